@@ -1,0 +1,104 @@
+"""The interface between the core and whatever runs models.
+
+A backend is found by name through the entry-point group ``conch.backends`` and imported when the first
+model needs it. A backend that maps arrays to arrays derives from `conch.backends.arrays.ArrayBackend`
+and is about thirty lines; one that wants to see requests implements `Backend` itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from conch.core.instances.placement import Placement
+from conch.core.request import InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+
+
+class BackendInstance(ABC):
+    """One instance of a model: runs one batch at a time, possibly on another thread each time.
+
+    Attributes:
+        leads: Whether the thread that received a request may run its batch. False for instances that
+            hold the calling thread for long without computing, such as those in another process.
+    """
+
+    leads: ClassVar[bool] = True
+
+    @abstractmethod
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse] | None:
+        """Runs a batch.
+
+        May set ``compute_input_end_ns`` and ``compute_output_start_ns`` of the batch; where it does not,
+        all its time counts as inference.
+
+        Returns:
+            One response for each request, in their order; an error in one of them does not touch the
+            others. A decoupled model returns None and calls `InferenceRequest.respond` itself.
+
+        Raises:
+            Exception: The batch failed; every request in it is answered with the error.
+        """
+
+    def close(self) -> None:
+        """Frees what the instance holds; called once, when nothing runs on it any more."""
+
+
+class BackendModel(ABC):
+    """A model version loaded by a backend; what its instances share."""
+
+    @abstractmethod
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        """Makes an instance for a device.
+
+        Raises:
+            ConchError: The instance can't be made; the model's load fails with the message.
+        """
+
+    def close(self) -> None:
+        """Frees what the instances shared; called once, after all of them were closed."""
+
+
+class Backend(ABC):
+    """Runs models of one kind.
+
+    Attributes:
+        default_model_file: Name of the file, or folder, in a version directory.
+        platform: Value of the config's ``platform``, where the backend has one.
+        cpu_instance_count: Instances of a group on the CPU whose config names no count.
+        needs_model_file: Whether a version directory without the file is an error.
+    """
+
+    default_model_file: ClassVar[str]
+    platform: ClassVar[str] = ""
+    cpu_instance_count: ClassVar[int] = 1
+    needs_model_file: ClassVar[bool] = True
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Fills in what the config leaves out and the model's file can tell.
+
+        Args:
+            config: The config in JSON form (snake_case keys, enum names); may be changed in place.
+            version_directory: Directory of a version to look at.
+            options: The backend's options from the command line.
+
+        Returns:
+            The completed config.
+
+        Raises:
+            ConchError: The file can't be read, or contradicts the config.
+        """
+        return config
+
+    @abstractmethod
+    def load(self, spec: ModelSpec) -> BackendModel:
+        """Loads a model version.
+
+        Raises:
+            ConchError: It can't be loaded; the text says why.
+        """

@@ -1,0 +1,119 @@
+"""The one tree of errors, each class with its Triton code, gRPC status and HTTP status.
+
+Codes and mappings follow Triton's error model (eight codes, each with one gRPC and one HTTP status).
+The message of a `ConchError` is always safe to show to a client; anything else that is raised reaches
+clients only through `as_conch_error`, and its traceback only the log.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ConchError(Exception):
+    """An error with a message for the client.
+
+    Attributes:
+        code: Triton's name of the code, such as ``INVALID_ARG``.
+        label: The code as it reads inside Triton's messages, such as ``Invalid argument``.
+        grpc_status: Numeric gRPC status code.
+        http_status: HTTP status code.
+    """
+
+    code: ClassVar[str] = "INTERNAL"
+    label: ClassVar[str] = "Internal"
+    grpc_status: ClassVar[int] = 13
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class InternalError(ConchError):
+    """Something failed that the client could not have prevented."""
+
+
+class UnknownError(ConchError):
+    """A failure whose kind is not known."""
+
+    code = "UNKNOWN"
+    label = "Unknown"
+    grpc_status = 2
+    http_status = 400
+
+
+class NotFoundError(ConchError):
+    """A model, version or region that does not exist."""
+
+    code = "NOT_FOUND"
+    label = "Not found"
+    grpc_status = 5
+    http_status = 404
+
+
+class InvalidArgumentError(ConchError):
+    """A request, config or flag that is wrong as it stands."""
+
+    code = "INVALID_ARG"
+    label = "Invalid argument"
+    grpc_status = 3
+    http_status = 400
+
+
+class UnavailableError(ConchError):
+    """Something that exists but can't answer now; a later try may succeed."""
+
+    code = "UNAVAILABLE"
+    label = "Unavailable"
+    grpc_status = 14
+    http_status = 503
+
+
+class UnsupportedError(ConchError):
+    """A feature this server, or this model, does not have."""
+
+    code = "UNSUPPORTED"
+    label = "Unsupported"
+    grpc_status = 12
+    http_status = 501
+
+
+class AlreadyExistsError(ConchError):
+    """A name that is taken."""
+
+    code = "ALREADY_EXISTS"
+    label = "Already exists"
+    grpc_status = 6
+    http_status = 400
+
+
+class CancelledError(ConchError):
+    """The client took the request back."""
+
+    code = "CANCELLED"
+    label = "Cancelled"
+    grpc_status = 1
+    http_status = 400
+
+
+ERRORS_BY_CODE: dict[str, type[ConchError]] = {
+    error.code: error
+    for error in (
+        UnknownError,
+        InternalError,
+        NotFoundError,
+        InvalidArgumentError,
+        UnavailableError,
+        UnsupportedError,
+        AlreadyExistsError,
+        CancelledError,
+    )
+}
+
+
+def as_conch_error(error: BaseException) -> ConchError:
+    """The error as a client may see it: itself if it is ours, else an internal error with its message."""
+    if isinstance(error, ConchError):
+        return error
+    return InternalError(str(error) or type(error).__name__)

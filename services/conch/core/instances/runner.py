@@ -1,0 +1,222 @@
+"""Drives a scheduler with threads: the lock, the condition and the idle instances of one model.
+
+An idle instance pulls its next batch from the scheduler. The thread that submits a request may take an
+idle instance and run the batch itself (it leads); otherwise one of the model's own threads does. Those
+threads are started when they are first needed, never more than there are instances.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from conch.core.backend import BackendInstance
+from conch.core.clock import Clock
+from conch.core.errors import ConchError
+from conch.core.instances.execution import Executor
+from conch.core.request import InferenceRequest
+from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
+
+
+class RunnerClosedError(Exception):
+    """The model version takes no more requests; whoever submits looks its successor up."""
+
+
+class Work:
+    """A batch and the instance reserved for it."""
+
+    __slots__ = ("batch", "instance", "runner")
+
+    def __init__(self, runner: Runner, instance: BackendInstance, batch: Batch) -> None:
+        self.runner = runner
+        self.instance = instance
+        self.batch = batch
+
+    def run(self) -> None:
+        """Runs the batch, then whatever else waits for the instance, and gives the instance back."""
+        self.runner.run(self)
+
+
+class Runner:
+    """The instances of one model version and the queue they pull from.
+
+    Args:
+        name: Name of the model, for its threads.
+        scheduler: The queue; every call to it is made under the runner's lock.
+        instances: The model's instances, all idle.
+        executor: Runs a batch on an instance.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        instances: Sequence[BackendInstance],
+        executor: Executor,
+        clock: Clock,
+    ) -> None:
+        self._name = name
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._count = len(instances)
+        self._idle = list(instances)
+        self._lock = threading.Lock()
+        self._work_or_close = threading.Condition(self._lock)
+        self._drained = threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+        self._waiting = 0
+        self._wakeups = 0
+        self._timed = False
+        self._closing = False
+
+    @property
+    def pending(self) -> int:
+        """Requests queued."""
+        with self._lock:
+            return self._scheduler.pending
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Work | None:
+        """Queues a request.
+
+        Args:
+            request: A validated request.
+            may_lead: Whether the caller is willing to run a batch now.
+
+        Returns:
+            Work the caller has to run, only if it may lead; else None.
+
+        Raises:
+            RunnerClosedError: The version is being replaced or unloaded; the request was not queued.
+            ConchError: The queue does not take the request.
+        """
+        with self._lock:
+            if self._closing:
+                raise RunnerClosedError
+            now = self._clock()
+            scheduler = self._scheduler
+            scheduler.submit(request, now)
+            if not self._idle:
+                return None  # whichever instance is done first pulls it
+            if may_lead and self._idle[-1].leads:
+                decision = scheduler.next_batch(now)
+                if type(decision) is Batch:
+                    return Work(self, self._idle.pop(), decision)
+                if type(decision) is WaitUntil and not self._timed:
+                    self._wake()
+                return None
+            due = scheduler.due_ns(now)
+            if due is not None and (due <= now or not self._timed):
+                self._wake()
+        return None
+
+    def run(self, work: Work) -> None:
+        """Runs work, then whatever is ready for its instance, until nothing is."""
+        instance = work.instance
+        batch: Batch | None = work.batch
+        while batch is not None:
+            self._executor.run(instance, batch)
+            batch = self._next(instance, batch)
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Takes a request out of the queue; False if it already runs or has been answered."""
+        with self._lock:
+            cancelled = self._scheduler.cancel(request)
+            if cancelled and self._closing:
+                self._drained.notify_all()
+            return cancelled
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests, finishes those it has, and ends the threads.
+
+        Args:
+            timeout_s: How long to wait for requests to finish; None for as long as it takes.
+
+        Returns:
+            Whether everything finished in time. If not, the threads end when their batches do.
+        """
+        with self._lock:
+            self._closing = True
+            self._work_or_close.notify_all()
+            done = self._drained.wait_for(self._is_drained, timeout_s)
+            self._work_or_close.notify_all()
+        if done:
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join()
+        return done
+
+    def fail_queued(self, error: ConchError) -> int:
+        """Answers everything queued with an error; for a shutdown that can't wait."""
+        failed: list[InferenceRequest] = []
+        with self._lock:
+            while True:
+                # Far in the future every delay is over, so this empties the queue.
+                decision = self._scheduler.next_batch(1 << 62)
+                if type(decision) is not Batch:
+                    break
+                failed.extend(decision.requests)
+            self._drained.notify_all()
+        for request in failed:
+            request.fail(error)
+        return len(failed)
+
+    def _is_drained(self) -> bool:
+        return self._scheduler.pending == 0 and len(self._idle) == self._count
+
+    def _next(self, instance: BackendInstance, finished: Batch) -> Batch | None:
+        """What the instance runs next; gives it back if there is nothing."""
+        with self._lock:
+            now = self._clock()
+            scheduler = self._scheduler
+            scheduler.complete(finished, now)
+            decision = scheduler.next_batch(now)
+            if type(decision) is Batch:
+                return decision
+            self._idle.append(instance)
+            if type(decision) is WaitUntil and not self._timed:
+                self._wake()
+            if self._closing and self._is_drained():
+                self._drained.notify_all()
+        return None
+
+    def _wake(self) -> None:
+        """Sees to it that a thread of the model's own looks at the queue; called with the lock held."""
+        if self._waiting > self._wakeups:
+            self._wakeups += 1
+            self._work_or_close.notify()
+        elif len(self._threads) < self._count:
+            thread = threading.Thread(
+                target=self._thread, name=f"conch-{self._name}-{len(self._threads)}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _thread(self) -> None:
+        while (work := self._pull()) is not None:
+            self.run(work)
+
+    def _pull(self) -> Work | None:
+        """Waits for a batch; None once the runner is closed and empty."""
+        with self._lock:
+            while True:
+                timeout: float | None = None
+                timed = False
+                if self._idle:
+                    now = self._clock()
+                    decision = self._scheduler.next_batch(now)
+                    if type(decision) is Batch:
+                        return Work(self, self._idle.pop(), decision)
+                    if type(decision) is WaitUntil and not self._timed:
+                        timed = self._timed = True
+                        timeout = (decision.time_ns - now) / 1e9
+                if self._closing and self._scheduler.pending == 0:
+                    return None
+                self._waiting += 1
+                notified = self._work_or_close.wait(timeout)
+                self._waiting -= 1
+                if notified and self._wakeups:
+                    self._wakeups -= 1
+                if timed:
+                    self._timed = False

@@ -1,0 +1,135 @@
+"""A model version that is loaded and takes requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from conch.core.backend import BackendInstance, BackendModel
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import CancelledError, ConchError
+from conch.core.instances.execution import Executor
+from conch.core.instances.placement import place
+from conch.core.instances.runner import Runner, Work
+from conch.core.request import InferenceRequest
+from conch.core.scheduler.base import Scheduler
+from conch.core.scheduler.default import DefaultScheduler
+from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.spec import ModelSpec
+from conch.core.stats import ModelStatistics
+from conch.core.validation import RequestValidator
+
+log = logging.getLogger(__name__)
+
+
+def scheduler_for(spec: ModelSpec) -> Scheduler:
+    """The scheduler a model's config chooses."""
+    if spec.batching is None:
+        return DefaultScheduler()
+    return DynamicBatcher(
+        spec.max_batch_size, spec.batching.preferred_sizes, spec.batching.max_queue_delay_ns
+    )
+
+
+class Model:
+    """One version of one model: its instances, its queue and its statistics.
+
+    Attributes:
+        spec: What it is.
+        statistics: Its counters; they start at zero with every load.
+        version_text: The version number as the protocol carries it.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        backend_model: BackendModel,
+        instances: Sequence[BackendInstance],
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self.spec = spec
+        self.statistics = ModelStatistics()
+        self.version_text = str(spec.version)
+        self._clock = clock
+        self._backend_model = backend_model
+        self._instances = list(instances)
+        self._validate = RequestValidator(spec)
+        self._runner = Runner(
+            spec.name,
+            scheduler_for(spec),
+            self._instances,
+            Executor(spec, self.statistics, clock),
+            clock,
+        )
+
+    @classmethod
+    def create(cls, spec: ModelSpec, backend_model: BackendModel, clock: Clock = monotonic_ns) -> Model:
+        """Makes all instances of a loaded backend model; closes what it made if one of them fails.
+
+        Raises:
+            ConchError: An instance can't be made.
+        """
+        instances: list[BackendInstance] = []
+        try:
+            for placement in place(spec.instance_groups):
+                instances.append(backend_model.create_instance(placement))
+            return cls(spec, backend_model, instances, clock)
+        except BaseException:
+            _close_all(spec, instances, backend_model)
+            raise
+
+    @property
+    def pending(self) -> int:
+        """Requests accepted and not yet executing."""
+        return self._runner.pending
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Work | None:
+        """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
+
+        Raises:
+            InvalidArgumentError: The request does not fit the model.
+            RunnerClosedError: The version takes no more requests.
+        """
+        if request.model is None:
+            self._validate(request)
+        request.model = self
+        return self._runner.submit(request, may_lead)
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Cancels a request: answers it at once if it is still queued, else marks it for the model.
+
+        Returns:
+            Whether it was still queued.
+        """
+        request.cancelled = True
+        if not self._runner.cancel(request):
+            return False
+        self.statistics.record_failure(self._clock() - request.received_ns)
+        request.fail(CancelledError(""))
+        return True
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests, finishes those it has, and frees the model.
+
+        Args:
+            timeout_s: How long to wait for requests to finish; None for as long as it takes.
+
+        Returns:
+            Whether everything finished. If not, nothing is freed: a thread may still run the model.
+        """
+        if not self._runner.close(timeout_s):
+            return False
+        _close_all(self.spec, self._instances, self._backend_model)
+        return True
+
+    def fail_queued(self, error: ConchError) -> int:
+        """Answers everything queued with an error; returns how many requests that were."""
+        return self._runner.fail_queued(error)
+
+
+def _close_all(spec: ModelSpec, instances: Sequence[BackendInstance], model: BackendModel) -> None:
+    for close in (*(instance.close for instance in instances), model.close):
+        try:
+            close()
+        except Exception:
+            log.exception("model '%s' version %d failed to close cleanly", spec.name, spec.version)

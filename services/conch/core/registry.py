@@ -1,0 +1,135 @@
+"""Model name and version to the model that serves it, replaced atomically.
+
+Readers take no lock: each name maps to an immutable `Entry`, and publishing swaps the reference. The
+texts for models that can't be had are Triton's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class VersionState:
+    """State of one version as the repository index shows it.
+
+    Attributes:
+        state: ``READY``, ``UNAVAILABLE``, ``LOADING``, ``UNLOADING`` or ``UNKNOWN``.
+        reason: Why it is not ready, or empty.
+    """
+
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All the registry knows of one model name.
+
+    Attributes:
+        ready: Versions that take requests.
+        states: State of every version that was ever attempted.
+    """
+
+    ready: Mapping[int, Model] = field(default_factory=dict)
+    states: Mapping[int, VersionState] = field(default_factory=dict)
+
+    @property
+    def latest(self) -> Model | None:
+        """The highest ready version."""
+        return self.ready[max(self.ready)] if self.ready else None
+
+
+def parse_version(text: str) -> int:
+    """A version as clients write it; -1, for an empty text, means the newest that is ready.
+
+    Raises:
+        InvalidArgumentError: It is not a whole number above 0.
+    """
+    if not text:
+        return -1
+    try:
+        version = int(text)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"failed to get model version from specified version string '{text}' (details: stol), version "
+            f"should be an integral value > 0"
+        ) from None
+    if version < 0:
+        raise InvalidArgumentError(
+            f"invalid model version specified '{text}' , version should be an integral value > 0"
+        )
+    return version
+
+
+class Registry:
+    """The models of a server."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: Mapping[str, Entry] = MappingProxyType({})
+        self._latest: dict[str, Model] = {}
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """All entries by name; the mapping is never changed, only replaced."""
+        return self._entries
+
+    def publish(self, name: str, entry: Entry) -> None:
+        """Replaces what is known of a name; requests that come after this see the new entry."""
+        with self._lock:
+            self._entries = MappingProxyType({**self._entries, name: entry})
+            latest = entry.latest
+            if latest is None:
+                self._latest.pop(name, None)
+            else:
+                self._latest[name] = latest
+
+    def remove(self, name: str) -> None:
+        """Forgets a name altogether."""
+        with self._lock:
+            self._latest.pop(name, None)
+            self._entries = MappingProxyType(
+                {key: entry for key, entry in self._entries.items() if key != name}
+            )
+
+    def resolve(self, name: str, version: str = "") -> Model:
+        """The model that serves a name and version now.
+
+        Args:
+            name: Model name.
+            version: Version as the client wrote it; empty for the newest ready one.
+
+        Raises:
+            InvalidArgumentError: The version is not a number.
+            NotFoundError: The name, or that version of it, is unknown, or has no ready version.
+            UnavailableError: The version is known but not ready.
+        """
+        if not version:
+            model = self._latest.get(name)
+            if model is not None:
+                return model
+        number = parse_version(version)
+        entry = self._entries.get(name)
+        suffix = f" version {number}" if number >= 0 else ""
+        if entry is None:
+            raise NotFoundError(f"Request for unknown model: '{name}'{suffix} is not found")
+        if number < 0:
+            model = entry.latest
+            if model is None:
+                raise NotFoundError(f"Request for unknown model: '{name}' has no available versions")
+            return model
+        model = entry.ready.get(number)
+        if model is not None:
+            return model
+        if number in entry.states:
+            raise UnavailableError(
+                f"Request for unknown model: '{name}' version {number} is not at ready state"
+            )
+        raise NotFoundError(f"Request for unknown model: '{name}' version {number} is not found")

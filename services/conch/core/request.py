@@ -1,0 +1,160 @@
+"""Requests and responses: what front ends hand in, what schedulers queue, what backends answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from conch.core.errors import ConchError
+from conch.core.tensor import Tensor
+
+if TYPE_CHECKING:
+    from conch.core.model import Model
+
+Parameter = bool | int | float | str
+"""A value of a request or response parameter."""
+
+
+class RequestState(IntEnum):
+    """Where a request is; only the thread that moves it from one state to the next may answer it."""
+
+    NEW = 0
+    QUEUED = 1
+    RUNNING = 2
+    DONE = 3
+
+
+class InferenceResponse:
+    """One answer to a request: tensors, or an error.
+
+    Attributes:
+        outputs: Output tensors in the order the model made them; empty with an error.
+        error: What went wrong, or None.
+        parameters: Response parameters for the client.
+    """
+
+    __slots__ = ("error", "outputs", "parameters")
+
+    def __init__(
+        self,
+        outputs: list[Tensor],
+        error: ConchError | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        self.outputs = outputs
+        self.error = error
+        self.parameters = parameters
+
+
+Responder = Callable[["InferenceRequest", InferenceResponse | None, bool], None]
+"""Takes (request, response, final); the response is None for a final flag with nothing to say."""
+
+
+class InferenceRequest:
+    """One request for one model.
+
+    The responder may be called from any thread. `respond` lets exactly one final call through;
+    decoupled models respond any number of times before it.
+
+    Attributes:
+        model: The model that serves the request, once resolved.
+        model_name: Name as the client gave it.
+        model_version: Version as the client gave it; empty for the newest ready one.
+        id: The client's request id, or empty.
+        inputs: Input tensors by name, in the client's order.
+        requested: Names of the outputs the client wants, or None for all of them.
+        parameters: Custom request parameters.
+        priority: Priority level, 0 for the model's default.
+        timeout_us: Queue timeout in microseconds, 0 for the model's default.
+        correlation_id: Sequence the request belongs to; 0 or empty for none.
+        sequence_start: Whether it opens its sequence.
+        sequence_end: Whether it ends its sequence.
+        deadline_ns: Monotonic time after which nobody waits for the answer, or None.
+        batch_size: Rows it adds to a batch; 1 for models without batching.
+        batch_key: Requests share a batch only where their keys are equal.
+        received_ns: Monotonic time at which the request reached the server.
+        queued_ns: Monotonic time at which the scheduler took it.
+        cancelled: Set when the client no longer waits.
+    """
+
+    __slots__ = (
+        "_responder",
+        "batch_key",
+        "batch_size",
+        "cancelled",
+        "context",
+        "correlation_id",
+        "deadline_ns",
+        "id",
+        "inputs",
+        "model",
+        "model_name",
+        "model_version",
+        "parameters",
+        "priority",
+        "queued_ns",
+        "received_ns",
+        "requested",
+        "sequence_end",
+        "sequence_start",
+        "state",
+        "timeout_us",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        inputs: dict[str, Tensor],
+        responder: Responder,
+        received_ns: int,
+        request_id: str = "",
+        requested: tuple[str, ...] | None = None,
+        parameters: dict[str, Parameter] | None = None,
+    ) -> None:
+        self.model: Model | None = None
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = request_id
+        self.inputs = inputs
+        self.requested = requested
+        self.parameters = parameters
+        self.priority = 0
+        self.timeout_us = 0
+        self.correlation_id: int | str = 0
+        self.sequence_start = False
+        self.sequence_end = False
+        self.deadline_ns: int | None = None
+        self.batch_size = 1
+        self.batch_key: object = None
+        self.received_ns = received_ns
+        self.queued_ns = 0
+        self.cancelled = False
+        self.state = RequestState.NEW
+        self.context: object = None
+        self._responder = responder
+
+    def respond(self, response: InferenceResponse | None, final: bool = True) -> None:
+        """Hands one response to whoever made the request.
+
+        A call after the final one does nothing: the request has been answered.
+
+        Args:
+            response: The response, or None to end a decoupled request without another one.
+            final: Whether this is the last call for the request.
+        """
+        if self.state is RequestState.DONE:
+            return
+        if final:
+            self.state = RequestState.DONE
+        self._responder(self, response, final)
+
+    def fail(self, error: ConchError) -> None:
+        """Answers the request with an error, finally."""
+        self.respond(InferenceResponse([], error), True)
+
+    @property
+    def log_prefix(self) -> str:
+        """The prefix Triton puts before messages about this request."""
+        return f"[request id: {self.id or '<id_unknown>'}] "

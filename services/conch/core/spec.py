@@ -1,0 +1,113 @@
+"""What the core needs to know of a model version: its tensors, batching and instances, as plain data.
+
+Made by the control plane from Triton's model config; the core never reads that config itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model, batch dimension excluded.
+
+    Attributes:
+        name: Tensor name.
+        datatype: Protocol name of the element type, such as ``FP32``.
+        dims: Dimensions as clients see them; -1 for a variable one.
+        reshape: Dimensions as the backend sees them, or None where they are the same.
+        optional: Whether a request may leave the input out.
+        labels: Labels of a classification output, by index.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+    @property
+    def backend_dims(self) -> tuple[int, ...]:
+        """Dimensions as the backend sees them."""
+        return self.dims if self.reshape is None else self.reshape
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """Settings of the dynamic batcher.
+
+    Attributes:
+        preferred_sizes: Batch sizes worth waiting for, ascending.
+        max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
+    """
+
+    preferred_sizes: tuple[int, ...] = ()
+    max_queue_delay_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """A number of equal instances of a model.
+
+    Attributes:
+        name: Group name; instances are named after it.
+        kind: ``CPU``, ``GPU`` or ``MODEL``.
+        count: Instances per device.
+        gpus: Device ids of a GPU group.
+    """
+
+    name: str
+    kind: str = "CPU"
+    count: int = 1
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One version of one model, ready to be loaded.
+
+    Attributes:
+        name: Model name.
+        version: Version number.
+        platform: Triton's legacy platform name, possibly empty.
+        backend: Name of the backend that runs it.
+        max_batch_size: Largest batch, 0 for a model without batching.
+        inputs: Input tensors.
+        outputs: Output tensors.
+        directory: The model's directory.
+        version_directory: The version's directory.
+        model_file: File name inside the version directory.
+        instance_groups: Instance groups, at least one.
+        batching: Dynamic batching, or None for the default scheduler.
+        decoupled: Whether a request may have any number of responses.
+        parameters: The config's ``parameters``, key to string value.
+        config: The whole config as Triton prints it in JSON: snake_case keys, enum names.
+        config_message: The whole config as a serialised ``inference.ModelConfig``.
+        backend_options: Options of the backend given on the command line.
+    """
+
+    name: str
+    version: int
+    platform: str
+    backend: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    directory: Path
+    version_directory: Path
+    model_file: str
+    instance_groups: tuple[InstanceGroup, ...]
+    batching: DynamicBatching | None = None
+    decoupled: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
+    config_message: bytes = b""
+    backend_options: Mapping[str, str] = field(default_factory=dict)
+
+    def full_dims(self, tensor: TensorSpec) -> tuple[int, ...]:
+        """The shape clients see: the dims, with the batch dimension where the model batches."""
+        return (-1, *tensor.dims) if self.max_batch_size > 0 else tensor.dims

@@ -1,0 +1,205 @@
+"""Tensors as they travel: a name, a datatype, a shape and bytes, viewed as numpy only on demand.
+
+Datatype names and element sizes are those of the KServe v2 protocol; BYTES elements are each preceded
+by their length as a little-endian 32-bit integer, in row-major order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.core.errors import InvalidArgumentError, UnsupportedError
+
+Array = npt.NDArray[Any]
+Buffer = bytes | bytearray | memoryview
+
+ELEMENT_SIZES: dict[str, int] = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BF16": 2,
+}
+"""Bytes per element of every datatype of fixed size; BYTES is not among them."""
+
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+}
+"""The numpy dtype of every datatype that numpy has; BF16 is not among them."""
+
+_DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
+_LENGTH = struct.Struct("<I")
+
+
+class Tensor:
+    """One named tensor of a request or a response, in host memory.
+
+    Holds the wire form, a numpy array, or both; each is made from the other on demand. A tensor made
+    from a received message shares that message's memory, so its array is read-only.
+
+    Attributes:
+        name: Name of the input or output.
+        datatype: Protocol name of the element type, such as ``FP32``.
+        shape: Dimensions, batch dimension included.
+    """
+
+    __slots__ = ("_array", "_data", "datatype", "name", "shape")
+
+    def __init__(
+        self,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        data: Buffer | None = None,
+        array: Array | None = None,
+    ) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.shape = shape
+        self._data = data
+        self._array = array
+
+    @classmethod
+    def from_array(cls, name: str, array: Array, datatype: str | None = None) -> Tensor:
+        """Wraps an array of any supported dtype; no copy unless it is not contiguous.
+
+        Raises:
+            UnsupportedError: No datatype of the protocol fits the array's dtype.
+        """
+        datatype = datatype or datatype_of(array)
+        return cls(name, datatype, array.shape, None, array)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in wire form, in bytes."""
+        if self._data is not None:
+            return self._data.nbytes if isinstance(self._data, memoryview) else len(self._data)
+        if self.datatype != "BYTES" and self._array is not None:
+            return self._array.nbytes
+        return len(self.data)
+
+    @property
+    def data(self) -> Buffer:
+        """The wire form: row-major, little-endian, BYTES elements with their lengths before them."""
+        data = self._data
+        if data is None:
+            array = self._array
+            assert array is not None, "a tensor holds data or an array"
+            if self.datatype == "BYTES":
+                data = encode_bytes(array.ravel())
+            else:
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+            self._data = data
+        return data
+
+    def numpy(self) -> Array:
+        """The tensor as an array of its shape; BYTES as an object array of `bytes`.
+
+        Raises:
+            UnsupportedError: The datatype has no numpy dtype (BF16).
+            InvalidArgumentError: The data does not hold as many elements as the shape says.
+        """
+        array = self._array
+        if array is None:
+            dtype = NUMPY_DTYPES.get(self.datatype)
+            if dtype is None:
+                raise UnsupportedError(f"tensor '{self.name}' of datatype {self.datatype} has no numpy form")
+            data = self._data
+            assert data is not None, "a tensor holds data or an array"
+            array = decode_bytes(data) if self.datatype == "BYTES" else np.frombuffer(data, dtype)
+            try:
+                array = array.reshape(self.shape)
+            except ValueError as error:
+                raise InvalidArgumentError(
+                    f"tensor '{self.name}' holds {array.size} elements, which do not fill shape "
+                    f"{list(self.shape)}"
+                ) from error
+            self._array = array
+        return array
+
+    def reshaped(self, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another shape of the same size, without a copy."""
+        array = None if self._array is None else self._array.reshape(shape)
+        return Tensor(self.name, self.datatype, shape, self._data, array)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
+
+
+def datatype_of(array: Array) -> str:
+    """The protocol's name for an array's dtype.
+
+    Raises:
+        UnsupportedError: No datatype of the protocol fits.
+    """
+    name = _DATATYPE_OF.get(array.dtype)
+    if name is None:
+        if array.dtype.kind in "SUO":
+            return "BYTES"
+        raise UnsupportedError(f"arrays of dtype {array.dtype} have no datatype in the protocol")
+    return name
+
+
+def encode_bytes(elements: Iterable[Any]) -> bytes:
+    """BYTES elements in wire form; `str` elements are encoded as UTF-8."""
+    pack = _LENGTH.pack
+    parts: list[bytes] = []
+    for element in elements:
+        if isinstance(element, str):
+            value = element.encode()
+        elif isinstance(element, bytes):
+            value = bytes(element)
+        else:
+            value = str(element).encode()
+        parts.append(pack(len(value)))
+        parts.append(value)
+    return b"".join(parts)
+
+
+def decode_bytes(data: Buffer) -> Array:
+    """The elements of a BYTES tensor in wire form, as a flat object array of `bytes`.
+
+    Raises:
+        InvalidArgumentError: An element runs past the end of the data.
+    """
+    view = memoryview(data)
+    end = len(view)
+    elements: list[bytes] = []
+    position = 0
+    while position < end:
+        if position + 4 > end:
+            raise InvalidArgumentError("BYTES tensor ends inside a length indicator")
+        (length,) = _LENGTH.unpack_from(view, position)
+        position += 4
+        if position + length > end:
+            raise InvalidArgumentError("BYTES tensor ends inside an element")
+        elements.append(bytes(view[position : position + length]))
+        position += length
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    return array

@@ -1,0 +1,195 @@
+"""Checks a request against a model and prepares it for its queue.
+
+The rules, their order and their texts are Triton's (its core request validation).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.request import InferenceRequest
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.tensor import ELEMENT_SIZES, Tensor
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
+    "prepended to each input shape. If you want to specify the full shape including the batch dim in "
+    "your input dims config, try setting max_batch_size to zero. See the model configuration docs for "
+    "more info on max_batch_size."
+)
+
+
+class RequestValidator:
+    """The checks of one model, with everything that can be known at load time worked out then."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._rules = {tensor.name: tensor for tensor in spec.inputs}
+        self._required = frozenset(tensor.name for tensor in spec.inputs if not tensor.optional)
+        self._outputs = frozenset(tensor.name for tensor in spec.outputs)
+        self._batches = spec.max_batch_size > 0
+        self._skip = 1 if self._batches else 0
+        # Only where dims vary, or inputs may be absent, can two valid requests fail to share a batch.
+        self._keyed = len(self._required) != len(self._rules) or any(
+            -1 in tensor.dims for tensor in spec.inputs
+        )
+
+    def __call__(self, request: InferenceRequest) -> None:
+        """Checks the request and sets its batch size and batch key.
+
+        Raises:
+            InvalidArgumentError: The request does not fit the model; the text is Triton's.
+        """
+        inputs = request.inputs
+        rules = self._rules
+        required = self._required
+        if len(inputs) < len(required) or len(inputs) > len(rules) or not inputs.keys() >= required:
+            self._reject_inputs(request)
+        skip = self._skip
+        batch_size = -1
+        for name, tensor in inputs.items():
+            rule = rules.get(name)
+            if rule is None:
+                raise self._unexpected(name)
+            if tensor.datatype != rule.datatype:
+                raise InvalidArgumentError(
+                    f"{request.log_prefix}inference input '{name}' data-type is '{tensor.datatype}', but "
+                    f"model '{self._spec.name}' expects '{rule.datatype}'"
+                )
+            shape = tensor.shape
+            if skip:
+                if not shape:
+                    raise InvalidArgumentError(
+                        f"{request.log_prefix}input '{name}' has no shape but model requires batch "
+                        f"dimension for '{self._spec.name}'"
+                    )
+                if batch_size < 0:
+                    batch_size = shape[0]
+                elif batch_size != shape[0]:
+                    raise InvalidArgumentError(
+                        f"{request.log_prefix}input '{name}' batch size does not match other inputs for "
+                        f"'{self._spec.name}'"
+                    )
+            self._check_shape(request, rule, shape)
+            self._check_size(request, tensor)
+        if skip:
+            if batch_size > self._spec.max_batch_size:
+                raise InvalidArgumentError(
+                    f"{request.log_prefix}inference request batch-size must be <= "
+                    f"{self._spec.max_batch_size} for '{self._spec.name}'"
+                )
+            request.batch_size = max(batch_size, 1)
+        if request.requested is not None:
+            self._check_outputs(request.requested)
+        if self._keyed:
+            request.batch_key = tuple(sorted((name, t.shape[skip:]) for name, t in inputs.items()))
+
+    def _check_outputs(self, requested: tuple[str, ...]) -> None:
+        for output in requested:
+            if output not in self._outputs:
+                raise InvalidArgumentError(
+                    f"unexpected inference output '{output}' for model '{self._spec.name}'"
+                )
+
+    def _check_shape(self, request: InferenceRequest, rule: TensorSpec, shape: tuple[int, ...]) -> None:
+        skip = self._skip
+        dims = rule.dims
+        if shape[skip:] == dims and (not skip or shape[0] >= 0):
+            return
+        if any(dim < 0 for dim in shape):
+            raise InvalidArgumentError(
+                f"{request.log_prefix}All input dimensions should be specified for input '{rule.name}' for "
+                f"model '{self._spec.name}', got {shape_text(shape)}"
+            )
+        fits = len(shape) == len(dims) + skip and all(
+            want in (-1, got) for want, got in zip(dims, shape[skip:], strict=True)
+        )
+        if not fits:
+            expected = shape_text(self._spec.full_dims(rule))
+            raise InvalidArgumentError(
+                f"{request.log_prefix}unexpected shape for input '{rule.name}' for model "
+                f"'{self._spec.name}'. Expected {expected}, got {shape_text(shape)}. "
+                f"{_BATCH_NOTE if skip else ''}"
+            )
+
+    def _check_size(self, request: InferenceRequest, tensor: Tensor) -> None:
+        element_size = ELEMENT_SIZES.get(tensor.datatype)
+        if element_size is None:
+            self._check_strings(request, tensor)
+            return
+        expected = prod(tensor.shape) * element_size
+        if expected != tensor.nbytes:
+            raise InvalidArgumentError(
+                f"{request.log_prefix}input byte size mismatch for input '{tensor.name}' for model "
+                f"'{self._spec.name}'. Expected {expected}, got {tensor.nbytes}"
+            )
+
+    def _check_strings(self, request: InferenceRequest, tensor: Tensor) -> None:
+        expected = prod(tensor.shape)
+        data = memoryview(tensor.data)
+        end = len(data)
+        position = count = 0
+        while position < end:
+            if end - position < 4:
+                raise InvalidArgumentError(
+                    f"{request.log_prefix}incomplete string length indicator for inference input "
+                    f"'{tensor.name}' for model '{self._spec.name}', expecting 4 bytes but only "
+                    f"{end - position} bytes available. Please make sure the string length indicator is "
+                    f"in one buffer."
+                )
+            length = int.from_bytes(data[position : position + 4], "little")
+            position += 4 + length
+            if position > end:
+                break
+            count += 1
+            if count > expected:
+                raise InvalidArgumentError(
+                    f"{request.log_prefix}unexpected number of string elements {count} for inference "
+                    f"input '{tensor.name}' for model '{self._spec.name}', expecting {expected}"
+                )
+        if count != expected:
+            raise InvalidArgumentError(
+                f"{request.log_prefix}expected {expected} string elements for inference input "
+                f"'{tensor.name}' for model '{self._spec.name}', got {count}"
+            )
+
+    def _unexpected(self, name: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"unexpected inference input '{name}' for model '{self._spec.name}'")
+
+    def _reject_inputs(self, request: InferenceRequest) -> None:
+        name = self._spec.name
+        for given in request.inputs:
+            if given not in self._rules:
+                raise self._unexpected(given)
+        least, most, got = len(self._required), len(self._rules), len(request.inputs)
+        count = (
+            f"expected {most}" if least == most else f"expected number of inputs between {least} and {most}"
+        )
+        given_names = ",".join(f"'{given}'" for given in sorted(request.inputs))
+        missing = ",".join(f"'{need}'" for need in sorted(self._required - request.inputs.keys()))
+        raise InvalidArgumentError(
+            f"{request.log_prefix}{count}{' inputs' if least == most else ''} but got {got} inputs for model "
+            f"'{name}'. Got input(s) [{given_names}], but missing required input(s) [{missing}]. Please "
+            f"provide all required input(s)."
+        )
+
+
+def reshaped_shape(
+    shape: tuple[int, ...], target: tuple[int, ...], source: tuple[int, ...], skip: int
+) -> tuple[int, ...]:
+    """The shape of the same elements under a config's reshape.
+
+    Args:
+        shape: Concrete shape, leading batch dimensions included.
+        target: Dims to arrive at; each -1 takes the value of the matching -1 of `source`, in order.
+        source: Dims the concrete shape follows.
+        skip: Number of leading dimensions that stay as they are (1 for a batch dimension).
+    """
+    wild = (got for want, got in zip(source, shape[skip:], strict=True) if want == -1)
+    return (*shape[:skip], *(next(wild) if dim == -1 else dim for dim in target))
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as Triton's messages print it: ``[1,16]``."""
+    return "[" + ",".join(str(dim) for dim in shape) + "]"
