@@ -90,8 +90,7 @@ class Model:
             InvalidArgumentError: The request does not fit the model.
             RunnerClosedError: The version takes no more requests.
         """
-        if request.model is None:
-            self._validate(request)
+        self._validate(request)
         request.model = self
         return self._runner.submit(request, may_lead)
 

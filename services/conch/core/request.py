@@ -64,6 +64,7 @@ class InferenceRequest:
         id: The client's request id, or empty.
         inputs: Input tensors by name, in the client's order.
         requested: Names of the outputs the client wants, or None for all of them.
+        classes: For outputs wanted as classes, how many of them.
         parameters: Custom request parameters.
         priority: Priority level, 0 for the model's default.
         timeout_us: Queue timeout in microseconds, 0 for the model's default.
@@ -71,11 +72,14 @@ class InferenceRequest:
         sequence_start: Whether it opens its sequence.
         sequence_end: Whether it ends its sequence.
         deadline_ns: Monotonic time after which nobody waits for the answer, or None.
+        empty_final: Whether a decoupled request wants a final response even where it says nothing.
         batch_size: Rows it adds to a batch; 1 for models without batching.
         batch_key: Requests share a batch only where their keys are equal.
         received_ns: Monotonic time at which the request reached the server.
         queued_ns: Monotonic time at which the scheduler took it.
         cancelled: Set when the client no longer waits.
+        context: Whatever the front end needs to send the answer.
+        state: Where it is.
     """
 
     __slots__ = (
@@ -83,9 +87,11 @@ class InferenceRequest:
         "batch_key",
         "batch_size",
         "cancelled",
+        "classes",
         "context",
         "correlation_id",
         "deadline_ns",
+        "empty_final",
         "id",
         "inputs",
         "model",
@@ -119,6 +125,7 @@ class InferenceRequest:
         self.id = request_id
         self.inputs = inputs
         self.requested = requested
+        self.classes: dict[str, int] | None = None
         self.parameters = parameters
         self.priority = 0
         self.timeout_us = 0
@@ -126,6 +133,7 @@ class InferenceRequest:
         self.sequence_start = False
         self.sequence_end = False
         self.deadline_ns: int | None = None
+        self.empty_final = False
         self.batch_size = 1
         self.batch_key: object = None
         self.received_ns = received_ns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,8 +87,8 @@ class ServerCore:
         self.server_id = server_id
         self.version = version
         self._models_ready = models_ready
-        self._stopping = threading.Event()
-        self._started = threading.Event()
+        self._stopping = False
+        self._started = False
 
     @property
     def live(self) -> bool:
@@ -99,7 +98,7 @@ class ServerCore:
             UnavailableError: The server is stopping.
         """
         self.check_running()
-        return self._started.is_set()
+        return self._started
 
     @property
     def ready(self) -> bool:
@@ -112,27 +111,30 @@ class ServerCore:
 
     def started(self) -> None:
         """Says that the models of the start have been loaded."""
-        self._started.set()
+        self._started = True
 
     def stopping(self) -> None:
         """Says that the server stops: from now on it is neither live nor ready."""
-        self._stopping.set()
+        self._stopping = True
 
     def check_running(self) -> None:
         """Raises UnavailableError once the server is stopping."""
-        if self._stopping.is_set():
+        if self._stopping:
             raise UnavailableError("Server exiting")
 
     def model(self, name: str, version: str = "") -> Model:
         """The model that serves a name and version; see `Registry.resolve` for the errors."""
         return self.registry.resolve(name, version)
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Work | None:
+    def submit(
+        self, request: InferenceRequest, may_lead: bool = False, model: Model | None = None
+    ) -> Work | None:
         """Runs a request; its responder gets every outcome except those raised here.
 
         Args:
-            request: The request; its model is looked up by name and version.
+            request: The request.
             may_lead: Whether the caller is willing to run a batch now.
+            model: The model its name and version stand for, if the caller has looked it up.
 
         Returns:
             Work that the caller has to run at once, only if it may lead; else None.
@@ -141,13 +143,14 @@ class ServerCore:
             ConchError: There is no such model, or the request does not fit it.
         """
         while True:
-            model = self.registry.resolve(request.model_name, request.model_version)
+            if model is None:
+                model = self.registry.resolve(request.model_name, request.model_version)
             try:
                 return model.submit(request, may_lead)
             except RunnerClosedError:
                 # Replaced between the look-up and the call: its successor is published before it
                 # closes, so looking again finds that, or says that the model is gone.
-                request.model = None
+                model = None
 
     def cancel(self, request: InferenceRequest) -> None:
         """Says that nobody waits for a request any more."""

@@ -112,8 +112,10 @@ class Tensor:
             assert array is not None, "a tensor holds data or an array"
             if self.datatype == "BYTES":
                 data = encode_bytes(array.ravel())
+            elif array.size:
+                data = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).data.cast("B")
             else:
-                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b""
+                data = b""  # a view of nothing can't be cast
             self._data = data
         return data
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance
+from conch.core.classification import classify
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, as_conch_error
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -31,6 +32,7 @@ class Executor:
         self._statistics = statistics
         self._clock = clock
         self._skip = 1 if spec.max_batch_size > 0 else 0
+        self._outputs = {tensor.name: tensor for tensor in spec.outputs}
         self._input_reshapes = {
             tensor.name: (tensor.dims, tensor.reshape) for tensor in spec.inputs if tensor.reshape is not None
         }
@@ -103,6 +105,19 @@ class Executor:
                     )
                     return
                 outputs[index] = tensor.reshaped(reshaped_shape(tensor.shape, target, source, self._skip))
+        if request.classes is not None:
+            try:
+                outputs = [
+                    classify(
+                        tensor, request.classes[tensor.name], self._outputs.get(tensor.name), self._skip > 0
+                    )
+                    if tensor.name in request.classes
+                    else tensor
+                    for tensor in outputs
+                ]
+            except ConchError as error:
+                response.error = error
+                outputs = []
         response.outputs = outputs
 
     def _finish_decoupled(self, batch: Batch) -> None:

@@ -1,0 +1,1 @@
+"""Front ends: protocols over the core; no scheduling in them."""

@@ -1,0 +1,217 @@
+"""The RPCs about the server, its models and its repository: one small function each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.registry import parse_version
+from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
+from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
+from conch.frontends.grpc.convert import metadata_message, ready_versions, statistics_message
+from conch.protocol import health_pb2
+from conch.protocol import inference_pb2 as pb
+from conch.protocol import model_config_pb2 as config_pb
+
+log = logging.getLogger(__name__)
+
+_NOT_YET = {
+    "SystemSharedMemoryStatus": "system shared memory",
+    "SystemSharedMemoryRegister": "system shared memory",
+    "SystemSharedMemoryUnregister": "system shared memory",
+    "CudaSharedMemoryStatus": "CUDA shared memory",
+    "CudaSharedMemoryRegister": "CUDA shared memory",
+    "CudaSharedMemoryUnregister": "CUDA shared memory",
+    "TraceSetting": "tracing",
+    "LogSettings": "changing log settings at run time",
+}
+
+
+class ControlHandlers:
+    """Answers everything that is not inference.
+
+    Args:
+        core: The server.
+        slow: Runs what reads the repository or loads models, off the polling threads.
+    """
+
+    def __init__(self, core: ServerCore, slow: Executor) -> None:
+        self._core = core
+        self._slow = slow
+
+    def handlers(self) -> dict[str, UnaryHandler]:
+        """Every unary method of the service but ModelInfer, and the health check."""
+        service = "/inference.GRPCInferenceService/"
+        quick: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+            "ServerLive": (pb.ServerLiveRequest, self._server_live),
+            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": (pb.ModelConfigRequest, self._model_config),
+            "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
+        }
+        slow: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+            "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
+            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
+        }
+        table: dict[str, UnaryHandler] = {
+            service + name: answering(kind, answer) for name, (kind, answer) in quick.items()
+        }
+        table |= {service + name: self._later(kind, answer) for name, (kind, answer) in slow.items()}
+        table |= {
+            service + name: _refusing(f"{what} is not supported yet") for name, what in _NOT_YET.items()
+        }
+        table["/grpc.health.v1.Health/Check"] = answering(health_pb2.HealthCheckRequest, self._health)
+        return table
+
+    def _later(self, kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
+        def handle(call: UnaryCall, message: bytes) -> None:
+            self._slow.submit(_answer, call, message, kind, answer)
+
+        return handle
+
+    def _server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=self._core.live)
+
+    def _server_ready(self, request: pb.ServerReadyRequest) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._core.ready)
+
+    def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
+        self._core.check_running()
+        parse_version(request.version)
+        try:
+            self._core.model(request.name, request.version)
+        except ConchError:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=True)
+
+    def _server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
+        core = self._core
+        core.check_running()
+        return pb.ServerMetadataResponse(name=core.server_id, version=core.version, extensions=EXTENSIONS)
+
+    def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+        model = self._core.model(request.name, request.version)
+        if request.version:
+            versions = [model.spec.version]
+        else:
+            versions = ready_versions(self._core.registry.entries[request.name])
+        return metadata_message(model.spec, versions)
+
+    def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+        spec = self._core.model(request.name, request.version).spec
+        return pb.ModelConfigResponse(config=config_pb.ModelConfig.FromString(spec.config_message))
+
+    def _model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
+        entries = self._core.registry.entries
+        version = parse_version(request.version)
+        if request.name and request.name not in entries:
+            raise InvalidArgumentError(f"requested model '{request.name}' is not available")
+        models = [
+            entries[name].ready[number]
+            for name in ([request.name] if request.name else sorted(entries))
+            for number in ready_versions(entries[name])
+            if version in (-1, number)
+        ]
+        if request.name and not models:
+            raise InvalidArgumentError(f"requested model version is not available for model '{request.name}'")
+        return pb.ModelStatisticsResponse(
+            model_stats=[statistics_message(model.spec, model.statistics.snapshot()) for model in models]
+        )
+
+    def _repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
+        _refuse_repository_name(request.repository_name)
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=entry.name, version=entry.version, state=entry.state, reason=entry.reason
+                )
+                for entry in self._core.agent.index(request.ready)
+            ]
+        )
+
+    def _load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+        _refuse_repository_name(request.repository_name)
+        parameters: dict[str, LoadParameter] = {}
+        for key, value in request.parameters.items():
+            wanted = _load_parameter_kind(key)
+            if value.WhichOneof("parameter_choice") != wanted:
+                raise InvalidArgumentError(
+                    f"invalid value type for load parameter '{key}', expected {wanted}."
+                )
+            parameters[key] = getattr(value, wanted)
+        self._core.agent.load(request.model_name, parameters)
+        return pb.RepositoryModelLoadResponse()
+
+    def _unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
+        _refuse_repository_name(request.repository_name)
+        dependents = False
+        for key, value in request.parameters.items():
+            if key != "unload_dependents":
+                raise InvalidArgumentError(f"unrecognized unload parameter '{key}'.")
+            if value.WhichOneof("parameter_choice") != "bool_param":
+                raise InvalidArgumentError(f"invalid value type for '{key}' parameter, expected bool_param.")
+            dependents = value.bool_param
+        self._core.agent.unload(request.model_name, dependents)
+        return pb.RepositoryModelUnloadResponse()
+
+    def _health(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        try:
+            ready = self._core.ready
+        except ConchError:
+            ready = False
+        states = health_pb2.HealthCheckResponse
+        return states(status=states.SERVING if ready else states.NOT_SERVING)
+
+
+def _load_parameter_kind(key: str) -> str:
+    if key == "config":
+        return "string_param"
+    if key.startswith("file:"):
+        return "bytes_param"
+    raise InvalidArgumentError(f"unrecognized load parameter '{key}'.")
+
+
+def _refuse_repository_name(name: str) -> None:
+    if name:
+        raise UnsupportedError("'repository_name' specification is not supported")
+
+
+def answering(kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
+    """A handler that parses, answers and serialises on the polling thread.
+
+    Args:
+        kind: Message class of the request.
+        answer: Takes the request, gives the response message; raises `ConchError`.
+    """
+
+    def handle(call: UnaryCall, message: bytes) -> None:
+        _answer(call, message, kind, answer)
+
+    return handle
+
+
+def _answer(call: UnaryCall, message: bytes, kind: Any, answer: Callable[[Any], Any]) -> None:
+    try:
+        call.reply(answer(kind.FromString(message)).SerializeToString())
+    except ConchError as error:
+        call.abort(error.grpc_status, error.message)
+    except DecodeError as error:
+        call.abort(InvalidArgumentError.grpc_status, f"the request message is malformed: {error}")
+    except Exception as error:
+        log.exception("%s could not be answered", kind.__name__)
+        call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
+
+
+def _refusing(text: str) -> UnaryHandler:
+    def handle(call: UnaryCall, message: bytes) -> None:
+        call.abort(UnsupportedError.grpc_status, text)
+
+    return handle

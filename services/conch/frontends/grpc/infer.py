@@ -1,0 +1,96 @@
+"""ModelInfer: one message in, one out; where possible the thread that received it runs the batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, InternalError, UnsupportedError
+from conch.core.request import InferenceRequest, InferenceResponse, RequestState
+from conch.core.server_core import ServerCore
+from conch.frontends.grpc.adapter import Server, UnaryCall
+from conch.frontends.grpc.decode import decode_request
+from conch.frontends.grpc.encode import ResponseEncoder, joined
+from conch.frontends.grpc.forward import HeaderForwarder
+
+log = logging.getLogger(__name__)
+
+
+class InferHandler:
+    """Answers ModelInfer calls.
+
+    Args:
+        core: Runs the requests.
+        server: Grants leading.
+        encoder: Makes the response messages.
+        clock: Monotonic time in nanoseconds.
+        forward: Turns call metadata into request parameters, or None.
+        compression: gRPC's name of the algorithm responses are compressed with, or None.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        server: Callable[[], Server],
+        encoder: ResponseEncoder,
+        clock: Clock,
+        forward: HeaderForwarder | None = None,
+        compression: str | None = None,
+    ) -> None:
+        self._core = core
+        self._server_of = server
+        self._encoder = encoder
+        self._clock = clock
+        self._forward = forward
+        self._compression = compression
+
+    def __call__(self, call: UnaryCall, message: bytes) -> None:
+        """Takes one request; answers now or when its batch has run."""
+        try:
+            request = decode_request(message, self._respond, self._clock())
+            request.context = call
+            if self._forward is not None:
+                self._forward(request, call.metadata)
+            core = self._core
+            core.check_running()
+            model = core.model(request.model_name, request.model_version)
+            if model.spec.decoupled:
+                raise UnsupportedError(
+                    "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                )
+            server = self._server_of()
+            leads = server.try_lead()
+            try:
+                work = core.submit(request, leads, model)
+                if request.state is RequestState.QUEUED:
+                    # Watched only where the client may have to wait: it costs an event of its own.
+                    call.watch(lambda: core.cancel(request))
+                if work is not None:
+                    work.run()
+            finally:
+                if leads:
+                    server.end_lead()
+        except ConchError as error:
+            call.abort(error.grpc_status, error.message)
+        except Exception as error:
+            log.exception("a request could not be handled")
+            call.abort(InternalError.grpc_status, f"the request could not be handled: {error}")
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        call = request.context
+        assert isinstance(call, UnaryCall)
+        try:
+            if response is not None and response.error is not None:
+                call.abort(response.error.grpc_status, response.error.message)
+                return
+            message = joined(self._encoder.parts(request, response))
+            if self._compression is None:
+                call.reply(message)
+            else:
+                call.reply_compressed(message, self._compression)
+        except ConchError as error:
+            call.abort(error.grpc_status, error.message)
+        except Exception as error:
+            log.exception("a response of model '%s' could not be sent", request.model_name)
+            call.abort(InternalError.grpc_status, f"the response could not be sent: {error}")

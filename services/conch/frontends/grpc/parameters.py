@@ -1,0 +1,119 @@
+"""Request parameters as the protocol carries them, into the attributes of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conch.core.errors import InvalidArgumentError, NotFoundError
+from conch.core.request import InferenceRequest, Parameter
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+
+_PROTOCOL_PARAMETERS = {
+    "sequence_id": ("correlation_id", ("int64_param", "string_param")),
+    "sequence_start": ("sequence_start", ("bool_param",)),
+    "sequence_end": ("sequence_end", ("bool_param",)),
+    "priority": ("priority", ("int64_param", "uint64_param")),
+    "timeout": ("timeout_us", ("int64_param",)),
+    EMPTY_FINAL: ("empty_final", ("bool_param",)),
+}
+_CUSTOM_KINDS = frozenset(("int64_param", "bool_param", "string_param", "double_param"))
+_SHARED_MEMORY = {
+    "shared_memory_region": "string_param",
+    "shared_memory_offset": "int64_param",
+    "shared_memory_byte_size": "int64_param",
+}
+
+
+def check_regions(tensor: Any) -> None:
+    """Checks the shared-memory parameters of an input or output.
+
+    Raises:
+        InvalidArgumentError: A value has the wrong type, or one is missing; texts are Triton's.
+        NotFoundError: The region is not registered.
+    """
+    parameters = tensor.parameters
+    given = [key for key in _SHARED_MEMORY if key in parameters]
+    if not given:
+        return
+    name = tensor.name
+    for key in given:
+        kind = parameters[key].WhichOneof("parameter_choice")
+        if kind != _SHARED_MEMORY[key]:
+            raise InvalidArgumentError(
+                f"invalid value type for '{key}' parameter for tensor '{name}', expected "
+                f"{_SHARED_MEMORY[key]}."
+            )
+    if "shared_memory_region" not in given:
+        raise InvalidArgumentError(
+            f"'{given[0]}' can not be specified without 'shared_memory_region' parameter for tensor '{name}'"
+        )
+    if "shared_memory_byte_size" not in given:
+        raise InvalidArgumentError(
+            f"'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
+            f"tensor '{name}'"
+        )
+    region = parameters["shared_memory_region"].string_param
+    # No region can have been registered: the RPCs that do so answer that they are not there yet.
+    raise NotFoundError(f"Unable to find shared memory region: '{region}'")
+
+
+def read_output_parameters(request: InferenceRequest, output: Any) -> None:
+    """Reads the parameters of a requested output.
+
+    Raises:
+        InvalidArgumentError: A value has the wrong type or contradicts another; texts are Triton's.
+        NotFoundError: It names a shared-memory region.
+    """
+    parameters = output.parameters
+    if "classification" in parameters:
+        value = parameters["classification"]
+        if value.WhichOneof("parameter_choice") != "int64_param":
+            raise InvalidArgumentError(
+                "invalid value type for 'classification' parameter, expected int64_param"
+            )
+        if value.int64_param < 0:
+            raise InvalidArgumentError("invalid value for 'classification' parameter, expected >= 0")
+        if value.int64_param and "shared_memory_region" in parameters:
+            raise InvalidArgumentError("output can't set both 'shared_memory_region' and 'classification'")
+        if value.int64_param:
+            if request.classes is None:
+                request.classes = {}
+            request.classes[output.name] = value.int64_param
+    check_regions(output)
+
+
+def read_parameters(request: InferenceRequest, parameters: Any) -> None:
+    """Reads a request's parameters: those of the protocol into its attributes, the others as they are.
+
+    Raises:
+        InvalidArgumentError: A value has the wrong type, or a key is reserved; texts are Triton's.
+    """
+    custom: dict[str, Parameter] = {}
+    for key, value in parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        known = _PROTOCOL_PARAMETERS.get(key)
+        if known is not None:
+            attribute, kinds = known
+            if kind not in kinds:
+                raise _wrong_type(key, " or ".join(kinds))
+            setattr(request, attribute, getattr(value, kind))
+        elif key.startswith("triton_"):
+            raise InvalidArgumentError(
+                "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following "
+                f"keys starting with 'triton_' are allowed: {EMPTY_FINAL}"
+            )
+        elif kind in _CUSTOM_KINDS:
+            custom[key] = getattr(value, kind)
+        else:
+            raise _wrong_type(key, "int64_param, bool_param, or string_param")
+    if request.priority < 0:
+        raise InvalidArgumentError("invalid value for 'priority', expected value >= 0.")
+    if isinstance(request.correlation_id, int):
+        request.correlation_id %= 2**64  # the protocol carries an unsigned number in a signed field
+    if custom:
+        request.parameters = custom
+
+
+def _wrong_type(key: str, expected: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"invalid value type for '{key}' parameter, expected {expected}.")

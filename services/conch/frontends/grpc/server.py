@@ -1,0 +1,170 @@
+"""The gRPC front end as a whole: options, methods, start and stop."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import UnavailableError
+from conch.core.server_core import ServerCore
+from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
+from conch.frontends.grpc.control import ControlHandlers
+from conch.frontends.grpc.encode import ResponseEncoder
+from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.infer import InferHandler
+from conch.frontends.grpc.reflection import reflection_handlers
+from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
+from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
+
+log = logging.getLogger(__name__)
+
+MOST_MESSAGE_BYTES = 2**31 - 1
+"""The largest message gRPC can carry."""
+
+_SLOW_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """HTTP/2 keep-alive, with Triton's defaults; times in milliseconds."""
+
+    time_ms: int = 7_200_000
+    timeout_ms: int = 20_000
+    permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_recv_ping_interval_without_data_ms: int = 300_000
+    max_ping_strikes: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """Settings of the gRPC front end.
+
+    Attributes:
+        address: Host to listen on, or ``unix:PATH``.
+        port: Port to listen on; 0 for any free one.
+        reuse_port: Whether other processes may listen on the same port.
+        pollers: Polling threads.
+        tls: TLS, or None for plain text.
+        keep_alive: HTTP/2 keep-alive.
+        max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
+        max_connection_age_grace_ms: How long calls on such a connection may go on; 0 for ever.
+        max_message_bytes: Largest message taken from a client.
+        compression: gRPC algorithm for inference responses, or None.
+        restrictions: Groups of RPCs that need a secret.
+        header_forward_pattern: Which call metadata become request parameters; empty for none.
+    """
+
+    address: str = "0.0.0.0"
+    port: int = 8001
+    reuse_port: bool = False
+    pollers: int = 2
+    tls: TlsOptions | None = None
+    keep_alive: KeepAlive = field(default_factory=KeepAlive)
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+    max_message_bytes: int = MOST_MESSAGE_BYTES
+    compression: str | None = None
+    restrictions: Restrictions = field(default_factory=dict)
+    header_forward_pattern: str = ""
+
+    @property
+    def target(self) -> str:
+        """The address as gRPC writes it."""
+        if self.address.startswith("unix:"):
+            return self.address
+        host = (
+            f"[{self.address}]" if ":" in self.address and not self.address.startswith("[") else self.address
+        )
+        return f"{host}:{self.port}"
+
+
+class GrpcFrontEnd:
+    """Serves the protocol on one port.
+
+    Args:
+        core: What it serves.
+        options: How.
+        clock: Monotonic time in nanoseconds.
+
+    Raises:
+        IncompatibleGrpcError: The installed grpcio does not fit.
+    """
+
+    def __init__(self, core: ServerCore, options: GrpcOptions, clock: Clock = monotonic_ns) -> None:
+        self._options = options
+        self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-control")
+        encoder = ResponseEncoder()
+        forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
+        unary: dict[str, UnaryHandler] = ControlHandlers(core, self._slow).handlers()
+        unary["/inference.GRPCInferenceService/ModelInfer"] = InferHandler(
+            core, self._get_server, encoder, clock, forward, options.compression
+        )
+        streams: dict[str, StreamHandler] = {
+            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(
+                core, self._get_server, encoder, clock, forward
+            )
+        }
+        streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
+        self._server = Server(
+            restrict(unary, options.restrictions),
+            restrict_streams(streams, options.restrictions),
+            channel_arguments(options),
+            options.pollers,
+        )
+
+    def _get_server(self) -> Server:
+        return self._server
+
+    def start(self) -> int:
+        """Listens and begins to answer.
+
+        Returns:
+            The port in use.
+
+        Raises:
+            UnavailableError: The address can't be had; the text is Triton's.
+        """
+        options = self._options
+        try:
+            port = self._server.add_port(options.target, options.tls)
+        except OSError:
+            raise UnavailableError(f"Socket '{options.target}' already in use ") from None
+        self._server.start()
+        return port
+
+    def stop(self, grace_s: float) -> None:
+        """Accepts no more calls, lets those in flight finish within the grace, and closes.
+
+        Args:
+            grace_s: Seconds that calls in flight may take.
+        """
+        self._server.end_streams(lambda stream: stream.drain(UnavailableError.grpc_status, SHUTTING_DOWN))
+        self._server.stop(grace_s)
+        self._slow.shutdown()
+
+
+def channel_arguments(options: GrpcOptions) -> ChannelArguments:
+    """The options as arguments of gRPC's C core."""
+    keep = options.keep_alive
+    arguments: list[tuple[str, int | str]] = [
+        ("grpc.so_reuseport", int(options.reuse_port)),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", keep.time_ms),
+        ("grpc.keepalive_timeout_ms", keep.timeout_ms),
+        ("grpc.keepalive_permit_without_calls", int(keep.permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", keep.max_pings_without_data),
+        (
+            "grpc.http2.min_recv_ping_interval_without_data_ms",
+            keep.min_recv_ping_interval_without_data_ms,
+        ),
+        ("grpc.http2.max_ping_strikes", keep.max_ping_strikes),
+    ]
+    if options.max_connection_age_ms:
+        arguments.append(("grpc.max_connection_age_ms", options.max_connection_age_ms))
+    if options.max_connection_age_grace_ms:
+        arguments.append(("grpc.max_connection_age_grace_ms", options.max_connection_age_grace_ms))
+    return arguments

@@ -1,0 +1,239 @@
+"""ModelStreamInfer: many requests on one stream.
+
+Responses of models that are not decoupled leave in the order of their requests; decoupled responses as
+they come. Errors travel in messages of their own and leave the stream open, unless its client asked for
+real gRPC errors with the metadata ``triton_grpc_error: true``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, InternalError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_core import ServerCore
+from conch.core.tensor import Buffer
+from conch.frontends.grpc.adapter import Server, StreamCall
+from conch.frontends.grpc.decode import decode_request
+from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, joined
+from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.wire import length_header
+from conch.protocol import inference_pb2
+
+log = logging.getLogger(__name__)
+
+_OK = 0
+_ERROR_MESSAGE = 1
+_INFER_RESPONSE = 2
+_FINAL = encode_parameters({"triton_final_response": True})
+_NOT_FINAL = encode_parameters({"triton_final_response": False})
+SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
+
+
+class _Place:
+    """A request's place in its stream: what it has to say, kept until it is its turn."""
+
+    __slots__ = ("done", "messages", "ordered", "request", "stream")
+
+    def __init__(self, stream: InferStream) -> None:
+        self.stream = stream
+        self.request: InferenceRequest | None = None
+        self.ordered = False
+        self.messages: list[bytes] = []
+        self.done = False
+
+
+class InferStream:
+    """The requests of one ModelStreamInfer call."""
+
+    def __init__(self, call: StreamCall, handler: StreamInferHandler, real_errors: bool) -> None:
+        self._call = call
+        self._handler = handler
+        self._real_errors = real_errors
+        self._lock = threading.Lock()
+        self._open: set[_Place] = set()
+        self._ordered: deque[_Place] = deque()
+        self._half_closed = False
+        self._closing = (_OK, "")
+
+    def on_message(self, message: bytes | None) -> None:
+        """Takes a request, or None once the client has no more."""
+        if message is None:
+            with self._lock:
+                self._half_closed = True
+                finished = not self._open
+            if finished:
+                self._call.close()
+            return
+        place = _Place(self)
+        with self._lock:
+            if self._half_closed:
+                return  # the server stops; the stream is closed with a status that says so
+            self._open.add(place)
+        self._handler.submit(self._call, place, message)
+
+    def on_cancel(self) -> None:
+        """Cancels everything in flight; the client has gone."""
+        with self._lock:
+            requests = [place.request for place in self._open if place.request is not None]
+            self._open.clear()
+            self._ordered.clear()
+        for request in requests:
+            self._handler.core.cancel(request)
+
+    def on_drain(self, status: int, details: str) -> None:
+        """Takes no more requests and closes, with the status, when those in flight are answered."""
+        with self._lock:
+            self._closing = (status, details)
+            self._half_closed = True
+            finished = not self._open
+        if finished:
+            self._call.close(status, details)
+
+    def say(self, place: _Place, message: bytes | None, final: bool, error: ConchError | None = None) -> None:
+        """Sends a message of a request, or keeps it until those before it are done.
+
+        Args:
+            place: Whose message it is.
+            message: A serialised ModelStreamInferResponse, or None to say nothing.
+            final: Whether the request is done with it.
+            error: The error the message carries, if any.
+        """
+        if error is not None and self._real_errors:
+            self._call.close(error.grpc_status, error.message)
+            self.on_cancel()
+            return
+        # Written under the lock, or two threads could swap the order of what they take out of it.
+        with self._lock:
+            if place not in self._open:
+                return
+            if message is not None:
+                if not place.ordered or self._ordered[0] is place:
+                    self._call.write(message)
+                else:
+                    place.messages.append(message)
+            if final:
+                place.done = True
+                self._open.discard(place)
+                self._flush()
+            finished = self._half_closed and not self._open
+        if finished:
+            self._call.close(*self._closing)
+
+    def order(self, place: _Place) -> None:
+        """Says that a request's response waits for those of the requests before it."""
+        with self._lock:
+            if place in self._open and not place.ordered:
+                place.ordered = True
+                self._ordered.append(place)
+
+    def _flush(self) -> None:
+        """Forgets finished requests at the head and sends what the next ones have kept."""
+        ordered = self._ordered
+        while ordered:
+            for message in ordered[0].messages:
+                self._call.write(message)
+            ordered[0].messages = []
+            if not ordered[0].done:
+                return
+            ordered.popleft()
+
+
+class StreamInferHandler:
+    """Answers ModelStreamInfer calls.
+
+    Args:
+        core: Runs the requests.
+        server: Grants leading.
+        encoder: Makes the response messages.
+        clock: Monotonic time in nanoseconds.
+        forward: Turns the stream's metadata into request parameters, or None.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        server: Callable[[], Server],
+        encoder: ResponseEncoder,
+        clock: Clock,
+        forward: HeaderForwarder | None = None,
+    ) -> None:
+        self.core = core
+        self._server_of = server
+        self._encoder = encoder
+        self._clock = clock
+        self._forward = forward
+
+    def __call__(self, call: StreamCall) -> None:
+        """Opens a stream."""
+        real_errors = any(key == "triton_grpc_error" and value == "true" for key, value in call.metadata)
+        stream = InferStream(call, self, real_errors)
+        call.on_drain = stream.on_drain
+        call.start(stream.on_message, stream.on_cancel)
+
+    def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
+        """Submits one request of a stream, lets the next one come in, and leads if it may."""
+        server = self._server_of()
+        leads = server.try_lead()
+        try:
+            work = None
+            try:
+                request = decode_request(message, self._respond, self._clock())
+                request.context = place
+                place.request = request
+                if self._forward is not None:
+                    self._forward(request, call.metadata)
+                self.core.check_running()
+                model = self.core.model(request.model_name, request.model_version)
+                if not model.spec.decoupled:
+                    place.stream.order(place)
+                work = self.core.submit(request, leads, model)
+            except ConchError as error:
+                self._say_error(place, error)
+            except Exception as error:
+                log.exception("a request of a stream could not be handled")
+                self._say_error(place, InternalError(f"the request could not be handled: {error}"))
+            # Only now may another thread take this stream's next message: requests are queued in order.
+            call.read_next()
+            if work is not None:
+                work.run()
+        finally:
+            if leads:
+                server.end_lead()
+
+    def _say_error(self, place: _Place, error: ConchError) -> None:
+        """Answers a request that never reached a model."""
+        place.stream.order(place)
+        response = inference_pb2.ModelStreamInferResponse(error_message=error.message)
+        if place.request is not None:
+            response.infer_response.id = place.request.id
+        place.stream.say(place, response.SerializeToString(), True, error)
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        place = request.context
+        assert isinstance(place, _Place)
+        try:
+            if response is None and not request.empty_final:
+                place.stream.say(place, None, final)
+                return
+            error = None if response is None else response.error
+            parts = self._encoder.parts(request, None if error is not None else response)
+            parts.append(_FINAL if final else _NOT_FINAL)
+            message: list[Buffer] = [length_header(_INFER_RESPONSE, sum(map(_size, parts))), *parts]
+            if error is not None:
+                text = error.message.encode()
+                message[:0] = [length_header(_ERROR_MESSAGE, len(text)), text]
+            place.stream.say(place, joined(message), final, error)
+        except ConchError as shown:
+            self._say_error(place, shown)
+        except Exception as failure:
+            log.exception("a response of model '%s' could not be sent", request.model_name)
+            self._say_error(place, InternalError(f"the response could not be sent: {failure}"))
+
+
+def _size(part: Buffer) -> int:
+    return part.nbytes if type(part) is memoryview else len(part)
