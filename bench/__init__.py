@@ -1,0 +1,1 @@
+"""Benchmarks: scenes as data (scenes.toml) and one runner (run.py)."""

@@ -1,0 +1,60 @@
+"""The little of the inference protocol that the benchmarks speak themselves."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from conch.protocol import inference_pb2 as messages
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+class Probe:
+    """Asks a running server for its state; never used while a measurement's load is on."""
+
+    def __init__(self, address: str) -> None:
+        # A server is tried again soon after a refused connection: the default backoff starts at a second.
+        options = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)]
+        self._channel = grpc.insecure_channel(address, options=options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: Any, timeout: float, wait: bool = False) -> Any:
+        reply = getattr(messages, f"{method}Response")
+        stub = self._channel.unary_unary(
+            f"{SERVICE}{method}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=reply.FromString,
+        )
+        return stub(request, timeout=timeout, wait_for_ready=wait)
+
+    def ready(self, timeout: float) -> bool:
+        """Whether the server calls itself ready, waiting up to the timeout for it to accept a connection."""
+        try:
+            reply = self._call("ServerReady", messages.ServerReadyRequest(), timeout, wait=True)
+        except grpc.RpcError:
+            return False
+        return bool(reply.ready)
+
+    def version(self) -> str:
+        """The server's name and version as it reports them."""
+        reply = self._call("ServerMetadata", messages.ServerMetadataRequest(), 5.0)
+        return f"{reply.name} {reply.version}"
+
+    def successes(self, model: str) -> int:
+        """How many requests for the model have succeeded since the server's start.
+
+        Raises:
+            grpc.RpcError: the server is gone or does not have the model.
+        """
+        reply = self._call("ModelStatistics", messages.ModelStatisticsRequest(name=model), 10.0)
+        return sum(int(entry.inference_stats.success.count) for entry in reply.model_stats)

@@ -1,0 +1,237 @@
+"""The repository as front ends see it: what there is, loading and unloading, readiness."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from conch.core.errors import (
+    ConchError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedError,
+    as_conch_error,
+)
+from conch.core.registry import Entry, Registry
+from conch.core.server_core import IndexEntry, LoadParameter
+from conch_control.definition import PollError
+from conch_control.lifecycle import READY, UNLOADED, Lifecycle
+from conch_control.loader import GetBackend, Loader
+from conch_control.options import WILDCARD, ControlOptions
+from conch_control.repository.local import LocalRepositories, Scan
+
+log = logging.getLogger(__name__)
+
+_DUPLICATE = "model appears in two or more repositories"
+_PARAMETER_TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailure:
+    """A model that could not be loaded at the start.
+
+    Attributes:
+        name: Model name.
+        error: Why; of a `PollError` the ``reason`` says more.
+    """
+
+    name: str
+    error: ConchError
+
+    def __str__(self) -> str:
+        reason = self.error.reason if isinstance(self.error, PollError) else self.error.message
+        return f"failed to load '{self.name}': {reason}"
+
+
+class Agent:
+    """The control plane of one server; a `conch.core.server_core.RepositoryAgent`.
+
+    Args:
+        options: Settings of the control plane.
+        registry: Where models are published.
+        get_backend: Finds a backend by name.
+
+    Raises:
+        InvalidArgumentError: The options contradict each other.
+    """
+
+    def __init__(self, options: ControlOptions, registry: Registry, get_backend: GetBackend) -> None:
+        _check_options(options)
+        self._registry = registry
+        self._options = options
+        self._repositories = LocalRepositories(options.repositories)
+        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend))
+        # Why models that should be there are not, where it never came to loading a version.
+        self._unpolled: dict[str, str] = {}
+
+    def start(self) -> list[LoadFailure]:
+        """Loads the models of the start, several at a time.
+
+        Returns:
+            Those that could not be loaded; the others serve.
+
+        Raises:
+            InvalidArgumentError: A repository is not a directory.
+        """
+        self._repositories.check()
+        scan = self._repositories.scan()
+        names = self._startup_names(scan)
+        if not names:
+            return []
+        with ThreadPoolExecutor(max(self._options.load_threads, 1), "conch-load") as pool:
+            results = list(pool.map(lambda name: self._try_load(name, scan), names))
+        return [failure for failure in results if failure is not None]
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        """All models of the repositories, by name, with the state of each version."""
+        scan = self._repositories.scan()
+        published = self._registry.entries
+        lines: list[IndexEntry] = []
+        for name in sorted({*scan.models, *scan.duplicates}):
+            if name in scan.duplicates:
+                lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
+            else:
+                lines.extend(self._lines(name, published.get(name, Entry())))
+        return [line for line in lines if line.state == "READY"] if ready_only else lines
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """Loads or reloads a model, and returns when it is ready.
+
+        Args:
+            name: Model name.
+            parameters: ``config`` replaces the model's config with one in JSON.
+
+        Raises:
+            ConchError: The model can't be loaded; the text is Triton's.
+        """
+        self._check_explicit()
+        _check_name(name)
+        override = _config_override(parameters)
+        self._load(name, self._repositories.scan(), override)
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Starts unloading a model; one that is not loaded is no error.
+
+        Args:
+            name: Model name.
+            unload_dependents: Also unload what only this model needed; nothing, without ensembles.
+
+        Raises:
+            UnavailableError: The control mode does not allow it.
+        """
+        self._check_explicit()
+        self._unpolled.pop(name, None)
+        self._lifecycle.unload(name)
+
+    def ready(self) -> bool:
+        """Whether every model that was asked for serves, or was unloaded on purpose."""
+        return not self._unpolled and all(
+            state in (READY, UNLOADED)
+            for entry in self._registry.entries.values()
+            for state in entry.states.values()
+        )
+
+    def close(self, timeout_s: float) -> bool:
+        """Unloads everything; further loads fail.
+
+        Args:
+            timeout_s: How long requests have to finish.
+
+        Returns:
+            Whether everything finished in time.
+        """
+        return self._lifecycle.close(timeout_s)
+
+    def _startup_names(self, scan: Scan) -> list[str]:
+        startup = self._options.startup_models
+        if self._options.mode == "none" or WILDCARD in startup:
+            return sorted({*scan.models, *scan.duplicates})
+        return list(dict.fromkeys(startup))
+
+    def _try_load(self, name: str, scan: Scan) -> LoadFailure | None:
+        try:
+            self._load(name, scan, None)
+        except Exception as error:
+            shown = as_conch_error(error)
+            if shown is not error:
+                log.exception("failed to load '%s'", name)
+            # A model the operator named is missed even if there is no trace of it.
+            if name not in self._registry.entries:
+                reason = shown.reason if isinstance(shown, PollError) else shown.message
+                self._unpolled[name] = reason
+            return LoadFailure(name, shown)
+        return None
+
+    def _load(self, name: str, scan: Scan, override: str | None) -> None:
+        if name in scan.duplicates:
+            log.error("failed to poll model '%s': not unique across all model repositories", name)
+            self._missed(name, _DUPLICATE)
+            raise PollError(name, _DUPLICATE)
+        directory = scan.models.get(name)
+        if directory is None:
+            log.error("failed to poll model '%s': model not found in any model repository", name)
+            raise PollError(name, "model not found in any model repository")
+        try:
+            self._lifecycle.load(name, directory, override)
+        except PollError as error:
+            self._missed(name, error.reason)
+            raise
+        self._unpolled.pop(name, None)
+
+    def _missed(self, name: str, reason: str) -> None:
+        entry = self._registry.entries.get(name)
+        if entry is None or not entry.ready:
+            self._unpolled[name] = reason
+
+    def _lines(self, name: str, entry: Entry) -> list[IndexEntry]:
+        if entry.states:
+            return [
+                IndexEntry(name, str(version), state.state, state.reason)
+                for version, state in sorted(entry.states.items())
+            ]
+        reason = self._unpolled.get(name)
+        return [IndexEntry(name) if reason is None else IndexEntry(name, "", "UNAVAILABLE", reason)]
+
+    def _check_explicit(self) -> None:
+        if self._options.mode != "explicit":
+            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+
+
+def _check_options(options: ControlOptions) -> None:
+    if options.mode not in ("none", "explicit"):
+        raise UnsupportedError(f"model control mode '{options.mode}' is not supported yet")
+    if options.startup_models and options.mode != "explicit":
+        raise InvalidArgumentError(
+            "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
+        )
+    if WILDCARD in options.startup_models and len(options.startup_models) > 1:
+        raise InvalidArgumentError(
+            f"Wildcard model name '{WILDCARD}' must be the ONLY startup model if specified at all."
+        )
+
+
+def _check_name(name: str) -> None:
+    trimmed = name.strip()
+    if not trimmed:
+        raise InvalidArgumentError("Model name cannot be empty. Please enter a valid name to deploy.")
+    if trimmed == ".." or "/" in trimmed:
+        raise InvalidArgumentError(
+            f"invalid model name '{name}', model name must not contain path traversal characters"
+        )
+
+
+def _config_override(parameters: Mapping[str, LoadParameter]) -> str | None:
+    override: str | None = None
+    for key, value in parameters.items():
+        if key == "config":
+            if not isinstance(value, str):
+                raise InvalidArgumentError("Config parameter 'config' must have string type for its value")
+            override = value
+        elif key.startswith("file:"):
+            raise UnsupportedError(f"load parameter '{key}': model file overrides are not supported yet")
+        else:
+            kind = _PARAMETER_TYPES[type(value)]
+            raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
+    return override

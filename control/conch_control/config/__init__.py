@@ -1,0 +1,1 @@
+"""Model configs: parsed, completed, normalised, validated, and turned into what the core reads."""

@@ -1,0 +1,115 @@
+"""Turns a finished config into what the core and the backends read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec
+from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.jsonform import to_json
+
+
+def build_spec(
+    config: ModelConfig,
+    directory: Path,
+    version: int,
+    model_file: str,
+    backend_options: Mapping[str, str],
+) -> ModelSpec:
+    """The spec of one version.
+
+    Args:
+        config: The completed, normalised and validated config.
+        directory: The model's directory.
+        version: The version.
+        model_file: Name of the model's file in the version's directory.
+        backend_options: Options of the backend from the command line.
+
+    Raises:
+        ConchError: A labels file can't be read, or is not the model's own.
+    """
+    return ModelSpec(
+        name=config.name,
+        version=version,
+        platform=config.platform,
+        backend=config.backend,
+        max_batch_size=config.max_batch_size,
+        inputs=tuple(_input(tensor) for tensor in config.input),
+        outputs=tuple(_output(tensor, config.name, directory) for tensor in config.output),
+        directory=directory,
+        version_directory=directory / str(version),
+        model_file=model_file,
+        instance_groups=tuple(_group(group) for group in config.instance_group),
+        batching=_batching(config),
+        decoupled=config.model_transaction_policy.decoupled,
+        parameters={key: value.string_value for key, value in config.parameters.items()},
+        config=to_json(config),
+        config_message=config.SerializeToString(),
+        backend_options=dict(backend_options),
+    )
+
+
+def stays_within(directory: Path, relative: str) -> bool:
+    """Whether a path stays in a directory by its text.
+
+    Links are followed wherever they lead, as repositories use them to share files; they are the
+    operator's. The text of a config may be a client's.
+    """
+    root = os.path.abspath(directory)
+    path = os.path.abspath(os.path.join(root, relative))
+    return os.path.commonpath([root, path]) == root
+
+
+def _input(tensor: ModelInput) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=WIRE_NAMES[tensor.data_type],
+        dims=tuple(tensor.dims),
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        optional=tensor.optional,
+    )
+
+
+def _output(tensor: ModelOutput, model: str, directory: Path) -> TensorSpec:
+    return TensorSpec(
+        name=tensor.name,
+        datatype=WIRE_NAMES[tensor.data_type],
+        dims=tuple(tensor.dims),
+        reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+        labels=_labels(tensor, model, directory) if tensor.label_filename else (),
+    )
+
+
+def _labels(tensor: ModelOutput, model: str, directory: Path) -> tuple[str, ...]:
+    name = tensor.label_filename
+    if not stays_within(directory, name):
+        raise InvalidArgumentError(
+            f"label file '{name}' of output '{tensor.name}' must stay within the directory of model '{model}'"
+        )
+    path = directory / name
+    try:
+        return tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InternalError(f"failed to open text file for read {path}: {reason}") from error
+    except ValueError as error:  # not UTF-8, or no path at all
+        raise InvalidArgumentError(f"label file '{name}' of output '{tensor.name}': {error}") from error
+
+
+def _group(group: ModelInstanceGroup) -> InstanceGroup:
+    kind = ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
+    return InstanceGroup(name=group.name, kind=kind, count=group.count, gpus=tuple(group.gpus))
+
+
+def _batching(config: ModelConfig) -> DynamicBatching | None:
+    if not config.HasField("dynamic_batching") or config.max_batch_size == 0:
+        return None  # without a batch dimension the dynamic batcher never merges either
+    batching = config.dynamic_batching
+    return DynamicBatching(
+        preferred_sizes=tuple(sorted(set(batching.preferred_batch_size))),
+        max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
+    )

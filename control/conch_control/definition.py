@@ -1,0 +1,100 @@
+"""A model as its repository defines it: config and versions, read before anything is loaded.
+
+What fails here is what Triton calls a failure to poll: clients get one text for all of it, the log and
+the index say why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.jsonform import parse_override
+from conch_control.config.normalize import normalize
+from conch_control.config.parse import read_config
+from conch_control.config.platforms import fill_backend
+from conch_control.config.validate import validate_config, validate_tensors
+from conch_control.options import ControlOptions
+from conch_control.repository.layout import config_file, version_numbers
+
+log = logging.getLogger(__name__)
+
+
+class PollError(InternalError):
+    """A model's definition can't be had.
+
+    Attributes:
+        reason: Why, for operators; the message is the one for clients.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"failed to load '{name}', failed to poll from model repository")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a repository says of a model.
+
+    Attributes:
+        name: Model name.
+        directory: The model's directory.
+        config: Its config, normalised but not completed; never changed.
+        versions: Versions that have a directory, ascending.
+    """
+
+    name: str
+    directory: Path
+    config: ModelConfig
+    versions: tuple[int, ...]
+
+
+def read_definition(
+    name: str, directory: Path, options: ControlOptions, override: str | None = None
+) -> Definition:
+    """Reads a model's definition.
+
+    Args:
+        name: Name of the model's directory.
+        directory: That directory.
+        options: Settings of the control plane.
+        override: A config in JSON that replaces the file, if any.
+
+    Raises:
+        PollError: The config is missing or wrong, or the directory can't be read.
+    """
+    try:
+        return _read(name, directory, options, override)
+    except (ConchError, OSError) as error:
+        reason = error.message if isinstance(error, ConchError) else str(error)
+        log.error("Poll failed for model directory '%s': %s", name, reason)
+        raise PollError(name, reason) from error
+
+
+def _read(name: str, directory: Path, options: ControlOptions, override: str | None) -> Definition:
+    if override is not None:
+        config = parse_override(override)
+    else:
+        path = config_file(directory, options.model_config_name)
+        # With completion, no file is as good as an empty one.
+        has_config = options.strict_model_config or path.exists()
+        config = read_config(path) if has_config else ModelConfig()
+    if config.name and config.name != name:
+        raise InvalidArgumentError(
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model "
+            f"name"
+        )
+    config.name = name
+    versions = version_numbers(directory)
+    # One version tells the format of all of them.
+    content = frozenset(os.listdir(directory / str(versions[0]))) if versions else frozenset[str]()
+    fill_backend(config, content.__contains__)
+    normalize(config)
+    validate_config(config)
+    if options.strict_model_config:
+        validate_tensors(config)  # else they may be completed later
+    return Definition(name, directory, config, tuple(versions))

@@ -1,0 +1,258 @@
+"""Carries loads and unloads out on the core: all versions of a model, or nothing.
+
+While a model is loaded anew its old versions keep serving. The registry entry is swapped once, when all
+new versions are ready; what was replaced finishes its requests in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from conch.core.errors import (
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+    as_conch_error,
+)
+from conch.core.model import Model
+from conch.core.registry import Entry, Registry, VersionState
+from conch_control.definition import Definition, read_definition
+from conch_control.loader import Loader
+from conch_control.options import ControlOptions
+from conch_control.repository.layout import Fingerprint, fingerprint
+from conch_control.repository.versions import select_versions
+
+log = logging.getLogger(__name__)
+
+READY = VersionState("READY")
+UNLOADED = VersionState("UNAVAILABLE", "unloaded")
+
+_NO_ENTRY = Entry()
+
+
+def _with_code(error: ConchError) -> str:
+    """An error as Triton nests it in other texts: ``Invalid argument: text``."""
+    return f"{error.label}: {error.message}"
+
+
+class Lifecycle:
+    """Loads models into a registry and takes them out again.
+
+    Loads and unloads of one model follow one another; those of different models run side by side, up to
+    ``load_threads`` of them.
+
+    Args:
+        options: Settings of the control plane.
+        registry: Where models are published; nobody else publishes there.
+        loader: Makes versions ready.
+    """
+
+    def __init__(self, options: ControlOptions, registry: Registry, loader: Loader) -> None:
+        self._registry = registry
+        self._loader = loader
+        self._options = options
+        self._slots = threading.BoundedSemaphore(max(options.load_threads, 1))
+        self._lock = threading.Lock()  # guards what follows, and changes of the registry
+        self._model_locks: dict[str, threading.Lock] = {}
+        self._fingerprints: dict[str, Fingerprint] = {}
+        self._draining: dict[threading.Thread, Model] = {}
+        self._closed = False
+
+    def load(self, name: str, directory: Path, override: str | None = None) -> None:
+        """Loads or reloads a model, and returns when it is ready.
+
+        Nothing happens if it is loaded and its files are what they were. A config override always loads,
+        and stays in force until the files change or the model is unloaded.
+
+        Args:
+            name: Model name.
+            directory: Its directory.
+            override: A config in JSON to use in place of the file.
+
+        Raises:
+            PollError: Its definition can't be read.
+            ConchError: It can't be loaded; what served before still does.
+        """
+        with self._model_lock(name), self._slots:
+            self._check_open()
+            # Taken before anything is read: what changes from here on makes the next load a reload.
+            state = fingerprint(directory)
+            if override is None and self._fingerprints.get(name) == state:
+                return
+            definition = read_definition(name, directory, self._options, override)
+            self._load_versions(definition)
+            with self._lock:
+                self._fingerprints[name] = state
+
+    def unload(self, name: str, timeout_s: float = -1) -> None:
+        """Takes a model out of service at once; its requests finish in the background.
+
+        Args:
+            name: Model name; one that is not loaded is no error.
+            timeout_s: How long to wait for a load of the model that is under way; -1 for its end.
+        """
+        if name not in self._registry.entries:
+            return
+        with self._model_lock(name, timeout_s):
+            with self._lock:
+                self._fingerprints.pop(name, None)
+                entry = self._registry.entries[name]
+                unloading = {version: VersionState("UNLOADING") for version in entry.ready}
+                # A failed version that is unloaded has been dealt with.
+                states = {
+                    version: state if state.state == "UNLOADING" else UNLOADED
+                    for version, state in entry.states.items()
+                }
+                self._registry.publish(name, Entry({}, {**states, **unloading}))
+            for version, model in entry.ready.items():
+                self._retire(model, unloading[version])
+
+    def close(self, timeout_s: float) -> bool:
+        """Unloads everything; loads that are under way fail.
+
+        Args:
+            timeout_s: How long requests have to finish; those still queued then are answered with an
+                error.
+
+        Returns:
+            Whether everything finished.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._closed = True
+        finished = True
+        for name in self._registry.entries:
+            try:
+                self.unload(name, max(deadline - time.monotonic(), 0))
+            except UnavailableError:
+                finished = False  # its load hangs, and will find the lifecycle closed
+        with self._lock:
+            threads = list(self._draining)
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        with self._lock:
+            left = list(self._draining.values())
+        for model in left:
+            model.fail_queued(UnavailableError("Server exiting"))
+        return finished and not left
+
+    def _load_versions(self, definition: Definition) -> None:
+        name = definition.name
+        try:
+            versions = select_versions(definition.config, definition.versions)
+        except InvalidArgumentError as error:
+            log.error("failed to load '%s': %s", name, _with_code(error))
+            raise InternalError(f"failed to load '{name}', no version is available") from error
+        serving = self._registry.entries.get(name, _NO_ENTRY).ready
+        fresh = [version for version in versions if version not in serving]
+        self._set_states(name, dict.fromkeys(fresh, VersionState("LOADING")))
+        loaded: dict[int, Model] = {}
+        failures: dict[int, ConchError] = {}
+        for version in versions:
+            log.info("loading: %s:%d", name, version)
+            try:
+                loaded[version] = self._loader.load(definition, version)
+            except BaseException as error:
+                # Models are other people's code: one that calls sys.exit() fails like any other.
+                failures[version] = self._failure(name, version, error)
+        if not failures and self._swap(name, loaded, serving):
+            log.info("successfully loaded '%s'", name)
+            return
+        for model in loaded.values():
+            model.close()
+        reasons = {version: _with_code(error) for version, error in failures.items()}
+        self._set_states(
+            name,
+            {
+                version: VersionState("UNAVAILABLE", reasons[version]) if version in reasons else UNLOADED
+                for version in fresh
+            },
+        )
+        self._check_open()
+        details = "".join(
+            f"version {version} is at UNAVAILABLE state: {reason};\n" for version, reason in reasons.items()
+        )
+        raise InvalidArgumentError(f"load failed for model '{name}': {details}")
+
+    def _failure(self, name: str, version: int, error: BaseException) -> ConchError:
+        shown = as_conch_error(error)
+        # The traceback of an error of ours says nothing that its text does not.
+        trace = None if isinstance(error, ConchError) else error
+        log.error("failed to load '%s' version %d: %s", name, version, _with_code(shown), exc_info=trace)
+        return shown
+
+    def _swap(self, name: str, loaded: Mapping[int, Model], serving: Mapping[int, Model]) -> bool:
+        """Publishes new versions in place of all old ones; refuses once the lifecycle is closed."""
+        unloading = {version: VersionState("UNLOADING") for version in serving if version not in loaded}
+        with self._lock:
+            if self._closed:
+                return False
+            states = self._registry.entries.get(name, _NO_ENTRY).states
+            # Versions that failed before and are no longer wanted are forgotten.
+            past = {
+                version: state
+                for version, state in states.items()
+                if state.state == "UNLOADING" or state == UNLOADED
+            }
+            ready = dict.fromkeys(loaded, READY)
+            self._registry.publish(name, Entry(dict(loaded), {**past, **unloading, **ready}))
+        for version, model in serving.items():
+            self._retire(model, unloading.get(version))
+        return True
+
+    def _retire(self, model: Model, state: VersionState | None) -> None:
+        """Closes a model that is no longer published, in the background.
+
+        Args:
+            model: The model.
+            state: Its version's state as published; set to unloaded at the end, unless something else
+                has happened to the version since. None where a successor has taken over.
+        """
+        thread = threading.Thread(
+            target=self._drain, args=(model, state), name=f"conch-unload-{model.spec.name}", daemon=True
+        )
+        with self._lock:
+            self._draining[thread] = model
+            thread.start()  # here, so that whoever finds it can join it
+
+    def _drain(self, model: Model, state: VersionState | None) -> None:
+        spec = model.spec
+        try:
+            model.close()
+            log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
+        finally:
+            with self._lock:
+                entry = self._registry.entries.get(spec.name, _NO_ENTRY)
+                # By identity: an equal state may belong to a later unload of the same version.
+                if state is not None and entry.states.get(spec.version) is state:
+                    states = {**entry.states, spec.version: UNLOADED}
+                    self._registry.publish(spec.name, Entry(entry.ready, states))
+                del self._draining[threading.current_thread()]
+
+    def _set_states(self, name: str, states: Mapping[int, VersionState]) -> None:
+        if not states:
+            return
+        with self._lock:
+            entry = self._registry.entries.get(name, _NO_ENTRY)
+            self._registry.publish(name, Entry(entry.ready, {**entry.states, **states}))
+
+    @contextmanager
+    def _model_lock(self, name: str, timeout_s: float = -1) -> Iterator[None]:
+        with self._lock:
+            lock = self._model_locks.setdefault(name, threading.Lock())
+        if not lock.acquire(timeout=timeout_s):
+            raise UnavailableError(f"model '{name}' is still being loaded")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UnavailableError("Server exiting")

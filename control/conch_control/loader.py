@@ -1,0 +1,96 @@
+"""Makes one version of a model ready: completes its config, and has the backend load it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from conch.core.backend import Backend
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.model import Model
+from conch.core.spec import ModelSpec
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.complete import complete
+from conch_control.config.normalize import normalize, normalize_instance_groups
+from conch_control.config.spec import build_spec, stays_within
+from conch_control.config.support import check_supported
+from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
+from conch_control.definition import Definition
+from conch_control.options import ControlOptions
+
+log = logging.getLogger(__name__)
+
+GetBackend = Callable[[str], Backend]
+"""Finds a backend by name; raises InvalidArgumentError for one that does not exist."""
+
+
+class Loader:
+    """Loads model versions.
+
+    Args:
+        options: Settings of the control plane.
+        get_backend: Finds a backend by name.
+    """
+
+    def __init__(self, options: ControlOptions, get_backend: GetBackend) -> None:
+        self._get_backend = get_backend
+        self._options = options
+
+    def load(self, definition: Definition, version: int) -> Model:
+        """Loads a version with all its instances.
+
+        Raises:
+            Exception: Whatever the backend raises; nothing is left behind.
+        """
+        config = ModelConfig()
+        config.CopyFrom(definition.config)
+        check_supported(config)
+        backend = self._get_backend(config.backend)
+        _check_runtime(config)
+        spec = self._finish(config, backend, definition.directory, version)
+        return Model.create(spec, backend.load(spec))
+
+    def _finish(self, config: ModelConfig, backend: Backend, directory: Path, version: int) -> ModelSpec:
+        """Completes and checks a config."""
+        backend_options = self._options.options_of(config.backend)
+        version_directory = directory / str(version)
+        model_file = _model_file(config, backend, directory, version_directory)
+        config.platform = config.platform or backend.platform
+        if not self._options.strict_model_config:
+            config = complete(config, backend, version_directory, backend_options)
+            model_file = _model_file(config, backend, directory, version_directory)
+        gpu_count = self._options.gpu_count
+        normalize(config)
+        validate_config(config)
+        normalize_instance_groups(config, gpu_count, backend.cpu_instance_count)
+        validate_instance_groups(config, gpu_count)
+        validate_tensors(config)
+        check_supported(config)  # again, as the backend may have asked for more
+        if config.model_warmup:
+            # Served all the same: only its first requests are slower for it.
+            log.warning("'model_warmup' of model '%s' is not supported yet and is not run", config.name)
+        return build_spec(config, directory, version, model_file, backend_options)
+
+
+def _check_runtime(config: ModelConfig) -> None:
+    # There are no libraries to choose from: the only runtime is the backend's own, by any of its names.
+    own = {"", f"libtriton_{config.backend}.so"}
+    if config.backend == "python":
+        own.add("model.py")
+    if config.runtime not in own:
+        raise InvalidArgumentError(
+            f"unable to find backend library '{config.runtime}' for model '{config.name}'"
+        )
+
+
+def _model_file(config: ModelConfig, backend: Backend, directory: Path, version_directory: Path) -> str:
+    name = config.default_model_filename or backend.default_model_file
+    path = version_directory / name
+    if not stays_within(directory, f"{version_directory.name}/{name}"):
+        raise InvalidArgumentError(
+            f"default_model_filename '{name}' must stay within the directory of model '{config.name}'"
+        )
+    if backend.needs_model_file and not path.exists():
+        raise UnavailableError(f"unable to find '{path}' for model '{config.name}'")
+    return name

@@ -1,0 +1,45 @@
+"""Settings of the control plane, as plain data; the server's flags fill them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+ControlMode = Literal["none", "explicit"]
+
+WILDCARD = "*"
+"""Startup model that stands for all models of the repositories."""
+
+ALL_BACKENDS = ""
+"""Backend name of options that hold for every backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOptions:
+    """What the operator decides about the repository.
+
+    Attributes:
+        repositories: Local repository directories.
+        mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name.
+        startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
+        strict_model_config: Whether configs must be complete: no completion from the model's files.
+        load_threads: Most models being loaded at the same time.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
+        backend_options: Options by backend; those under the empty name hold for all.
+        gpu_count: Number of usable GPUs.
+    """
+
+    repositories: tuple[Path, ...]
+    mode: ControlMode = "none"
+    startup_models: tuple[str, ...] = ()
+    strict_model_config: bool = False
+    load_threads: int = 4
+    model_config_name: str = ""
+    backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gpu_count: int = 0
+
+    def options_of(self, backend: str) -> dict[str, str]:
+        """All options that hold for a backend; its own win over the general ones."""
+        return {**self.backend_options.get(ALL_BACKENDS, {}), **self.backend_options.get(backend, {})}

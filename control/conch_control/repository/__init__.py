@@ -1,0 +1,1 @@
+"""Model repositories: which models and versions there are."""

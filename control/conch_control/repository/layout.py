@@ -1,0 +1,83 @@
+"""The inside of a model's directory: its config file, its version directories, its fingerprint."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.pbtxt"
+_OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", "configs"})
+_MAX_VERSION = 2**63 - 1
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""Path, size, modification time and inode of every file of a model, sorted by path."""
+
+
+def config_file(directory: Path, config_name: str = "") -> Path:
+    """The config file of a model: the named variant where there is one, else the usual one."""
+    if config_name:
+        variant = directory / "configs" / f"{config_name}.pbtxt"
+        if variant.is_file():
+            return variant
+    return directory / CONFIG_FILE
+
+
+def version_numbers(directory: Path) -> list[int]:
+    """Versions a model has a directory for, ascending; other directories are warned about.
+
+    Raises:
+        OSError: The directory can't be read.
+    """
+    versions = []
+    with os.scandir(directory) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir())
+    for name in names:
+        if name in _OTHER_DIRECTORIES:
+            continue
+        if not (name.isascii() and name.isdigit()) or int(name) > _MAX_VERSION:
+            log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+        elif name.startswith("0"):
+            log.warning(
+                "ignore version directory '%s' which contains leading zeros in its directory name", name
+            )
+        else:
+            versions.append(int(name))
+    return sorted(versions)
+
+
+def fingerprint(directory: Path) -> Fingerprint:
+    """What tells one state of a model's files from another; links are followed.
+
+    A file that is replaced while this runs shows up as a change, now or at the next look.
+    """
+    return tuple(sorted(_files(os.fspath(directory), "", set())))
+
+
+def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:
+    try:
+        status = os.stat(directory)
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:  # a link to a directory that contains it
+            return
+        with os.scandir(directory) as found:
+            entries = list(found)
+    except OSError:
+        return
+    for entry in entries:
+        path = f"{prefix}{entry.name}"
+        try:
+            if not entry.is_dir():
+                status = entry.stat()
+                yield path, status.st_size, status.st_mtime_ns, status.st_ino
+                continue
+        except OSError:
+            yield path, -1, -1, -1
+            continue
+        # Python writes its caches next to the model it imports; they are no change to it.
+        if entry.name != "__pycache__":
+            yield f"{path}/", 0, 0, 0  # an empty version directory counts too
+            yield from _files(entry.path, f"{path}/", above | {identity})

@@ -1,0 +1,208 @@
+"""A small backend whose model files say how it behaves, and repositories made for one test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.instances.placement import Placement
+from conch.core.model import Model
+from conch.core.registry import Registry
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
+from conch_control.agent import Agent
+from conch_control.options import ControlOptions
+
+CONFIG = """
+backend: "echo"
+input { name: "X" data_type: TYPE_UINT8 dims: 1 }
+output { name: "X" data_type: TYPE_UINT8 dims: 1 }
+"""
+
+WAIT_S = 20.0
+
+
+class EchoInstance(BackendInstance):
+    def __init__(self, gate: threading.Event | None, closed: list[str], label: str) -> None:
+        self._gate = gate
+        self._closed = closed
+        self._label = label
+
+    def execute(self, batch: Batch) -> list[InferenceResponse]:
+        if self._gate is not None:
+            assert self._gate.wait(WAIT_S)
+        return [InferenceResponse(list(request.inputs.values())) for request in batch.requests]
+
+    def close(self) -> None:
+        self._closed.append(self._label)
+
+
+class EchoModel(BackendModel):
+    def __init__(self, backend: EchoBackend, spec: ModelSpec, behaviour: str) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._behaviour = behaviour
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        if self._behaviour == "bad instance":
+            raise NotFoundError(f"no room for {placement.name}")
+        gate = self._backend.gate if self._behaviour == "slow" else None
+        return EchoInstance(gate, self._backend.closed, f"{self._spec.name}:{self._spec.version}")
+
+
+class EchoBackend(Backend):
+    """Answers with its inputs. The text of ``model.echo`` says what else happens."""
+
+    default_model_file = "model.echo"
+    cpu_instance_count = 1
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.loading = threading.Semaphore(0)
+        self.loaded: list[ModelSpec] = []
+        self.closed: list[str] = []
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        path = version_directory / "complete.json"
+        return {**config, **json.loads(path.read_text())} if path.exists() else config
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        behaviour = (spec.version_directory / spec.model_file).read_text()
+        match behaviour.split():
+            case ["slowly"]:
+                self.loading.release()
+                assert self.gate.wait(WAIT_S)
+            case ["unavailable", *words]:
+                raise UnavailableError(" ".join(words))
+            case ["crash", *words]:
+                raise ValueError(" ".join(words))
+            case ["exit"]:
+                raise SystemExit(3)
+            case ["interrupt"]:
+                raise KeyboardInterrupt
+        self.loaded.append(spec)
+        return EchoModel(self, spec, behaviour)
+
+
+class Site:
+    """Repositories and a registry for one test, and the agents that serve them."""
+
+    def __init__(self, root: Path) -> None:
+        self.repository = root / "models"
+        self.repository.mkdir()
+        self.registry = Registry()
+        self.backend = EchoBackend()
+        self._agents: list[Agent] = []
+
+    def get_backend(self, name: str) -> Backend:
+        if name != "echo":
+            raise InvalidArgumentError(
+                f"unable to find backend library for backend '{name}', try specifying runtime on the model "
+                f"configuration."
+            )
+        return self.backend
+
+    @staticmethod
+    def config(*more: str) -> str:
+        """The usual config, with more in it."""
+        return CONFIG + "\n".join(more)
+
+    def model(
+        self,
+        name: str,
+        versions: Mapping[int, str] | None = None,
+        config: str | None = CONFIG,
+        repository: Path | None = None,
+    ) -> Path:
+        """Writes a model, or writes over one; versions map to the text of their file."""
+        directory = (repository or self.repository) / name
+        directory.mkdir(parents=True, exist_ok=True)
+        if config is not None:
+            (directory / "config.pbtxt").write_text(config)
+        for version, behaviour in ({1: "ok"} if versions is None else versions).items():
+            (directory / str(version)).mkdir(exist_ok=True)
+            (directory / str(version) / "model.echo").write_text(behaviour)
+        return directory
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self.repository / name)
+
+    def agent(self, mode: Any = "explicit", **options: Any) -> Agent:
+        repositories = options.pop("repositories", (self.repository,))
+        agent = Agent(
+            ControlOptions(repositories=repositories, mode=mode, **options), self.registry, self.get_backend
+        )
+        self._agents.append(agent)
+        return agent
+
+    def states(self, name: str) -> dict[int, tuple[str, str]]:
+        entry = self.registry.entries[name]
+        return {version: (state.state, state.reason) for version, state in entry.states.items()}
+
+    def serving(self, name: str) -> dict[int, Model]:
+        return dict(self.registry.entries[name].ready)
+
+    def loads(self) -> list[str]:
+        return [f"{spec.name}:{spec.version}" for spec in self.backend.loaded]
+
+    def send(self, name: str, version: str = "") -> Answer:
+        """Sends a request; the answer comes when it comes."""
+        answer = Answer()
+        request = InferenceRequest(name, version, {"X": Tensor("X", "UINT8", (1,), b"\x07")}, answer, 0)
+        self.registry.resolve(name, version).submit(request)
+        return answer
+
+    def close(self) -> None:
+        self.backend.gate.set()
+        for agent in self._agents:
+            assert agent.close(WAIT_S)
+
+
+class Answer:
+    """The one answer to a request."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._error: ConchError | None = None
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        assert final
+        assert response is not None
+        self._error = response.error
+        self._done.set()
+
+    @property
+    def pending(self) -> bool:
+        return not self._done.is_set()
+
+    def error(self) -> ConchError | None:
+        assert self._done.wait(WAIT_S)
+        return self._error
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), thread.name

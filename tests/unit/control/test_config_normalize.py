@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from google.protobuf import text_format
+
+from conch.core.errors import InvalidArgumentError
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.normalize import normalize, normalize_instance_groups
+from conch_control.config.parse import parse_config
+from conch_control.config.platforms import check_pair, fill_backend
+from conch_control.config.validate import validate_instance_groups
+
+IO = """
+input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }
+"""
+PINNED = "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }"
+LATEST = "version_policy { latest { num_versions: 1 } }"
+
+
+def has(*names: str) -> Callable[[str], bool]:
+    return frozenset(names).__contains__
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "gpus", "cpu_count", "expected"),
+    [
+        pytest.param(
+            f"max_batch_size: 4 dynamic_batching {{}} {IO}",
+            "model.py",
+            0,
+            1,
+            f"""
+            name: "m" {LATEST} max_batch_size: 4 {IO}
+            instance_group {{ name: "m" count: 1 kind: KIND_CPU }}
+            dynamic_batching {{ preferred_batch_size: 4 }}
+            default_model_filename: "model.py" {PINNED} backend: "python"
+            """,
+            id="python without a GPU",
+        ),
+        pytest.param(
+            f"max_batch_size: 4 dynamic_batching {{}} {IO}",
+            "model.py",
+            1,
+            1,
+            f"""
+            name: "m" {LATEST} max_batch_size: 4 {IO}
+            instance_group {{ name: "m" count: 1 gpus: 0 kind: KIND_GPU }}
+            dynamic_batching {{ preferred_batch_size: 4 }}
+            default_model_filename: "model.py" {PINNED} backend: "python"
+            """,
+            id="python with a GPU",
+        ),
+        pytest.param(
+            f'name: "m" platform: "onnxruntime_onnx" max_batch_size: 8 {IO}',
+            "model.onnx",
+            0,
+            2,
+            f"""
+            name: "m" platform: "onnxruntime_onnx" {LATEST} max_batch_size: 8 {IO}
+            instance_group {{ name: "m" count: 2 kind: KIND_CPU }}
+            default_model_filename: "model.onnx" {PINNED} backend: "onnxruntime"
+            """,
+            id="complete ONNX config on the CPU",
+        ),
+        pytest.param(
+            'backend: "onnxruntime" max_batch_size: 4 dynamic_batching {}',
+            "model.onnx",
+            0,
+            2,
+            f"""
+            name: "m" platform: "onnxruntime_onnx" {LATEST} max_batch_size: 4
+            instance_group {{ name: "m" count: 2 kind: KIND_CPU }}
+            dynamic_batching {{ preferred_batch_size: 4 }}
+            default_model_filename: "model.onnx" {PINNED} backend: "onnxruntime"
+            """,
+            id="ONNX with what completion adds",
+        ),
+        pytest.param(
+            """
+            backend: "identity" version_policy { latest {} }
+            optimization { input_pinned_memory {} }
+            instance_group [ { kind: KIND_MODEL }, { name: "x" kind: KIND_CPU count: 3 }, { gpus: [ 1 ] } ]
+            dynamic_batching {}
+            """,
+            "model.so",
+            2,
+            2,
+            f"""
+            name: "m" backend: "identity" {LATEST}
+            optimization {{ input_pinned_memory {{}} output_pinned_memory {{ enable: true }} }}
+            instance_group [
+              {{ name: "m_0" kind: KIND_MODEL count: 1 }}, {{ name: "x" kind: KIND_CPU count: 3 }},
+              {{ name: "m_2" kind: KIND_GPU count: 1 gpus: 1 }}
+            ]
+            dynamic_batching {{}}
+            """,
+            id="what is given stays",
+        ),
+    ],
+)
+def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) -> None:
+    config = parse_config(text, "c")
+    config.name = "m"
+    fill_backend(config, has(file))
+    normalize(config)
+    normalize_instance_groups(config, gpus, cpu_count)
+    golden = text_format.Parse(expected, ModelConfig())
+    assert text_format.MessageToString(config) == text_format.MessageToString(golden)
+    normalize(config)
+    normalize_instance_groups(config, gpus, cpu_count)
+    assert config == golden
+
+
+@pytest.mark.parametrize(
+    ("text", "files", "backend", "platform", "model_file"),
+    [
+        ("", ("model.plan",), "tensorrt", "tensorrt_plan", "model.plan"),
+        ("", ("model.onnx",), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+        ("", ("model.xml",), "openvino", "", "model.xml"),
+        ("", ("model.pt",), "pytorch", "pytorch_libtorch", "model.pt"),
+        ("", ("model.pt2",), "pytorch", "torch_aoti", "model.pt2"),
+        ("", ("model.py",), "python", "", "model.py"),
+        ("", ("model.savedmodel",), "tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+        ("", ("model.graphdef",), "tensorflow", "tensorflow_graphdef", "model.graphdef"),
+        ('platform: "libtorch"', (), "pytorch", "libtorch", "model.pt"),
+        ('backend: "pytorch"', ("model.pt2",), "pytorch", "torch_aoti", "model.pt2"),
+        ('backend: "onnxruntime"', (), "onnxruntime", "onnxruntime_onnx", "model.onnx"),
+        (
+            'backend: "onnxruntime" default_model_filename: "a.onnx"',
+            (),
+            "onnxruntime",
+            "onnxruntime_onnx",
+            "a.onnx",
+        ),
+        ('default_model_filename: "model.py"', (), "python", "", "model.py"),
+        ('backend: "mine"', ("model.onnx",), "mine", "", ""),
+        ("", (), "suffix", "", ""),
+    ],
+)
+def test_backend_is_told_by_what_is_there(
+    text: str, files: tuple[str, ...], backend: str, platform: str, model_file: str
+) -> None:
+    config = parse_config(text, "c")
+    config.name = "m.suffix"
+    fill_backend(config, has(*files))
+    assert (config.backend, config.platform, config.default_model_filename) == (backend, platform, model_file)
+    check_pair(config)
+
+
+def test_nothing_tells_the_backend() -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        fill_backend(ModelConfig(name="m"), has())
+    assert raised.value.message == (
+        "Invalid model name: Could not determine backend for model 'm' with no backend in model "
+        "configuration. Expected model name of the form 'model.<backend_name>'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("platform", "backend", "message"),
+    [
+        (
+            "onnxruntime_onnx",
+            "python",
+            "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, python",
+        ),
+        ("foo", "onnxruntime", "unexpected 'platform' and 'backend' pair, got:foo, onnxruntime"),
+        ("foo", "", "unexpected platform type 'foo' for m"),
+        ("", "", "must specify 'platform' or 'backend' for 'm'"),
+        ("ensemble", "x", "Ensemble model 'm' must have platform type 'ensemble' and empty backend type"),
+        ("ensemble", "", "ensemble scheduling must be set for ensemble m whose platform is ensemble"),
+    ],
+)
+def test_pairs(platform: str, backend: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        check_pair(ModelConfig(name="m", platform=platform, backend=backend))
+    assert raised.value.message == message
+
+
+def test_pair_of_unknowns() -> None:
+    check_pair(ModelConfig(name="m", platform="foo", backend="bar"))
+
+
+@pytest.mark.parametrize(
+    ("group", "gpus", "message"),
+    [
+        ("kind: KIND_GPU", 0, "has kind KIND_GPU but no GPUs are available"),
+        (
+            "kind: KIND_GPU gpus: 42",
+            1,
+            "specifies invalid or unsupported gpu id 42. GPUs with at least the minimum required CUDA "
+            "compute compatibility of 6.000000 are: 0",
+        ),
+        ("kind: KIND_CPU gpus: 0", 1, "has kind KIND_CPU but specifies one or more GPUs"),
+        ("gpus: 0", 0, "has kind KIND_CPU but specifies one or more GPUs"),
+        ("kind: KIND_MODEL gpus: 0", 1, "has kind KIND_MODEL but specifies one or more GPUs"),
+    ],
+)
+def test_groups_that_cannot_be_placed(group: str, gpus: int, message: str) -> None:
+    config = parse_config(f'name: "m" instance_group {{ {group} }}', "c")
+    normalize_instance_groups(config, gpus, 1)
+    with pytest.raises(InvalidArgumentError) as raised:
+        validate_instance_groups(config, gpus)
+    assert raised.value.message == f"instance group m_0 of model m {message}"
+
+
+def test_no_groups() -> None:
+    with pytest.raises(InvalidArgumentError, match="must specify one or more 'instance group's for m"):
+        validate_instance_groups(ModelConfig(name="m"), 0)
