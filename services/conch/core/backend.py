@@ -29,7 +29,7 @@ class BackendInstance(ABC):
     leads: ClassVar[bool] = True
 
     @abstractmethod
-    def execute(self, batch: Batch) -> Sequence[InferenceResponse] | None:
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch.
 
         May set ``compute_input_end_ns`` and ``compute_output_start_ns`` of the batch; where it does not,
@@ -37,7 +37,8 @@ class BackendInstance(ABC):
 
         Returns:
             One response for each request, in their order; an error in one of them does not touch the
-            others. A decoupled model returns None and calls `InferenceRequest.respond` itself.
+            others, and None in place of one says that the model calls `InferenceRequest.respond` for that
+            request itself. A decoupled model returns None and does so for all of them.
 
         Raises:
             Exception: The batch failed; every request in it is answered with the error.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from conch.core.errors import InvalidArgumentError
@@ -34,7 +36,8 @@ def classify(tensor: Tensor, count: int, spec: TensorSpec | None, batches: bool)
     array = tensor.numpy()
     if array.size > _MOST_ELEMENTS:
         raise InvalidArgumentError("classification output tensor too large")
-    rows = array.reshape(array.shape[0], -1) if batches else array.reshape(1, -1)
+    # Not -1 for the row's length: numpy can't work that out for a batch of no rows.
+    rows = array.reshape(array.shape[0], prod(array.shape[1:])) if batches else array.reshape(1, -1)
     k = min(count, rows.shape[1])
     labels = spec.labels if spec is not None else ()
     classes = np.empty((rows.shape[0], k), dtype=object)

@@ -117,3 +117,8 @@ def as_conch_error(error: BaseException) -> ConchError:
     if isinstance(error, ConchError):
         return error
     return InternalError(str(error) or type(error).__name__)
+
+
+def error_text(error: ConchError) -> str:
+    """An error as Triton prints it for operators: ``Unavailable - text``."""
+    return f"{error.label} - {error.message}"

@@ -25,6 +25,9 @@ class RequestState(IntEnum):
     DONE = 3
 
 
+_NEW, _DONE = RequestState.NEW, RequestState.DONE
+
+
 class InferenceResponse:
     """One answer to a request: tensors, or an error.
 
@@ -80,6 +83,8 @@ class InferenceRequest:
         cancelled: Set when the client no longer waits.
         context: Whatever the front end needs to send the answer.
         state: Where it is.
+        signature: The same object for requests that differ in nothing but their id and their tensors'
+            bytes, so that what was found out about one holds for the others; None where nobody knows.
     """
 
     __slots__ = (
@@ -104,6 +109,7 @@ class InferenceRequest:
         "requested",
         "sequence_end",
         "sequence_start",
+        "signature",
         "state",
         "timeout_us",
     )
@@ -139,7 +145,8 @@ class InferenceRequest:
         self.received_ns = received_ns
         self.queued_ns = 0
         self.cancelled = False
-        self.state = RequestState.NEW
+        self.state = _NEW
+        self.signature: object = None
         self.context: object = None
         self._responder = responder
 
@@ -152,10 +159,10 @@ class InferenceRequest:
             response: The response, or None to end a decoupled request without another one.
             final: Whether this is the last call for the request.
         """
-        if self.state is RequestState.DONE:
+        if self.state is _DONE:
             return
         if final:
-            self.state = RequestState.DONE
+            self.state = _DONE
         self._responder(self, response, final)
 
     def fail(self, error: ConchError) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from conch.core.errors import ConchError, UnavailableError
+from conch.core.errors import UnavailableError
 from conch.core.instances.runner import RunnerClosedError, Work
 from conch.core.model import Model
 from conch.core.registry import Registry
@@ -158,8 +158,3 @@ class ServerCore:
             request.model.cancel(request)
         else:
             request.cancelled = True
-
-
-def error_prefix(error: ConchError) -> str:
-    """An error as Triton nests it in other messages: ``Invalid argument: text``."""
-    return f"{error.label}: {error.message}"

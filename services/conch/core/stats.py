@@ -7,40 +7,31 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from conch.core.scheduler.base import Batch
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Duration:
     """A count of events and the time they took together, in nanoseconds."""
 
     count: int = 0
     ns: int = 0
 
-    def add(self, ns: int, count: int = 1) -> None:
-        """Adds `count` events that took `ns` nanoseconds together."""
-        self.count += count
-        self.ns += ns
 
-    def copy(self) -> Duration:
-        """A copy that later events do not change."""
-        return Duration(self.count, self.ns)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchDurations:
     """Executions of one batch size."""
 
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StatisticsSnapshot:
     """What `ModelStatistics` held at one moment.
 
@@ -72,21 +63,27 @@ class StatisticsSnapshot:
 
 
 class ModelStatistics:
-    """The counters of one model version."""
+    """The counters of one model version.
+
+    Plain integers, not `Duration` objects: recording is on the way of every request.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_inference_ms = 0
+        self._last_inference_ns = 0
         self._inference_count = 0
         self._execution_count = 0
-        self._success = Duration()
-        self._fail = Duration()
-        self._queue = Duration()
-        self._compute_input = Duration()
-        self._compute_infer = Duration()
-        self._compute_output = Duration()
-        self._batches: dict[int, BatchDurations] = {}
+        self._succeeded = 0
+        self._success_ns = 0
+        self._failed = 0
+        self._fail_ns = 0
+        self._queue_ns = 0
+        self._input_ns = 0
+        self._infer_ns = 0
+        self._output_ns = 0
         self._bytes_copied = 0
+        # By batch size: executions, then nanoseconds of input, inference and output.
+        self._batches: dict[int, list[int]] = {}
 
     def record_batch(self, batch: Batch, failed: int, failed_ns: int) -> None:
         """Counts one executed batch.
@@ -103,56 +100,69 @@ class ModelStatistics:
         for request in requests:
             success_ns += end - request.received_ns
             queue_ns += start - request.queued_ns
-        succeeded = len(requests) - failed
+        count = len(requests) - failed
+        input_ns = batch.compute_input_end_ns - start
+        infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
+        output_ns = end - batch.compute_output_start_ns
+        size = batch.size
         with self._lock:
             if failed:
-                self._fail.add(failed_ns, failed)
-                if not succeeded:
+                self._failed += failed
+                self._fail_ns += failed_ns
+                if not count:
                     return
-                # Queue and compute times of a batch are shared; failed requests take theirs along.
-                queue_ns = queue_ns * succeeded // len(requests)
-            compute_input = batch.compute_input_end_ns - start
-            compute_infer = batch.compute_output_start_ns - batch.compute_input_end_ns
-            compute_output = end - batch.compute_output_start_ns
-            self._last_inference_ms = time.time_ns() // 1_000_000
-            self._inference_count += batch.size
+                # The time in the queue is known for the whole batch; failed requests take their share.
+                queue_ns = queue_ns * count // len(requests)
+            self._last_inference_ns = end
+            self._inference_count += size
             self._execution_count += 1
-            self._success.add(success_ns - failed_ns, succeeded)
-            self._queue.add(queue_ns, succeeded)
-            self._compute_input.add(compute_input * succeeded, succeeded)
-            self._compute_infer.add(compute_infer * succeeded, succeeded)
-            self._compute_output.add(compute_output * succeeded, succeeded)
+            self._succeeded += count
+            self._success_ns += success_ns - failed_ns
+            self._queue_ns += queue_ns
+            self._input_ns += input_ns * count
+            self._infer_ns += infer_ns * count
+            self._output_ns += output_ns * count
             self._bytes_copied += batch.bytes_copied
-            row = self._batches.get(batch.size)
+            row = self._batches.get(size)
             if row is None:
-                row = self._batches[batch.size] = BatchDurations()
-            row.compute_input.add(compute_input)
-            row.compute_infer.add(compute_infer)
-            row.compute_output.add(compute_output)
+                row = self._batches[size] = [0, 0, 0, 0]
+            row[0] += 1
+            row[1] += input_ns
+            row[2] += infer_ns
+            row[3] += output_ns
 
     def record_failure(self, ns: int) -> None:
         """Counts one request that failed before it was executed, `ns` nanoseconds after receipt."""
         with self._lock:
-            self._fail.add(ns)
+            self._failed += 1
+            self._fail_ns += ns
 
     def snapshot(self) -> StatisticsSnapshot:
         """A consistent copy of all counters."""
         with self._lock:
+            count = self._succeeded
             return StatisticsSnapshot(
-                self._last_inference_ms,
-                self._inference_count,
-                self._execution_count,
-                self._success.copy(),
-                self._fail.copy(),
-                self._queue.copy(),
-                self._compute_input.copy(),
-                self._compute_infer.copy(),
-                self._compute_output.copy(),
-                {
+                last_inference_ms=_wall_clock_ms(self._last_inference_ns),
+                inference_count=self._inference_count,
+                execution_count=self._execution_count,
+                success=Duration(count, self._success_ns),
+                fail=Duration(self._failed, self._fail_ns),
+                queue=Duration(count, self._queue_ns),
+                compute_input=Duration(count, self._input_ns),
+                compute_infer=Duration(count, self._infer_ns),
+                compute_output=Duration(count, self._output_ns),
+                batches={
                     size: BatchDurations(
-                        row.compute_input.copy(), row.compute_infer.copy(), row.compute_output.copy()
+                        Duration(runs, input_ns), Duration(runs, infer_ns), Duration(runs, output_ns)
                     )
-                    for size, row in sorted(self._batches.items())
+                    for size, (runs, input_ns, infer_ns, output_ns) in sorted(self._batches.items())
                 },
-                self._bytes_copied,
+                bytes_copied=self._bytes_copied,
             )
+
+
+def _wall_clock_ms(monotonic_ns: int) -> int:
+    """A moment of the monotonic clock as milliseconds since the epoch; 0 for never."""
+    if not monotonic_ns:
+        return 0
+    return (time.time_ns() - (time.monotonic_ns() - monotonic_ns)) // 1_000_000

@@ -63,11 +63,9 @@ class Runner:
         self._count = len(instances)
         self._idle = list(instances)
         self._lock = threading.Lock()
-        self._work_or_close = threading.Condition(self._lock)
+        self._sleeping: list[threading.Condition] = []
         self._drained = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
-        self._waiting = 0
-        self._wakeups = 0
         self._timed = False
         self._closing = False
 
@@ -102,13 +100,13 @@ class Runner:
             if may_lead and self._idle[-1].leads:
                 decision = scheduler.next_batch(now)
                 if type(decision) is Batch:
-                    return Work(self, self._idle.pop(), decision)
+                    work = Work(self, self._idle.pop(), decision)
+                    self._wake_if_due(now)
+                    return work
                 if type(decision) is WaitUntil and not self._timed:
                     self._wake()
                 return None
-            due = scheduler.due_ns(now)
-            if due is not None and (due <= now or not self._timed):
-                self._wake()
+            self._wake_if_due(now)
         return None
 
     def run(self, work: Work) -> None:
@@ -123,8 +121,7 @@ class Runner:
         """Takes a request out of the queue; False if it already runs or has been answered."""
         with self._lock:
             cancelled = self._scheduler.cancel(request)
-            if cancelled and self._closing:
-                self._drained.notify_all()
+            self._check_drained()
             return cancelled
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -138,9 +135,8 @@ class Runner:
         """
         with self._lock:
             self._closing = True
-            self._work_or_close.notify_all()
+            self._wake_all()
             done = self._drained.wait_for(self._is_drained, timeout_s)
-            self._work_or_close.notify_all()
         if done:
             for thread in self._threads:
                 if thread is not threading.current_thread():
@@ -157,13 +153,19 @@ class Runner:
                 if type(decision) is not Batch:
                     break
                 failed.extend(decision.requests)
-            self._drained.notify_all()
+            self._check_drained()
         for request in failed:
             request.fail(error)
         return len(failed)
 
     def _is_drained(self) -> bool:
         return self._scheduler.pending == 0 and len(self._idle) == self._count
+
+    def _check_drained(self) -> None:
+        """Lets `close` and the threads end if nothing is left to do; called with the lock held."""
+        if self._closing and self._is_drained():
+            self._drained.notify_all()
+            self._wake_all()
 
     def _next(self, instance: BackendInstance, finished: Batch) -> Batch | None:
         """What the instance runs next; gives it back if there is nothing."""
@@ -173,19 +175,25 @@ class Runner:
             scheduler.complete(finished, now)
             decision = scheduler.next_batch(now)
             if type(decision) is Batch:
+                self._wake_if_due(now)
                 return decision
             self._idle.append(instance)
             if type(decision) is WaitUntil and not self._timed:
                 self._wake()
-            if self._closing and self._is_drained():
-                self._drained.notify_all()
+            self._check_drained()
         return None
+
+    def _wake_if_due(self, now: int) -> None:
+        """Has another idle instance look at the queue, if it holds something nobody waits for yet."""
+        if self._idle:
+            due = self._scheduler.due_ns(now)
+            if due is not None and (due <= now or not self._timed):
+                self._wake()
 
     def _wake(self) -> None:
         """Sees to it that a thread of the model's own looks at the queue; called with the lock held."""
-        if self._waiting > self._wakeups:
-            self._wakeups += 1
-            self._work_or_close.notify()
+        if self._sleeping:
+            self._sleeping.pop().notify()
         elif len(self._threads) < self._count:
             thread = threading.Thread(
                 target=self._thread, name=f"conch-{self._name}-{len(self._threads)}", daemon=True
@@ -193,11 +201,18 @@ class Runner:
             self._threads.append(thread)
             thread.start()
 
+    def _wake_all(self) -> None:
+        while self._sleeping:
+            self._sleeping.pop().notify()
+
     def _thread(self) -> None:
-        while (work := self._pull()) is not None:
+        # One condition for each thread: whether a thread has been woken is then exactly whether it has
+        # left the list, also when it is woken in the moment its wait times out.
+        woken = threading.Condition(self._lock)
+        while (work := self._pull(woken)) is not None:
             self.run(work)
 
-    def _pull(self) -> Work | None:
+    def _pull(self, woken: threading.Condition) -> Work | None:
         """Waits for a batch; None once the runner is closed and empty."""
         with self._lock:
             while True:
@@ -207,16 +222,17 @@ class Runner:
                     now = self._clock()
                     decision = self._scheduler.next_batch(now)
                     if type(decision) is Batch:
-                        return Work(self, self._idle.pop(), decision)
+                        work = Work(self, self._idle.pop(), decision)
+                        self._wake_if_due(now)
+                        return work
                     if type(decision) is WaitUntil and not self._timed:
                         timed = self._timed = True
                         timeout = (decision.time_ns - now) / 1e9
                 if self._closing and self._scheduler.pending == 0:
                     return None
-                self._waiting += 1
-                notified = self._work_or_close.wait(timeout)
-                self._waiting -= 1
-                if notified and self._wakeups:
-                    self._wakeups -= 1
+                self._sleeping.append(woken)
+                woken.wait(timeout)
+                if woken in self._sleeping:
+                    self._sleeping.remove(woken)  # its wait timed out
                 if timed:
                     self._timed = False

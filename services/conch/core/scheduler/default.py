@@ -7,6 +7,9 @@ from collections import deque
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import IDLE, Batch, Decision
 
+# Members of an enumeration are slow to look up on the way of every request.
+_NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
+
 
 class DefaultScheduler:
     """Queue of a model without a scheduling choice; requests run alone, as clients sent them."""
@@ -23,7 +26,7 @@ class DefaultScheduler:
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         """Queues a request."""
         request.queued_ns = now_ns
-        request.state = RequestState.QUEUED
+        request.state = _QUEUED
         self._queue.append(request)
         self._pending += 1
 
@@ -36,8 +39,8 @@ class DefaultScheduler:
         queue = self._queue
         while queue:
             request = queue.popleft()
-            if request.state is RequestState.QUEUED:
-                request.state = RequestState.RUNNING
+            if request.state is _QUEUED:
+                request.state = _RUNNING
                 self._pending -= 1
                 return Batch([request], request.batch_size)
         return IDLE
@@ -47,8 +50,8 @@ class DefaultScheduler:
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Takes a queued request out; it stays in the deque as an empty place until it reaches the head."""
-        if request.state is not RequestState.QUEUED:
+        if request.state is not _QUEUED:
             return False
-        request.state = RequestState.NEW
+        request.state = _NEW
         self._pending -= 1
         return True

@@ -13,6 +13,9 @@ from collections import deque
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import IDLE, Batch, Decision, WaitUntil
 
+# Members of an enumeration are slow to look up on the way of every request.
+_NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
+
 
 class DynamicBatcher:
     """Queue of a model with dynamic batching.
@@ -50,7 +53,7 @@ class DynamicBatcher:
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         """Queues a request."""
         request.queued_ns = now_ns
-        request.state = RequestState.QUEUED
+        request.state = _QUEUED
         self._queue.append(request)
         self._pending += 1
 
@@ -66,6 +69,8 @@ class DynamicBatcher:
 
     def next_batch(self, now_ns: int) -> Decision:
         """The batch to run now, or the time at which the one being formed is due."""
+        if self._pending == 1 and not self._delay_ns and not self._forming:
+            return self._take_only()
         due_ns = self.due_ns(now_ns)
         if due_ns is None:
             self._queue.clear()
@@ -81,9 +86,9 @@ class DynamicBatcher:
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Takes a queued request out, also from the batch being formed."""
-        if request.state is not RequestState.QUEUED:
+        if request.state is not _QUEUED:
             return False
-        request.state = RequestState.NEW
+        request.state = _NEW
         self._pending -= 1
         if request in self._forming:
             self._reform()  # so that what is being formed never holds a cancelled request
@@ -96,7 +101,7 @@ class DynamicBatcher:
         size = self._forming_size
         while queue and not self._closed:
             request = queue[0]
-            if request.state is not RequestState.QUEUED:
+            if request.state is not _QUEUED:
                 queue.popleft()
                 continue
             grown = size + request.batch_size
@@ -114,21 +119,28 @@ class DynamicBatcher:
                 self._best_count, self._best_size = len(forming), size
         self._forming_size = size
 
+    def _take_only(self) -> Batch:
+        """The one request that waits; nothing can join it, so nothing needs to be weighed."""
+        request = self._queue.popleft()
+        while request.state is not _QUEUED:
+            request = self._queue.popleft()
+        request.state = _RUNNING
+        self._pending = 0
+        return Batch([request], request.batch_size)
+
     def _take(self, count: int, size: int) -> Batch:
         taken = self._forming[:count]
         rest = self._forming[count:]
         self._queue.extendleft(reversed(rest))
         self._drop_forming()
         for request in taken:
-            request.state = RequestState.RUNNING
+            request.state = _RUNNING
         self._pending -= count
         return Batch(taken, size)
 
     def _reform(self) -> None:
         """Starts forming anew, without the requests that were cancelled."""
-        self._queue.extendleft(
-            request for request in reversed(self._forming) if request.state is RequestState.QUEUED
-        )
+        self._queue.extendleft(request for request in reversed(self._forming) if request.state is _QUEUED)
         self._drop_forming()
 
     def _drop_forming(self) -> None:

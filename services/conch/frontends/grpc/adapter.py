@@ -72,15 +72,15 @@ def check_grpcio() -> None:
 class UnaryCall:
     """One unary call: gets one message, is answered once."""
 
-    __slots__ = ("_call", "_on_cancel", "_watched", "deadline", "handler", "metadata")
+    __slots__ = ("_call", "_on_cancel", "_server", "handler", "metadata", "waited")
 
-    def __init__(self, event: Any, handler: UnaryHandler) -> None:
+    def __init__(self, event: Any, handler: UnaryHandler, server: Server) -> None:
         self._call = event.call
-        self._watched = False
+        self._server = server
         self._on_cancel: Callable[[], None] | None = None
+        self.waited = False
         self.handler = handler
         self.metadata: Metadata = event.invocation_metadata
-        self.deadline: float = event.call_details.deadline
         self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
 
     def _on_message(self, event: Any) -> None:
@@ -89,9 +89,16 @@ class UnaryCall:
             self.handler(self, message)
 
     def watch(self, on_cancel: Callable[[], None]) -> None:
-        """Calls back, once, if the client goes away before the answer has been sent."""
+        """Calls back, once, if the client goes away before the answer has been sent.
+
+        Noticing that costs a completion-queue event of its own, so it begins only when the call has
+        waited for one to two ticks of the server's `Watcher`; most are answered long before.
+        """
         self._on_cancel = on_cancel
-        self._watched = True
+        self._server.watcher.add(self)
+
+    def start_watching(self) -> None:
+        """Asks the C core to say when the call ends."""
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
 
     def _on_close(self, event: Any) -> None:
@@ -99,14 +106,21 @@ class UnaryCall:
         if on_cancel is not None and event.batch_operations[0].cancelled():
             on_cancel()
 
+    def _answered(self) -> None:
+        if self._on_cancel is not None:
+            self._on_cancel = None
+            self._server.watcher.discard(self)
+
     def reply(self, message: bytes) -> None:
         """Sends the answer with status OK; from any thread."""
+        self._answered()
         self._call.start_server_batch(
             (_SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), _SEND_OK), _ignore
         )
 
     def reply_compressed(self, message: bytes, algorithm: str) -> None:
         """Sends the answer with status OK, compressed with a gRPC algorithm such as ``gzip``."""
+        self._answered()
         self._call.start_server_batch(
             (
                 cygrpc.SendInitialMetadataOperation((("grpc-internal-encoding-request", algorithm),), 0),
@@ -118,6 +132,7 @@ class UnaryCall:
 
     def abort(self, status: int, details: str) -> None:
         """Ends the call with an error status; from any thread."""
+        self._answered()
         _abort(self._call, status, details)
 
 
@@ -240,6 +255,46 @@ class StreamCall:
         self._call.start_server_batch((operation,), _ignore)
 
 
+class Watcher:
+    """Begins to watch the calls that have waited for a while.
+
+    Args:
+        tick_s: Seconds between two looks at the waiting calls.
+    """
+
+    def __init__(self, tick_s: float = 0.05) -> None:
+        self._tick_s = tick_s
+        self._waiting: set[UnaryCall] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="conch-grpc-watch", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread that looks."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def add(self, call: UnaryCall) -> None:
+        """Adds a call that has to wait; atomic, without a lock."""
+        self._waiting.add(call)
+
+    def discard(self, call: UnaryCall) -> None:
+        """Takes a call out that has been answered; atomic, without a lock."""
+        self._waiting.discard(call)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._tick_s):
+            for call in list(self._waiting):
+                if call.waited:
+                    self._waiting.discard(call)
+                    call.start_watching()
+                else:
+                    call.waited = True
+
+
 UnaryHandler = Callable[[UnaryCall, bytes], None]
 StreamHandler = Callable[[StreamCall], None]
 
@@ -299,6 +354,7 @@ class Server:
             False,
         )
         self._server.register_completion_queue(self._queue)
+        self.watcher = Watcher()
         self._stopped = threading.Event()
         self._stopping = False
         self._live_streams: set[StreamCall] = set()
@@ -338,6 +394,7 @@ class Server:
             self._server.request_call(self._queue, self._queue, self._on_call)
         for thread in self._threads:
             thread.start()
+        self.watcher.start()
 
     def stop(self, grace_s: float) -> None:
         """Accepts no more calls, waits for those in flight, cancels what is left, ends the threads.
@@ -352,6 +409,7 @@ class Server:
         if not self._stopped.wait(grace_s):
             self._server.cancel_all_calls()
             self._stopped.wait()
+        self.watcher.stop()
         self._queue.shutdown()
         for thread in self._threads:
             thread.join()
@@ -408,7 +466,7 @@ class Server:
         method = event.call_details.method
         handler = self._unary.get(method)
         if handler is not None:
-            UnaryCall(event, handler)
+            UnaryCall(event, handler, self)
             return
         stream_handler = self._streams.get(method)
         if stream_handler is not None:

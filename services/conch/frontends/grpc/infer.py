@@ -10,7 +10,7 @@ from conch.core.errors import ConchError, InternalError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import Server, UnaryCall
-from conch.frontends.grpc.decode import decode_request
+from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, joined
 from conch.frontends.grpc.forward import HeaderForwarder
 
@@ -42,13 +42,14 @@ class InferHandler:
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
+        self._decode = RequestDecoder()
         self._forward = forward
         self._compression = compression
 
     def __call__(self, call: UnaryCall, message: bytes) -> None:
         """Takes one request; answers now or when its batch has run."""
         try:
-            request = decode_request(message, self._respond, self._clock())
+            request = self._decode(message, self._respond, self._clock())
             request.context = call
             if self._forward is not None:
                 self._forward(request, call.metadata)

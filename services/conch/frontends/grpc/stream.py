@@ -18,7 +18,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.adapter import Server, StreamCall
-from conch.frontends.grpc.decode import decode_request
+from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, joined
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.wire import length_header
@@ -166,6 +166,7 @@ class StreamInferHandler:
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
+        self._decode = RequestDecoder()
         self._forward = forward
 
     def __call__(self, call: StreamCall) -> None:
@@ -182,7 +183,7 @@ class StreamInferHandler:
         try:
             work = None
             try:
-                request = decode_request(message, self._respond, self._clock())
+                request = self._decode(message, self._respond, self._clock())
                 request.context = place
                 place.request = request
                 if self._forward is not None:

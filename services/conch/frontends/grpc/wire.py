@@ -10,6 +10,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_PLAIN_TAGS = frozenset((0x0A, 0x12, 0x2A, 0x32))  # model_name, model_version, inputs, outputs
 _MALFORMED = "the request message is malformed"
 
 
@@ -93,3 +94,56 @@ def split_repeated_bytes(message: bytes, field: int) -> tuple[bytes, list[Buffer
             raise InvalidArgumentError(_MALFORMED)
         rest.append(view[start:position])
     return b"".join(rest), contents
+
+
+def split_infer_request(message: bytes) -> tuple[bytes, bytes, list[Buffer]] | None:
+    """Takes a plain ModelInferRequest apart without parsing it.
+
+    Requests of one client mostly differ in their id and their raw contents only, and serialisers write
+    fields in the order of their numbers; so what is left without those two stands for all such requests.
+
+    Args:
+        message: A serialised ModelInferRequest.
+
+    Returns:
+        The message without id and raw contents, the id, and views of the raw contents; None where the
+        message has parameters, unknown fields, another order of fields or an error in it, and has to be
+        parsed.
+    """
+    end = len(message)
+    position = id_start = id_end = 0
+    request_id = b""
+    raw_start = end
+    view: memoryview | None = None
+    raw: list[Buffer] = []
+    last_tag = 0
+    try:
+        while position < end:
+            tag = message[position]
+            start = position
+            size = message[position + 1]
+            position += 2
+            if size > 0x7F:
+                size, position = read_varint(message, position - 1)
+            content = position
+            position += size
+            if tag == 0x3A:  # raw_input_contents
+                if view is None:
+                    view = memoryview(message)
+                    raw_start = start
+                raw.append(view[content:position])
+            elif tag < last_tag:
+                return None
+            elif tag == 0x1A:  # id
+                id_start, id_end = start, position
+                request_id = message[content:position]
+            elif tag not in _PLAIN_TAGS:
+                return None
+            last_tag = tag
+    except (IndexError, InvalidArgumentError):
+        return None
+    if position != end:
+        return None
+    if id_end:
+        return message[:id_start] + message[id_end:raw_start], request_id, raw
+    return message[:raw_start], request_id, raw

@@ -1,0 +1,158 @@
+"""Runs ONNX models with ONNX Runtime."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
+from conch.backends.onnxruntime.options import execution_providers, session_options
+from conch.backends.onnxruntime.signature import Signature, complete, validate
+from conch.core.backend import BackendInstance, BackendModel
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
+from conch.core.instances.placement import Placement, place
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Array
+
+log = logging.getLogger(__name__)
+
+_STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
+
+
+class OnnxRuntimeBackend(ArrayBackend):
+    """The backend ``onnxruntime``: a session for each instance, all made from one reading of the file."""
+
+    default_model_file = "model.onnx"
+    platform = "onnxruntime_onnx"
+    cpu_instance_count = 2
+
+    def __init__(self) -> None:
+        # Here, not at the top: configs may be read without the framework, a model can't be.
+        import onnxruntime
+
+        self._ort: Any = onnxruntime
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Takes inputs, outputs and batching from the model, unless the config has its inputs and outputs."""
+        name = config.get("name", "")
+        if config.get("input") and config.get("output"):
+            log.info(
+                "skipping model configuration auto-complete for '%s': inputs and outputs already specified",
+                name,
+            )
+            return config
+        path = _model_path(
+            version_directory, config.get("default_model_filename") or self.default_model_file, name
+        )
+        settings = self._ort.SessionOptions()
+        # Only the signature is wanted.
+        settings.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        settings.intra_op_num_threads = 1
+        session = self._session(path, str(path), settings, ["CPUExecutionProvider"])
+        return complete(config, Signature.of(session), options)
+
+    def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
+        """Makes a session that shares nothing with others."""
+        return self._open(spec, placement, _model_path(spec.version_directory, spec.model_file, spec.name))
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        """Reads the model."""
+        return _OnnxModel(self, spec)
+
+    def _open(
+        self, spec: ModelSpec, placement: Placement, path: Path, content: bytes | None = None
+    ) -> ArrayFunction:
+        options = session_options(self._ort, spec)
+        if content is not None:
+            # A model given as bytes has no place of its own to look for weights in files beside it.
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(path.parent)
+            )
+        providers = execution_providers(self._ort, spec, placement)
+        session = self._session(path, str(path) if content is None else content, options, providers)
+        validate(spec, Signature.of(session))
+        return _SessionFunction(session, spec)
+
+    def _session(self, path: Path, source: str | bytes, options: Any, providers: list[Any]) -> Any:
+        try:
+            return self._ort.InferenceSession(source, options, providers=providers)
+        except Exception as error:
+            raise InternalError(f"unable to load ONNX model '{path}': {_status_text(error)}") from error
+
+
+class _OnnxModel(BackendModel):
+    """Holds the file's content until all instances have their sessions."""
+
+    def __init__(self, backend: OnnxRuntimeBackend, spec: ModelSpec) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
+        self._content: bytes | None = self._path.read_bytes()
+        self._missing = len(place(spec.instance_groups))
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        function = self._backend._open(self._spec, placement, self._path, self._content)
+        self._missing -= 1
+        if self._missing <= 0:
+            self._content = None
+        return ArrayInstance(self._spec, function)
+
+
+class _SessionFunction:
+    """An ONNX Runtime session as a function of arrays."""
+
+    def __init__(self, session: Any, spec: ModelSpec) -> None:
+        self._session = session
+        self._run = session.run
+        self._strings = frozenset(tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES")
+
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        for name in self._strings:
+            if name in inputs:
+                inputs[name] = _text(name, inputs[name])
+        try:
+            results = self._run(outputs, inputs)
+        except ConchError:
+            raise
+        except Exception as error:
+            raise InternalError(_status_text(error)) from error
+        return dict(zip(outputs, results, strict=True))
+
+    def close(self) -> None:
+        # The session is freed with the last reference to it.
+        del self._session, self._run
+
+
+def _text(name: str, array: Array) -> Array:
+    """BYTES as ONNX has strings; ONNX Runtime would print a `bytes` object with its quotes."""
+    text = np.empty(array.size, dtype=object)
+    try:
+        text[:] = [bytes(element).decode() for element in array.flat]
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"input '{name}' has an element that is not UTF-8: {error}") from error
+    return text.reshape(array.shape)
+
+
+def _status_text(error: Exception) -> str:
+    """An exception of ONNX Runtime as Triton's backend prints its status."""
+    match = _STATUS.search(str(error))
+    if match is None:
+        return f"onnx runtime error: {error}"
+    return f"onnx runtime error {match[1]}: {match[2].strip()}"
+
+
+def _model_path(version_directory: Path, file_name: str, model_name: str) -> Path:
+    path = version_directory / file_name
+    if path.is_dir():
+        # A folder holds the model and the files its weights are in.
+        path = path / "model.onnx"
+    if not path.is_file():
+        raise UnavailableError(f"unable to find '{path}' for model '{model_name}'")
+    return path

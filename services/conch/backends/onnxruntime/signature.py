@@ -1,0 +1,215 @@
+"""What an ONNX model takes and gives: read from its session, compared with and copied to configs.
+
+The rules and the texts are those of Triton's ONNX Runtime backend.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.validation import shape_text
+
+log = logging.getLogger(__name__)
+
+DEFAULT_MAX_BATCH_SIZE = 4
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxTensor:
+    """One input or output of an ONNX model.
+
+    Attributes:
+        name: Its name.
+        onnx_type: Its type as ONNX Runtime prints it.
+        dims: All dimensions; -1 for a variable one.
+    """
+
+    name: str
+    onnx_type: str
+    dims: tuple[int, ...]
+
+    def datatype(self, model: str) -> str:
+        """The protocol's name of the element type.
+
+        Raises:
+            UnsupportedError: It is not a tensor, or of a type that can't be served.
+        """
+        datatype = _DATATYPES.get(self.onnx_type)
+        if datatype is None:
+            what = (
+                "BF16 tensors are not supported by the onnxruntime backend"
+                if self.onnx_type == "tensor(bfloat16)"
+                else "expected a tensor of a type the protocol has"
+            )
+            raise UnsupportedError(
+                f"unsupported ONNX type '{self.onnx_type}' for I/O '{self.name}' of model '{model}': {what}"
+            )
+        return datatype
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs and outputs of an ONNX model, in its order."""
+
+    inputs: tuple[OnnxTensor, ...]
+    outputs: tuple[OnnxTensor, ...]
+
+    @classmethod
+    def of(cls, session: Any) -> Signature:
+        """Reads a session's signature."""
+        return cls(_tensors(session.get_inputs()), _tensors(session.get_outputs()))
+
+
+def _tensors(arguments: Iterable[Any]) -> tuple[OnnxTensor, ...]:
+    return tuple(
+        OnnxTensor(
+            argument.name,
+            argument.type,
+            tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in argument.shape or ()),
+        )
+        for argument in arguments
+    )
+
+
+def complete(config: dict[str, Any], signature: Signature, options: Mapping[str, str]) -> dict[str, Any]:
+    """Fills in batching, inputs and outputs that a config leaves out.
+
+    Raises:
+        ConchError: The model can't do what the config says, or has tensors that can't be served.
+    """
+    name = config.get("name", "")
+    batching = all(tensor.dims and tensor.dims[0] == -1 for tensor in (*signature.inputs, *signature.outputs))
+    size = int(config.get("max_batch_size") or 0)
+    if batching:
+        if size == 0:
+            size = _default_max_batch_size(options)
+            config["max_batch_size"] = size
+            log.info("model '%s' supports batching: max_batch_size set to %d", name, size)
+        schedulers = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+        if size > 1 and not any(key in config for key in schedulers):
+            config["dynamic_batching"] = {}
+    elif size != 0:
+        raise InvalidArgumentError(
+            f"autofill failed for model '{name}': model does not support batching while non-zero "
+            f"max_batch_size is specified"
+        )
+    skip = 1 if size > 0 else 0
+    for key, tensors in (("input", signature.inputs), ("output", signature.outputs)):
+        if not config.get(key):
+            config[key] = [_entry(tensor, name, skip) for tensor in tensors]
+    return config
+
+
+def _default_max_batch_size(options: Mapping[str, str]) -> int:
+    text = options.get("default-max-batch-size", "")
+    if not text:
+        return DEFAULT_MAX_BATCH_SIZE
+    try:
+        return max(int(text), 0)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"backend option 'default-max-batch-size' must be a whole number, got '{text}'"
+        ) from error
+
+
+def _entry(tensor: OnnxTensor, model: str, skip: int) -> dict[str, Any]:
+    datatype = tensor.datatype(model)
+    entry: dict[str, Any] = {
+        "name": tensor.name,
+        "data_type": "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}",
+        "dims": list(tensor.dims[skip:]),
+    }
+    if not entry["dims"]:
+        # A config can't have empty dims, so clients see one element where the model has a scalar.
+        entry["dims"] = [1]
+        entry["reshape"] = {"shape": []}
+    return entry
+
+
+def validate(spec: ModelSpec, signature: Signature) -> None:
+    """Checks that a config fits a model.
+
+    Raises:
+        ConchError: It does not; the text is Triton's.
+    """
+    if len(spec.inputs) != len(signature.inputs):
+        raise InvalidArgumentError(
+            f"unable to load model '{spec.name}', configuration expects {len(spec.inputs)} inputs, model "
+            f"provides {len(signature.inputs)}"
+        )
+    for kind, wanted, provided in (
+        ("input", spec.inputs, signature.inputs),
+        ("output", spec.outputs, signature.outputs),
+    ):
+        by_name = {tensor.name: tensor for tensor in provided}
+        for tensor in wanted:
+            found = by_name.get(tensor.name)
+            if found is None:
+                raise InvalidArgumentError(
+                    f"unexpected inference {kind} '{tensor.name}', allowed {kind}s are: "
+                    f"{', '.join(sorted(by_name))}"
+                )
+            _check_datatype(spec, kind, tensor, found)
+            _check_dims(spec, tensor, found.dims)
+
+
+def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: OnnxTensor) -> None:
+    if tensor.datatype not in _DATATYPES.values():
+        raise InternalError(
+            f"unsupported datatype TYPE_{tensor.datatype} for {kind} '{tensor.name}' for model '{spec.name}'"
+        )
+    datatype = found.datatype(spec.name)
+    if tensor.datatype != datatype:
+        expected, provided = (
+            "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}" for name in (tensor.datatype, datatype)
+        )
+        raise InvalidArgumentError(
+            f"unable to load model '{spec.name}', configuration expects datatype {expected} for {kind} "
+            f"'{tensor.name}', model provides {provided}"
+        )
+
+
+def _check_dims(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> None:
+    batches = spec.max_batch_size > 0
+    start = f"model '{spec.name}', tensor '{tensor.name}': "
+    if batches and (not model_dims or model_dims[0] != -1):
+        raise InvalidArgumentError(
+            f"{start}for the model to support batching the shape should have at least 1 dimension and the "
+            f"first dimension must be -1; but shape expected by the model is {shape_text(model_dims)}"
+        )
+    dims = (-1, *tensor.backend_dims) if batches else tensor.backend_dims
+    if len(dims) == len(model_dims) and all(
+        -1 in (want, got) or want == got for want, got in zip(model_dims, dims, strict=True)
+    ):
+        return
+    specified = (
+        f"(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
+        f"making complete shape {shape_text(dims)})"
+        if batches
+        else f"(shape {shape_text(dims)})"
+    )
+    raise InvalidArgumentError(
+        f"{start}the model expects {len(model_dims)} dimensions (shape {shape_text(model_dims)}) but the "
+        f"model configuration specifies {len(dims)} dimensions {specified}"
+    )

@@ -1,0 +1,114 @@
+"""Exceptions of models: the classes models use, and the text in which their tracebacks reach users."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+from conch.core.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnavailableError,
+    UnknownError,
+    UnsupportedError,
+)
+
+_OURS = str(Path(__file__).parent)
+_NOT_THE_MODELS = (_OURS, "<frozen importlib")
+
+
+class TritonError:
+    """An error for one request, put into an `InferenceResponse`."""
+
+    UNKNOWN: ClassVar[int] = 0
+    INTERNAL: ClassVar[int] = 1
+    NOT_FOUND: ClassVar[int] = 2
+    INVALID_ARG: ClassVar[int] = 3
+    UNAVAILABLE: ClassVar[int] = 4
+    UNSUPPORTED: ClassVar[int] = 5
+    ALREADY_EXISTS: ClassVar[int] = 6
+    CANCELLED: ClassVar[int] = 7
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        """The text, as clients get it."""
+        return self._message
+
+    def code(self) -> int:
+        """One of the codes of this class."""
+        return self._code
+
+    def __str__(self) -> str:
+        return self._message
+
+
+class TritonModelException(Exception):
+    """Raised by models, and by this API where it is used wrongly."""
+
+    def message(self) -> str:
+        """The text."""
+        return str(self)
+
+
+_ERRORS: dict[int, type[ConchError]] = {
+    TritonError.UNKNOWN: UnknownError,
+    TritonError.INTERNAL: InternalError,
+    TritonError.NOT_FOUND: NotFoundError,
+    TritonError.INVALID_ARG: InvalidArgumentError,
+    TritonError.UNAVAILABLE: UnavailableError,
+    TritonError.UNSUPPORTED: UnsupportedError,
+    TritonError.ALREADY_EXISTS: AlreadyExistsError,
+    TritonError.CANCELLED: CancelledError,
+}
+
+
+def as_core_error(error: object) -> ConchError:
+    """A model's error as the core has it, its message unchanged."""
+    if isinstance(error, TritonError):
+        return _ERRORS.get(error.code(), InternalError)(error.message())
+    return InternalError(str(error))
+
+
+def not_supported(what: str) -> TritonModelException:
+    """The exception for a part of the API that is not there yet."""
+    return TritonModelException(f"{what} is not supported yet")
+
+
+def describe(error: BaseException) -> str:
+    """An exception with its place in the model: type, text and frames, the innermost first.
+
+    Only frames of the model and of what it called are shown; those of the server would mislead.
+    """
+    text = f"{type(error).__name__}: {error}"
+    frames = _frames(error.__traceback__)
+    return f"{text}\n\nAt:\n{frames}" if frames else text
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an exception was raised by the server's checks and not within the model."""
+    trace = error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
+            return False
+        trace = trace.tb_next
+    return True
+
+
+def _frames(trace: TracebackType | None) -> str:
+    lines: list[str] = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_MODELS):
+            lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
+        trace = trace.tb_next
+    return "".join(reversed(lines))

@@ -1,0 +1,223 @@
+"""One instance of a Python model: its object, and how batches go through its `execute`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+from conch.backends.python.errors import TritonModelException, describe, is_ours
+from conch.backends.python.eventloop import EventLoop, Outcome
+from conch.backends.python.loading import ModelCode
+from conch.backends.python.request import ReceivedRequest
+from conch.backends.python.response import Converter, InferenceResponse
+from conch.backends.python.sender import SenderContext
+from conch.core.backend import BackendInstance
+from conch.core.clock import monotonic_ns
+from conch.core.errors import InternalError, UnavailableError
+from conch.core.instances.placement import Placement
+from conch.core.instances.shaping import Shaper
+from conch.core.request import InferenceResponse as CoreResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
+    """Loads a model's file.
+
+    Raises:
+        ConchError: It is missing, fails, or has no `TritonPythonModel` that can execute.
+    """
+    path = version_directory / file_name
+    if not path.is_file():
+        raise UnavailableError(
+            f"Failed to preinitialize Python stub: Python model file not found in '{path}'"
+        )
+    try:
+        code = ModelCode(name, version_directory, file_name)
+    except BaseException as error:
+        raise InternalError(describe(error)) from error
+    model_class = getattr(code.module, "TritonPythonModel", None)
+    if model_class is None:
+        code.close()
+        module = f"{version_directory.name}.{path.stem}"
+        raise InternalError(f"AttributeError: module '{module}' has no attribute 'TritonPythonModel'")
+    if not hasattr(model_class, "execute"):
+        code.close()
+        raise InternalError(f"Python model {path} does not implement `execute` method.")
+    return code
+
+
+def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
+    """Loads a model and makes an instance of it.
+
+    Raises:
+        ConchError: The model can't be loaded, or its `initialize` failed.
+    """
+    code = load_code(spec.name, spec.version_directory, spec.model_file)
+    try:
+        model = code.module.TritonPythonModel()
+        if hasattr(model, "initialize"):
+            model.initialize(_arguments(spec, placement))
+    except BaseException as error:
+        code.close()
+        raise InternalError(describe(error)) from error
+    kind = AsyncPythonInstance if inspect.iscoroutinefunction(model.execute) else PythonInstance
+    return kind(spec, placement, code, model)
+
+
+def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
+    return {
+        "model_config": json.dumps(dict(spec.config)),
+        "model_instance_kind": placement.kind,
+        "model_instance_name": placement.name,
+        "model_instance_device_id": str(placement.device_id),
+        "model_repository": str(spec.directory),
+        "model_version": str(spec.version),
+        "model_name": spec.name,
+    }
+
+
+class PythonInstance(BackendInstance):
+    """Runs batches on a model's object, on the thread that calls."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any) -> None:
+        self._name = placement.name
+        self._code = code
+        self._model = model
+        self._execute = model.execute
+        self._decoupled = spec.decoupled
+        self._convert = Converter(spec)
+        self._context = SenderContext(
+            self._convert,
+            Shaper(spec),
+            spec.decoupled,
+            placement.name,
+            tuple(tensor.name for tensor in spec.outputs),
+        )
+        self._loop: EventLoop | None = None
+
+    def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
+        """Runs a batch; see `BackendInstance.execute`."""
+        context = self._context
+        requests = [ReceivedRequest(core, batch, context) for core in batch.requests]
+        if self._decoupled:
+            for request in requests:
+                # Made now, so that a request the model forgets altogether is answered too.
+                request.get_response_sender()
+        batch.compute_input_end_ns = monotonic_ns()
+        try:
+            returned = self._execute(requests)
+            if type(returned) is not list and inspect.isawaitable(returned):
+                returned = self._await(requests, returned)
+            batch.compute_output_start_ns = monotonic_ns()
+            if self._decoupled:
+                self._check_decoupled(returned)
+                return None
+            return self._responses(requests, returned)
+        except BaseException as error:  # the thread is the server's, whatever a model raises
+            raise self._failure(requests, error) from None
+
+    def close(self) -> None:
+        """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
+        try:
+            if self._loop is not None:
+                self._loop.close()
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
+        except BaseException:
+            log.exception("finalize of model '%s' failed", self._name)
+        finally:
+            del self._model, self._execute
+            self._code.close()
+
+    def _responses(self, requests: list[ReceivedRequest], returned: Any) -> list[CoreResponse | None]:
+        if type(returned) is not list:
+            returned = self._as_list(requests, returned)
+        if len(returned) != len(requests):
+            raise TritonModelException(
+                f"Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:"
+                f"{len(returned)}\n"
+            )
+        convert = self._convert
+        responses: list[CoreResponse | None] = []
+        for request, response in zip(requests, returned, strict=True):
+            if type(response) is InferenceResponse and request._sender is None:
+                responses.append(convert(request._core, response))
+            else:
+                responses.append(self._other(request, response))
+        return responses
+
+    def _as_list(self, requests: list[ReceivedRequest], returned: Any) -> list[Any]:
+        if isinstance(returned, list):
+            return returned
+        if returned is None and all(request._sender is not None for request in requests):
+            return [None] * len(requests)
+        raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
+
+    def _other(self, request: ReceivedRequest, response: Any) -> CoreResponse | None:
+        """An entry of the returned list that is not simply a response, or whose request has a sender."""
+        sender = request._sender
+        if response is None and sender is not None:
+            return None  # it is answered through the sender, now or later
+        if not isinstance(response, InferenceResponse):
+            raise TritonModelException(
+                f"Expected an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response)}'."
+            )
+        if sender is None:
+            return self._convert(request._core, response)
+        sender.send(response, 1)
+        return None
+
+    def _check_decoupled(self, returned: Any) -> None:
+        if returned is not None:
+            raise TritonModelException(
+                f"Python model '{self._name}' is using the decoupled mode and the execute function must "
+                f"return None."
+            )
+
+    def _await(self, requests: list[ReceivedRequest], awaitable: Any) -> Any:
+        """The result of a coroutine; None at once for a decoupled model, whose coroutine goes on."""
+        if self._loop is None:
+            self._loop = EventLoop(self._name)
+        future = self._loop.run(awaitable)
+        if self._decoupled:
+
+            def finished(future: Future[Outcome]) -> None:
+                returned, error = future.result()
+                try:
+                    if error is not None:
+                        raise error
+                    self._check_decoupled(returned)
+                except BaseException as raised:
+                    self._failure(requests, raised)
+
+            future.add_done_callback(finished)
+            return None
+        returned, error = future.result()
+        if error is not None:
+            raise error
+        return returned
+
+    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> InternalError:
+        """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
+        what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
+        message = f"Failed to process the request(s) for model '{self._name}', message: {what}"
+        log.error("%s", message)
+        for request in requests:
+            if request._sender is not None:
+                request._sender._fail(message)
+        return InternalError(message)
+
+
+class AsyncPythonInstance(PythonInstance):
+    """An instance whose `execute` is a coroutine: the calling thread only waits, so it does not lead."""
+
+    leads: ClassVar[bool] = False

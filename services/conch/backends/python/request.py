@@ -1,0 +1,228 @@
+"""Requests as models see them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conch.backends.python.errors import TritonModelException, not_supported
+from conch.backends.python.response import InferenceResponse
+from conch.backends.python.sender import ResponseSender, SenderContext
+from conch.backends.python.tensor import Tensor
+from conch.backends.python.types import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    PreferredMemory,
+)
+from conch.core.request import InferenceRequest as CoreRequest
+from conch.core.request import Parameter
+from conch.core.scheduler.base import Batch
+
+
+class InferenceTrace:
+    """The trace a request belongs to; there is none yet."""
+
+    __slots__ = ()
+
+    def get_context(self) -> str | None:
+        """The trace's context for propagation, or None."""
+        return None
+
+
+class InferenceRequest:
+    """A request: one that a model received, or one that it makes for another model."""
+
+    __slots__ = (
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_memory",
+        "_model_name",
+        "_model_version",
+        "_outputs",
+        "_parameters",
+        "_request_id",
+        "_timeout",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        requested_output_names: Sequence[str],
+        inputs: Sequence[Tensor],
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> None:
+        self._model_name = model_name
+        self._outputs = list(requested_output_names)
+        self._inputs = list(inputs)
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._model_version = model_version
+        self._flags = flags
+        self._timeout = timeout
+        self._memory = preferred_memory or PreferredMemory(TRITONSERVER_MEMORY_CPU)
+        self._parameters: Mapping[str, Parameter] = parameters or {}
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """The client's request id, or an empty string."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """The sequence it belongs to; 0 or empty for none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """The sequence flags."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Sets the sequence flags."""
+        self._flags = flags
+
+    def timeout(self) -> int:
+        """The timeout in microseconds; 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The request's parameters as a JSON object."""
+        return json.dumps(dict(self._parameters))
+
+    def requested_output_names(self) -> list[str]:
+        """The names of the outputs wanted."""
+        return self._outputs
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the response's tensors should be."""
+        return self._memory
+
+    def trace(self) -> InferenceTrace:
+        """The trace it belongs to."""
+        return InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        """Whether the client no longer waits."""
+        return False
+
+    def get_response_sender(self) -> ResponseSender:
+        """The sender of its responses; only for requests a model received."""
+        raise TritonModelException("Only a request that was received has a response sender.")
+
+    def set_release_flags(self, flags: int) -> None:
+        """What becomes of it when `execute` returns; only for requests a model received."""
+        raise TritonModelException("Only a request that was received can have release flags.")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Runs the request on another model; not there yet."""
+        raise not_supported("Running a request on another model (InferenceRequest.exec)")
+
+    async def async_exec(self, decoupled: bool = False) -> Any:
+        """Runs the request on another model; not there yet."""
+        raise not_supported("Running a request on another model (InferenceRequest.async_exec)")
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request from the scheduler; everything in it is made when it is asked for."""
+
+    __slots__ = ("_batch", "_context", "_core", "_sender", "_tensors")
+
+    def __init__(self, core: CoreRequest, batch: Batch, context: SenderContext) -> None:
+        self._core = core
+        self._batch = batch
+        self._context = context
+        self._sender: ResponseSender | None = None
+        self._tensors: dict[str, Tensor] | None = None
+
+    def _by_name(self) -> dict[str, Tensor]:
+        tensors = self._tensors
+        if tensors is None:
+            batch = self._batch
+            received = Tensor._received
+            tensors = {name: received(core, batch) for name, core in self._core.inputs.items()}
+            self._tensors = tensors
+        return tensors
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors, in the client's order."""
+        return list(self._by_name().values())
+
+    def request_id(self) -> str:
+        """The client's request id, or an empty string."""
+        return self._core.id
+
+    def correlation_id(self) -> int | str:
+        """The sequence it belongs to; 0 or empty for none."""
+        return self._core.correlation_id
+
+    def flags(self) -> int:
+        """The sequence flags."""
+        return (TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._core.sequence_start else 0) | (
+            TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if self._core.sequence_end else 0
+        )
+
+    def set_flags(self, flags: int) -> None:
+        """Refused: a received request has the flags its client gave it."""
+        raise TritonModelException("The flags of a request that was received cannot be set.")
+
+    def timeout(self) -> int:
+        """The request's timeout in microseconds; 0 for none."""
+        return self._core.timeout_us
+
+    def parameters(self) -> str:
+        """The request's parameters as a JSON object."""
+        return json.dumps(self._core.parameters or {})
+
+    def requested_output_names(self) -> list[str]:
+        """The names of the outputs wanted: all of the model's where the client named none."""
+        requested = self._core.requested
+        return list(self._context.output_names if requested is None else requested)
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the response's tensors should be."""
+        return PreferredMemory(TRITONSERVER_MEMORY_CPU)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client no longer waits."""
+        return self._core.cancelled
+
+    def get_response_sender(self) -> ResponseSender:
+        """The sender of its responses; the same one every time."""
+        sender = self._sender
+        if sender is None:
+            sender = self._sender = ResponseSender(self._core, self._context)
+        return sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """What becomes of the request when `execute` returns: only release is there yet."""
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
+            raise not_supported("Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
+        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+            raise TritonModelException(f"Unknown request release flags {flags}.")
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of a request with a name, or None."""
+    if type(inference_request) is ReceivedRequest:
+        return inference_request._by_name().get(name)
+    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of a response with a name, or None; None too where the response is an error."""
+    if inference_response.has_error():
+        return None
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)

@@ -1,0 +1,129 @@
+"""Response senders: how a model answers a request any number of times, at any time, on any thread."""
+
+from __future__ import annotations
+
+import threading
+
+from conch.backends.python.errors import TritonModelException
+from conch.backends.python.response import Converter, InferenceResponse
+from conch.backends.python.types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from conch.core.instances.shaping import Shaper
+from conch.core.request import InferenceRequest as CoreRequest
+from conch.core.request import InferenceResponse as CoreResponse
+
+
+class SenderContext:
+    """What the senders of one instance share.
+
+    Args:
+        convert: Turns a model's responses into the core's.
+        shaper: Gives outputs their shapes for clients.
+        decoupled: Whether a request may have any number of responses.
+        name: The instance's name.
+        output_names: The names of the model's outputs.
+    """
+
+    __slots__ = ("convert", "decoupled", "name", "output_names", "shaper")
+
+    def __init__(
+        self,
+        convert: Converter,
+        shaper: Shaper,
+        decoupled: bool,
+        name: str,
+        output_names: tuple[str, ...],
+    ) -> None:
+        self.convert = convert
+        self.shaper = shaper
+        self.decoupled = decoupled
+        self.name = name
+        self.output_names = output_names
+
+
+class ResponseSender:
+    """Sends the responses of one request."""
+
+    __slots__ = ("__weakref__", "_closed", "_context", "_lock", "_request", "_sent")
+
+    def __init__(self, request: CoreRequest, context: SenderContext) -> None:
+        self._request = request
+        self._context = context
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sent = 0
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Sends a response, or says with the final flag that there are no more, or both.
+
+        Raises:
+            TritonModelException: The model may not send that, or not any more; the text is Triton's.
+        """
+        if flags not in (0, FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(
+                f"Expected an 'InferenceResponse' object, found type '{type(response)}'."
+            )
+        converted = None if response is None else self._converted(response)
+        # The lock is held while the response is handed over, so that two threads can't swap theirs.
+        with self._lock:
+            self._check(response, flags)
+            self._closed = flags == FINAL
+            self._sent += 1
+            if self._context.decoupled:
+                self._request.respond(converted, flags == FINAL)
+            elif converted is not None:
+                # The only one there may be; a final flag that comes later has nothing left to say.
+                self._request.respond(converted, True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client no longer waits."""
+        return self._request.cancelled
+
+    def _converted(self, response: InferenceResponse) -> CoreResponse:
+        context = self._context
+        converted = context.convert(self._request, response)
+        if converted.error is None and (context.shaper.reshapes_outputs or self._request.classes is not None):
+            context.shaper.shape_response(self._request, converted)
+        return converted
+
+    def _check(self, response: InferenceResponse | None, flags: int) -> None:
+        if not self._context.decoupled:
+            if response is not None and self._sent > 0:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if response is None and flags == FINAL and self._sent == 0:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending "
+                    "a response."
+                )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _fail(self, message: str) -> None:
+        """Ends the request with an error, unless it has ended."""
+        with self._lock:
+            if self._closed or (self._sent > 0 and not self._context.decoupled):
+                return
+            self._closed = True
+            self._request.respond(self._context.convert.failed(message), True)
+
+    def __del__(self) -> None:
+        # Nobody can end the request any more, and a client would wait for ever.
+        closed = getattr(self, "_closed", True)
+        if closed or (self._sent > 0 and not self._context.decoupled):
+            return
+        request, context = self._request, self._context
+        answer = context.convert.failed(
+            f"model '{context.name}' dropped the response sender of a request without sending the final flag"
+        )
+        # On a thread of its own: the garbage collector may run this in the middle of anything.
+        try:
+            threading.Thread(target=request.respond, args=(answer, True), name="conch-dropped-sender").start()
+        except RuntimeError:
+            pass  # the interpreter is shutting down, and the connections with it

@@ -1,0 +1,123 @@
+"""Constants and datatype conversions of `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from conch.core.tensor import NUMPY_DTYPES, Array, Buffer, decode_bytes, encode_bytes
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+
+# In the order of the numbers model_config.proto gives them, from 1.
+_NAMES = (
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+)
+_NUMPY_TYPES: dict[str, type[Any]] = {name: NUMPY_DTYPES[name].type for name in _NAMES}
+_BY_NUMBER = {number: _NUMPY_TYPES[name] for number, name in enumerate(_NAMES, 1)}
+_NUMBERS: dict[type[Any], int] = {kind: number for number, kind in _BY_NUMBER.items()}
+_NUMBERS[np.bytes_] = len(_NAMES)
+
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": kind for name, kind in _NUMPY_TYPES.items()
+}
+# Models compare with `bool` and `np.bool_` alike; Triton gives the former.
+TRITON_STRING_TO_NUMPY["TYPE_BOOL"] = bool
+
+
+class MemoryType(IntEnum):
+    """Kinds of memory a response of another model may be in."""
+
+    TRITONSERVER_MEMORY_GPU = 0
+    TRITONSERVER_MEMORY_CPU = 1
+
+
+TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
+TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
+
+
+class PreferredMemory:
+    """Where a model would like to have the response to a request it makes."""
+
+    __slots__ = ("_device_id", "_kind")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        self._kind = preferred_memory_type
+        self._device_id = preferred_device_id
+
+    def preferred_memory_type(self) -> MemoryType:
+        """The kind of memory."""
+        return self._kind
+
+    def preferred_device_id(self) -> int:
+        """The device it is on."""
+        return self._device_id
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """The numpy type of a datatype in a model config, such as ``TYPE_FP32``."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> type[Any] | None:
+    """The numpy type of a datatype's number in model_config.proto, or None."""
+    return _BY_NUMBER.get(data_type)
+
+
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """The number in model_config.proto of a numpy type or dtype, or None."""
+    try:
+        return _NUMBERS.get(np.dtype(data_type).type)
+    except TypeError:
+        return None
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
+    """The elements of an array of bytes or str, each behind its length; None for an empty or other array."""
+    if input_tensor.size == 0 or input_tensor.dtype.kind not in "OS":
+        return None
+    return encode_bytes(input_tensor.ravel())
+
+
+def deserialize_bytes_tensor(encoded_tensor: Buffer) -> Array:
+    """The elements in what `serialize_byte_tensor` returns, as a flat object array of bytes."""
+    return decode_bytes(encoded_tensor)
+
+
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The entry of an input in a model config, or None."""
+    return _entry(model_config, "input", name)
+
+
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The entry of an output in a model config, or None."""
+    return _entry(model_config, "output", name)
+
+
+def _entry(model_config: dict[str, Any], key: str, name: str) -> dict[str, Any] | None:
+    entries: list[dict[str, Any]] = model_config.get(key, [])
+    return next((entry for entry in entries if entry["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
+    """Whether a model config says that requests may have any number of responses."""
+    policy = model_config.get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))

@@ -1,0 +1,125 @@
+"""The API models import as `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from conch.backends.python.config import ModelConfig
+from conch.backends.python.errors import TritonError, TritonModelException, not_supported
+from conch.backends.python.loading import directory_of
+from conch.backends.python.logger import Logger, LogLevel
+from conch.backends.python.request import (
+    InferenceRequest,
+    InferenceTrace,
+    get_input_tensor_by_name,
+    get_output_tensor_by_name,
+)
+from conch.backends.python.response import InferenceResponse
+from conch.backends.python.sender import ResponseSender
+from conch.backends.python.tensor import Tensor
+from conch.backends.python.types import (
+    TRITON_STRING_TO_NUMPY,
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    MemoryType,
+    PreferredMemory,
+    deserialize_bytes_tensor,
+    get_input_config_by_name,
+    get_output_config_by_name,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+    using_decoupled_model_transaction_policy,
+)
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceTrace",
+    "LogLevel",
+    "Logger",
+    "MemoryType",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "ResponseSender",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+
+def get_model_dir() -> str:
+    """The version directory of the model that calls.
+
+    Raises:
+        TritonModelException: No model is among the callers.
+    """
+    # All models share one process, so the answer is in the caller's module, on whatever thread it runs.
+    frame = sys._getframe(1)
+    while frame is not None:
+        directory = directory_of(frame.f_globals.get("__name__", ""))
+        if directory is not None:
+            return str(directory)
+        frame = frame.f_back  # type: ignore[assignment]
+    raise TritonModelException("get_model_dir must be called from a model.")
+
+
+def load_model(model_name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+    """Loads a model; not there yet."""
+    raise not_supported("Loading a model from a model (load_model)")
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unloads a model; not there yet."""
+    raise not_supported("Unloading a model from a model (unload_model)")
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a model is ready; not there yet."""
+    raise not_supported("Asking for another model's readiness (is_model_ready)")
+
+
+class MetricFamily:
+    """Metrics of a model's own; not there yet."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        raise not_supported("Custom metrics (MetricFamily)")
+
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Any = None) -> Any:
+        """Makes a metric of the family; not there yet."""
+        raise not_supported("Custom metrics (MetricFamily)")

@@ -1,0 +1,155 @@
+"""The ``conch`` command."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from conch import __version__
+from conch.core.errors import ConchError, error_text
+from conch.flags import FlagError, FlagValues, add_flags, read_flags
+from conch.frontends.grpc.adapter import IncompatibleGrpcError
+from conch.frontends.grpc.server import GrpcOptions
+from conch.observe.logs import configure, unconfigure
+from conch.options import backend_options, grpc_options, log_options, server_options
+from conch.server import Server
+from conch.tables import table
+from conch_control.options import ControlOptions
+
+log = logging.getLogger(__name__)
+
+_REASON_WIDTH = 60
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the process's exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    command, *rest = arguments or ["--help"]
+    if command == "serve":
+        return _serve(rest)
+    if command in ("--version", "version"):
+        print(f"conch {__version__}")
+        return 0
+    if command in ("--help", "-h", "help"):
+        print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
+        print("       conch --version        print the version")
+        return 0
+    print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)
+    return 2
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    if "--help" in arguments or "-h" in arguments:
+        parser = argparse.ArgumentParser(prog="conch serve", allow_abbrev=False)
+        add_flags(parser)
+        parser.print_help()
+        return 0
+    try:
+        flags = read_flags(arguments)
+        control = _control_options(flags)
+        grpc = grpc_options(flags)
+    except FlagError as error:
+        print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
+        return 1
+    try:
+        handler = configure(log_options(flags))
+    except OSError as error:
+        print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
+        return 1
+    try:
+        return _run(flags, control, grpc)
+    finally:
+        unconfigure(handler)
+
+
+def _control_options(flags: FlagValues) -> ControlOptions:
+    repositories = tuple(flags["model-repository"]) + tuple(flags["model-store"])
+    startup = tuple(flags["load-model"])
+    mode = flags["model-control-mode"]
+    if not repositories:
+        raise FlagError("--model-repository must be specified")
+    if mode == "poll":
+        raise FlagError("--model-control-mode=poll is not supported yet; use none or explicit")
+    if startup and mode != "explicit":
+        raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if "*" in startup and len(startup) > 1:
+        raise FlagError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    strict = flags["strict-model-config"]
+    return ControlOptions(
+        repositories=repositories,
+        mode=mode,
+        startup_models=startup,
+        strict_model_config=flags["disable-auto-complete-config"] if strict is None else strict,
+        load_threads=flags["model-load-thread-count"],
+        model_config_name=flags["model-config-name"],
+        backend_options=backend_options(flags["backend-config"]),
+    )
+
+
+def _run(flags: FlagValues, control: ControlOptions, grpc: GrpcOptions | None) -> int:
+    for name in flags.without_effect:
+        log.warning("%s is accepted but has no effect in this version", name)
+    stop = threading.Event()
+    try:
+        server = Server(server_options(flags), control, grpc)
+        _catch_signals(stop)
+        server.start()
+    except (ConchError, IncompatibleGrpcError) as error:
+        text = error_text(error) if isinstance(error, ConchError) else str(error)
+        log.error("%s", text)
+        print(f"error: creating server: {text}", file=sys.stderr)
+        return 1
+    # What the start has made lives as long as the process; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    print(_summary(server, grpc), flush=True)
+    stop.wait()
+    log.info("Waiting for in-flight requests to complete.")
+    if server.stop():
+        return 0
+    log.error("Exit timeout expired. Exiting immediately.")
+    # Threads that still run a model would hold up a normal exit.
+    logging.shutdown()
+    os._exit(1)
+
+
+def _catch_signals(stop: threading.Event) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + number)  # asked twice: whoever asks does not want to wait
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+
+
+def _summary(server: Server, grpc: GrpcOptions | None) -> str:
+    """What is loaded, and where it is served."""
+    models = [
+        [
+            entry.name,
+            entry.version or "-",
+            entry.state or "not loaded",
+            textwrap.fill(entry.reason, _REASON_WIDTH),
+        ]
+        for entry in server.agent.index(False)
+    ]
+    ports = []
+    if grpc is not None:
+        unix = grpc.address.startswith("unix:")
+        address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
+        ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
+    return "\n".join(
+        (
+            table(["Model", "Version", "Status", "Reason"], models),
+            table(["Service", "Address", "Security"], ports),
+        )
+    )

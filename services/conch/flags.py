@@ -1,0 +1,306 @@
+"""The flags of ``conch serve``: Triton's spellings and defaults, and conch's own.
+
+Every flag can also be given as an environment variable (``--grpc-port`` as ``CONCH_GRPC_PORT``) or in a
+TOML file (``grpc-port = 8001``, named by ``--config-file``); a flag wins over the environment, and that
+over the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+class FlagError(Exception):
+    """The command line, the environment or the file is wrong; the text says where and how."""
+
+
+def parse_bool(text: str) -> bool:
+    """A boolean as Triton writes it.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    value = text.strip().lower()
+    if value in ("true", "on", "1"):
+        return True
+    if value in ("false", "off", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
+
+
+def _number(least: int, most: int | None = None) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if value < least or (most is not None and value > most):
+            limits = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be {limits}, got {value}")
+        return value
+
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        name: Without the dashes.
+        kind: Reads a value.
+        default: Value where it is not given.
+        help: One line for ``--help``.
+        many: Whether it may be repeated.
+        effect: Whether it does anything yet; one that does not is accepted with a warning.
+        choices: Values allowed, or None.
+    """
+
+    name: str
+    kind: Callable[[str], Any]
+    default: Any
+    help: str
+    many: bool = False
+    effect: bool = True
+    choices: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        """The attribute the value is found under."""
+        return self.name.replace("-", "_")
+
+
+_port = _number(0, 65535)
+_natural = _number(0)
+_positive = _number(1)
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("id", str, "triton", "name of this server in its metadata"),
+    Flag("model-repository", Path, [], "directory of models; may be repeated", many=True),
+    Flag("model-store", Path, [], "the same as --model-repository", many=True),
+    Flag(
+        "model-control-mode",
+        str,
+        "none",
+        "none: load all models at the start; explicit: load what is asked for",
+        choices=("none", "explicit", "poll"),
+    ),
+    Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
+    Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
+    Flag("model-config-name", str, "", "use configs/<name>.pbtxt of a model where it exists"),
+    Flag("disable-auto-complete-config", parse_bool, False, "do not complete model configs"),
+    Flag("strict-model-config", parse_bool, None, "deprecated: the same as --disable-auto-complete-config"),
+    Flag("backend-config", str, [], "<backend>,<key>=<value>; may be repeated", many=True),
+    Flag("exit-on-error", parse_bool, True, "exit if a model fails to load at the start"),
+    Flag("strict-readiness", parse_bool, True, "ready only if all models are"),
+    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after a stop was asked for"),
+    Flag("allow-grpc", parse_bool, True, "serve gRPC"),
+    Flag("grpc-address", str, "0.0.0.0", "address for gRPC, or unix:PATH"),
+    Flag("grpc-port", _port, 8001, "port for gRPC"),
+    Flag("reuse-grpc-port", parse_bool, False, "let other processes listen on the gRPC port too"),
+    Flag("grpc-infer-thread-count", _number(1, 128), 2, "threads that poll for gRPC requests"),
+    Flag("grpc-max-message-bytes", _number(1, 2**31 - 1), 2**31 - 1, "largest gRPC message taken"),
+    Flag("grpc-use-ssl", parse_bool, False, "serve gRPC over TLS"),
+    Flag("grpc-use-ssl-mutual", parse_bool, False, "ask gRPC clients for a certificate too"),
+    Flag("grpc-server-cert", Path, None, "PEM file of the server's certificate"),
+    Flag("grpc-server-key", Path, None, "PEM file of the server's key"),
+    Flag("grpc-root-cert", Path, None, "PEM file of the root certificates for clients"),
+    Flag(
+        "grpc-infer-response-compression-level",
+        str,
+        "none",
+        "compression of inference responses",
+        choices=("none", "low", "medium", "high"),
+    ),
+    Flag("grpc-keepalive-time", _positive, 7_200_000, "milliseconds between keep-alive pings"),
+    Flag("grpc-keepalive-timeout", _positive, 20_000, "milliseconds to wait for a ping's answer"),
+    Flag("grpc-keepalive-permit-without-calls", parse_bool, False, "ping idle connections too"),
+    Flag("grpc-http2-max-pings-without-data", _natural, 2, "pings without data in between"),
+    Flag(
+        "grpc-http2-min-recv-ping-interval-without-data",
+        _natural,
+        300_000,
+        "milliseconds a client waits between pings without data",
+    ),
+    Flag("grpc-http2-max-ping-strikes", _natural, 2, "bad pings before a connection is closed"),
+    Flag("grpc-max-connection-age", _natural, 0, "milliseconds after which a connection is closed; 0 never"),
+    Flag("grpc-max-connection-age-grace", _natural, 0, "milliseconds calls may go on after that; 0 for ever"),
+    Flag("grpc-restricted-protocol", str, [], "<protocol,…>:<key>=<value>; may be repeated", many=True),
+    Flag("grpc-header-forward-pattern", str, "", "metadata keys forwarded as request parameters"),
+    Flag("log-verbose", _natural, 0, "level of verbose logging"),
+    Flag("log-info", parse_bool, True, "log information"),
+    Flag("log-warning", parse_bool, True, "log warnings"),
+    Flag("log-error", parse_bool, True, "log errors"),
+    Flag("log-format", str, "default", "time format of text logs", choices=("default", "ISO8601")),
+    Flag("log-file", Path, None, "file to log to instead of standard error"),
+    Flag("log-json", parse_bool, None, "log JSON; by default unless on a terminal"),
+    Flag("config-file", Path, None, "TOML file with values for these flags"),
+)
+
+_NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(
+        (
+            "allow-http",
+            "reuse-http-port",
+            "allow-metrics",
+            "allow-gpu-metrics",
+            "allow-cpu-metrics",
+            "allow-sagemaker",
+            "allow-vertex-ai",
+            "allow-client-shm",
+            "model-namespacing",
+            "enable-peer-access",
+        ),
+        parse_bool,
+    ),
+    **dict.fromkeys(
+        (
+            "http-address",
+            "http-port",
+            "http-thread-count",
+            "http-max-input-size",
+            "http-header-forward-pattern",
+            "http-restricted-api",
+            "metrics-port",
+            "metrics-address",
+            "metrics-interval-ms",
+            "metrics-config",
+            "grpc-infer-allocation-pool-size",
+            "grpc-max-response-pool-size",
+            "repository-poll-secs",
+            "model-load-retry-count",
+            "model-load-gpu-limit",
+            "trace-config",
+            "trace-file",
+            "trace-level",
+            "trace-rate",
+            "trace-count",
+            "trace-log-frequency",
+            "cache-config",
+            "cache-directory",
+            "response-cache-byte-size",
+            "rate-limit",
+            "rate-limit-resource",
+            "backend-directory",
+            "repoagent-directory",
+            "pinned-memory-pool-byte-size",
+            "cuda-memory-pool-byte-size",
+            "cuda-virtual-address-size",
+            "min-supported-compute-capability",
+            "host-policy",
+            "buffer-manager-thread-count",
+            "sagemaker-port",
+            "sagemaker-safe-port-range",
+            "sagemaker-thread-count",
+            "vertex-ai-port",
+            "vertex-ai-thread-count",
+            "vertex-ai-default-model",
+        ),
+        str,
+    ),
+}
+"""Triton's flags that have no effect in this version."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds all flags to a parser; none has a default there, so that what was given can be told."""
+    hidden = (Flag(name, kind, None, "", many=True, effect=False) for name, kind in _NO_EFFECT.items())
+    for flag in (*FLAGS, *hidden):
+        settings: dict[str, Any] = {
+            "dest": flag.key,
+            "type": flag.kind,
+            "default": argparse.SUPPRESS,
+            "help": f"{flag.help} (default: {flag.default})" if flag.effect else argparse.SUPPRESS,
+            "metavar": "VALUE",
+        }
+        if flag.choices:
+            settings["choices"] = flag.choices
+        if flag.many:
+            settings["action"] = "append"
+        if flag.kind is parse_bool:
+            settings |= {"nargs": "?", "const": True}
+        parser.add_argument(f"--{flag.name}", **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class FlagValues:
+    """The values of all flags.
+
+    Attributes:
+        values: By attribute name, such as ``grpc_port``.
+        without_effect: Flags that were given and do nothing in this version.
+    """
+
+    values: Mapping[str, Any]
+    without_effect: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name.replace("-", "_")]
+
+
+def read_flags(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> FlagValues:
+    """Reads flags from a command line, the environment and the file one of them names.
+
+    Raises:
+        FlagError: Something given is unknown or has a wrong value.
+    """
+    parser = _Parser(prog="conch serve", allow_abbrev=False, add_help=False)
+    add_flags(parser)
+    given = vars(parser.parse_args(list(arguments)))
+    from_environment = _from_environment(environment)
+    path = given.get("config_file") or from_environment.get("config_file")
+    from_file = _from_file(path) if path is not None else {}
+    values = {flag.key: flag.default for flag in FLAGS} | from_file | from_environment | given
+    unused = [f"--{name}" for name in _NO_EFFECT if name.replace("-", "_") in given]
+    return FlagValues(values, tuple(unused))
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for flag in FLAGS:
+        text = environment.get(f"CONCH_{flag.key.upper()}")
+        if text is not None:
+            parts = text.split(",") if flag.many else [text]
+            read = [_read(flag, part, f"environment variable CONCH_{flag.key.upper()}") for part in parts]
+            values[flag.key] = read if flag.many else read[0]
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FlagError(f"config file {path} can't be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FlagError(f"config file {path} is not TOML: {error}") from None
+    known = {flag.name: flag for flag in FLAGS}
+    values: dict[str, Any] = {}
+    for name, value in content.items():
+        flag = known.get(name.replace("_", "-"))
+        if flag is None:
+            raise FlagError(f"config file {path}: unknown option '{name}'")
+        parts = value if isinstance(value, list) else [value]
+        read = [_read(flag, str(part), f"config file {path}: {name}") for part in parts]
+        values[flag.key] = read if flag.many else read[0]
+    return values
+
+
+def _read(flag: Flag, text: str, where: str) -> Any:
+    try:
+        value = flag.kind(text)
+    except argparse.ArgumentTypeError as error:
+        raise FlagError(f"{where}: {error}") from None
+    if flag.choices and value not in flag.choices:
+        raise FlagError(f"{where}: must be one of {', '.join(flag.choices)}, got {text}")
+    return value

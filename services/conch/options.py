@@ -1,0 +1,130 @@
+"""Flag values to the options of each part; nothing else reads flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conch.flags import FlagError, FlagValues
+from conch.frontends.grpc.adapter import TlsOptions
+from conch.frontends.grpc.restricted import parse_restrictions
+from conch.frontends.grpc.server import GrpcOptions, KeepAlive
+from conch.observe.logs import LogOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Settings of the server as a whole.
+
+    Attributes:
+        server_id: Its name in the metadata.
+        exit_on_error: Whether a model that fails at the start ends the server.
+        strict_readiness: Whether ready means that all models are.
+        exit_timeout_s: Seconds requests may take after a stop was asked for.
+    """
+
+    server_id: str = "triton"
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    exit_timeout_s: float = 30.0
+
+
+def server_options(flags: FlagValues) -> ServerOptions:
+    """The settings of the server as a whole."""
+    return ServerOptions(
+        server_id=flags["id"],
+        exit_on_error=flags["exit-on-error"],
+        strict_readiness=flags["strict-readiness"],
+        exit_timeout_s=float(flags["exit-timeout-secs"]),
+    )
+
+
+def log_options(flags: FlagValues) -> LogOptions:
+    """The settings of the logs."""
+    return LogOptions(
+        info=flags["log-info"],
+        warning=flags["log-warning"],
+        error=flags["log-error"],
+        verbose=flags["log-verbose"],
+        format=flags["log-format"],
+        json=flags["log-json"],
+        file=flags["log-file"],
+    )
+
+
+def grpc_options(flags: FlagValues) -> GrpcOptions | None:
+    """The settings of the gRPC front end; None without one.
+
+    Raises:
+        FlagError: A file can't be read, or flags contradict each other.
+    """
+    if not flags["allow-grpc"]:
+        return None
+    try:
+        restrictions = parse_restrictions(flags["grpc-restricted-protocol"])
+    except ValueError as error:
+        raise FlagError(f"--grpc-restricted-protocol: {error}") from None
+    return GrpcOptions(
+        address=flags["grpc-address"],
+        port=flags["grpc-port"],
+        reuse_port=flags["reuse-grpc-port"],
+        pollers=flags["grpc-infer-thread-count"],
+        tls=_tls(flags),
+        keep_alive=KeepAlive(
+            time_ms=flags["grpc-keepalive-time"],
+            timeout_ms=flags["grpc-keepalive-timeout"],
+            permit_without_calls=flags["grpc-keepalive-permit-without-calls"],
+            max_pings_without_data=flags["grpc-http2-max-pings-without-data"],
+            min_recv_ping_interval_without_data_ms=flags["grpc-http2-min-recv-ping-interval-without-data"],
+            max_ping_strikes=flags["grpc-http2-max-ping-strikes"],
+        ),
+        max_connection_age_ms=flags["grpc-max-connection-age"],
+        max_connection_age_grace_ms=flags["grpc-max-connection-age-grace"],
+        max_message_bytes=flags["grpc-max-message-bytes"],
+        # gRPC for Python has one gzip level, so Triton's three are the same here.
+        compression=None if flags["grpc-infer-response-compression-level"] == "none" else "gzip",
+        restrictions=restrictions,
+        header_forward_pattern=flags["grpc-header-forward-pattern"],
+    )
+
+
+def _tls(flags: FlagValues) -> TlsOptions | None:
+    mutual = flags["grpc-use-ssl-mutual"]
+    if not flags["grpc-use-ssl"] and not mutual:
+        return None
+    return TlsOptions(
+        private_key=_pem(flags, "grpc-server-key"),
+        certificate=_pem(flags, "grpc-server-cert"),
+        client_root=_pem(flags, "grpc-root-cert") if mutual else None,
+    )
+
+
+def _pem(flags: FlagValues, name: str) -> bytes:
+    path: Path | None = flags[name]
+    if path is None:
+        raise FlagError(f"--{name} must be specified to serve gRPC over TLS")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FlagError(f"--{name}: {path} can't be read: {error.strerror}") from None
+
+
+def backend_options(specifications: list[str]) -> Mapping[str, Mapping[str, str]]:
+    """Reads ``<backend>,<key>=<value>`` options; those without a backend are found under ``""``.
+
+    Raises:
+        FlagError: One is malformed.
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for specification in specifications:
+        backend, comma, setting = specification.rpartition(",")
+        key, equals, value = setting.partition("=")
+        if not equals or not key or (comma and not backend):
+            raise FlagError(
+                f"--backend-config: '{specification}' is not of the form '<backend>,<setting>=<value>' or "
+                f"'<setting>=<value>'"
+            )
+        options.setdefault(backend, {})[key] = value
+    return options

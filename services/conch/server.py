@@ -1,0 +1,104 @@
+"""The composition of a server: core, control plane and front ends, started and stopped in order."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from contextlib import closing
+
+from conch import __version__
+from conch.backends import load_backend
+from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.registry import Registry
+from conch.core.server_core import ServerCore
+from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.options import ServerOptions
+from conch_control.agent import Agent
+from conch_control.options import ControlOptions
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """A whole server in this process.
+
+    Args:
+        options: Settings of the server.
+        control: Settings of the control plane.
+        grpc: Settings of the gRPC front end; None for none.
+
+    Raises:
+        ConchError: The settings can't work, such as a repository that is not a directory.
+    """
+
+    def __init__(self, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> None:
+        self._options = options
+        self._grpc_options = grpc
+        self.registry = Registry()
+        self.agent = Agent(control, self.registry, load_backend)
+        self.core = ServerCore(self.registry, self.agent, options.server_id, __version__, self._models_ready)
+        self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
+        self.grpc_port: int | None = None
+
+    def start(self) -> None:
+        """Loads the models of the start, then listens.
+
+        Raises:
+            ConchError: A port is taken, or a model failed and the options say that this is an error.
+        """
+        try:
+            if self._grpc_options is not None:
+                check_free(self._grpc_options)
+            failures = self.agent.start()
+            for failure in failures:
+                log.error("%s", failure)
+            if failures and self._options.exit_on_error:
+                raise InternalError("failed to load all models")
+            self.core.started()
+            if self._grpc is not None:
+                self.grpc_port = self._grpc.start()
+        except BaseException:
+            self.agent.close(0.0)
+            raise
+
+    def stop(self) -> bool:
+        """Stops accepting, finishes what is in flight, unloads; takes at most the exit timeout.
+
+        Returns:
+            Whether everything in flight was finished in time.
+        """
+        end = time.monotonic() + self._options.exit_timeout_s
+        self.core.stopping()
+        if self._grpc is not None:
+            self._grpc.stop(max(end - time.monotonic(), 0.0))
+        return self.agent.close(max(end - time.monotonic(), 0.0))
+
+    def _models_ready(self) -> bool:
+        return not self._options.strict_readiness or self.agent.ready()
+
+
+def check_free(options: GrpcOptions) -> None:
+    """Checks that an address can be listened on, before models are loaded for minutes.
+
+    Raises:
+        UnavailableError: It can't; the text is Triton's.
+    """
+    if options.address.startswith("unix:") or options.port == 0 or options.reuse_port:
+        return
+    try:
+        found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
+    except OSError as error:
+        raise socket_error(options.target, error) from None
+
+
+def socket_error(target: str, error: OSError) -> ConchError:
+    """The error for an address that can't be listened on."""
+    log.debug("can't listen on %s: %s", target, error)
+    return UnavailableError(f"Socket '{target}' already in use ")
