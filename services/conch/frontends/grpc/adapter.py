@@ -11,14 +11,20 @@ Two threads poll. A handler may run long (lead a batch) only while another threa
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-from grpc._cython import cygrpc
+# With its event-engine listener the C core reads sockets on threads of its own and wakes the poller for
+# each event. Without it the polling thread reads: about 60 µs less latency and a third less CPU for a
+# small request. The C core reads the variable once, so this has no effect where grpc is in use already.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
+
+import grpc  # noqa: E402
+from grpc._cython import cygrpc  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +97,9 @@ class UnaryCall:
     def watch(self, on_cancel: Callable[[], None]) -> None:
         """Calls back, once, if the client goes away before the answer has been sent.
 
-        Noticing that costs a completion-queue event of its own, so it begins only when the call has
-        waited for one to two ticks of the server's `Watcher`; most are answered long before.
+        To be called before anything can answer the call. Early notice costs a completion-queue event of
+        its own, so it is asked for only when the call has waited for one to two ticks of the server's
+        `Watcher`; most are answered long before.
         """
         self._on_cancel = on_cancel
         self._server.watcher.add(self)
@@ -106,34 +113,32 @@ class UnaryCall:
         if on_cancel is not None and event.batch_operations[0].cancelled():
             on_cancel()
 
-    def _answered(self) -> None:
-        if self._on_cancel is not None:
-            self._on_cancel = None
-            self._server.watcher.discard(self)
-
     def reply(self, message: bytes) -> None:
         """Sends the answer with status OK; from any thread."""
-        self._answered()
-        self._call.start_server_batch(
-            (_SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), _SEND_OK), _ignore
-        )
+        self._finish((_SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), _SEND_OK))
 
     def reply_compressed(self, message: bytes, algorithm: str) -> None:
         """Sends the answer with status OK, compressed with a gRPC algorithm such as ``gzip``."""
-        self._answered()
-        self._call.start_server_batch(
+        metadata = (("grpc-internal-encoding-request", algorithm),)
+        self._finish(
             (
-                cygrpc.SendInitialMetadataOperation((("grpc-internal-encoding-request", algorithm),), 0),
+                cygrpc.SendInitialMetadataOperation(metadata, 0),
                 cygrpc.SendMessageOperation(message, 0),
                 _SEND_OK,
-            ),
-            _ignore,
+            )
         )
 
     def abort(self, status: int, details: str) -> None:
         """Ends the call with an error status; from any thread."""
-        self._answered()
-        _abort(self._call, status, details)
+        self._finish(_error_operations(status, details))
+
+    def _finish(self, operations: tuple[Any, ...]) -> None:
+        # The C core cancels a call, at some cost, whose close nobody receives; it must be asked for
+        # once, here or by the watcher, and taking the call out of its set decides by whom.
+        if self._on_cancel is None or self._server.watcher.claim(self):
+            self._on_cancel = None
+            operations = (*operations, cygrpc.ReceiveCloseOnServerOperation(0))
+        self._call.start_server_batch(operations, _ignore)
 
 
 class StreamCall:
@@ -278,21 +283,24 @@ class Watcher:
         self._thread.join()
 
     def add(self, call: UnaryCall) -> None:
-        """Adds a call that has to wait; atomic, without a lock."""
+        """Adds a call; atomic, without a lock."""
         self._waiting.add(call)
 
-    def discard(self, call: UnaryCall) -> None:
-        """Takes a call out that has been answered; atomic, without a lock."""
-        self._waiting.discard(call)
+    def claim(self, call: UnaryCall) -> bool:
+        """Takes a call out; True for exactly one caller, atomically and without a lock."""
+        try:
+            self._waiting.remove(call)
+        except KeyError:
+            return False
+        return True
 
     def _run(self) -> None:
         while not self._stop.wait(self._tick_s):
             for call in list(self._waiting):
-                if call.waited:
-                    self._waiting.discard(call)
-                    call.start_watching()
-                else:
+                if not call.waited:
                     call.waited = True
+                elif self.claim(call):
+                    call.start_watching()
 
 
 UnaryHandler = Callable[[UnaryCall, bytes], None]
@@ -303,11 +311,14 @@ def _ignore(event: Any) -> None:
     """The tag of operations whose end nobody waits for."""
 
 
+def _error_operations(status: int, details: str) -> tuple[Any, ...]:
+    return (_SEND_NO_METADATA, cygrpc.SendStatusFromServerOperation(None, status, details.encode(), 0))
+
+
 def _abort(call: Any, status: int, details: str) -> None:
-    call.start_server_batch(
-        (_SEND_NO_METADATA, cygrpc.SendStatusFromServerOperation(None, status, details.encode(), 0)),
-        _ignore,
-    )
+    """Ends a call of which nothing has been read or sent."""
+    operations = (*_error_operations(status, details), cygrpc.ReceiveCloseOnServerOperation(0))
+    call.start_server_batch(operations, _ignore)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, UnsupportedError
-from conch.core.request import InferenceRequest, InferenceResponse, RequestState
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.decode import RequestDecoder
@@ -63,10 +63,8 @@ class InferHandler:
             server = self._server_of()
             leads = server.try_lead()
             try:
+                call.watch(lambda: core.cancel(request))
                 work = core.submit(request, leads, model)
-                if request.state is RequestState.QUEUED:
-                    # Watched only where the client may have to wait: it costs an event of its own.
-                    call.watch(lambda: core.cancel(request))
                 if work is not None:
                     work.run()
             finally:
