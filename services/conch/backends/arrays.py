@@ -29,7 +29,7 @@ class ArrayFunction(Protocol):
     A function that holds something may have a method ``close()``, called once when its instance goes.
     """
 
-    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+    def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...], /) -> Mapping[str, Array]:
         """Runs the model once.
 
         Args:

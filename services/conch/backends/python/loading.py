@@ -54,7 +54,8 @@ class ModelCode:
         self.builtins = {**vars(builtins), "__import__": self._import}
         with _lock:
             if _FINDER not in sys.meta_path:
-                sys.meta_path.append(_FINDER)
+                # First, for the standard finder would find the same files and load them without us.
+                sys.meta_path.insert(0, _FINDER)
             for directory in self._directories:
                 _path_users[directory] = _path_users.get(directory, 0) + 1
                 if directory not in sys.path:
@@ -82,6 +83,8 @@ class ModelCode:
                 if not _path_users[directory]:
                     del _path_users[directory]
                     _forget(directory)
+            if not _packages and _FINDER in sys.meta_path:
+                sys.meta_path.remove(_FINDER)
 
     def find(self, full_name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """The spec of one of the package's modules."""

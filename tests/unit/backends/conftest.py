@@ -1,0 +1,25 @@
+"""The harness as a fixture, and a check that models leave nothing in the import system."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.backends.harness import Harness
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    before_path, before_modules, before_finders = list(sys.path), set(sys.modules), list(sys.meta_path)
+    harness = Harness(tmp_path)
+    yield harness
+    harness.close()
+    assert sys.path == before_path
+    assert sys.meta_path == before_finders
+    left = [name for name in set(sys.modules) - before_modules if name.startswith("conch_model_")]
+    assert not left
+    assert not any(
+        (getattr(module, "__file__", None) or "").startswith(str(tmp_path)) for module in sys.modules.values()
+    )

@@ -1,0 +1,82 @@
+"""Backends are found through entry points; what is missing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conch import backends
+from conch.core.errors import InvalidArgumentError
+
+FAKE = """
+from conch.core.backend import Backend
+imports = []
+class Fake(Backend):
+    def load(self, spec):
+        raise NotImplementedError
+NotABackend = dict
+"""
+
+BROKEN = "import a_package_nobody_has\n"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution with backends, as pip would leave it."""
+    (tmp_path / "fake_conch_backend.py").write_text(FAKE)
+    (tmp_path / "broken_conch_backend.py").write_text(BROKEN)
+    info = tmp_path / "shells-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: shells\nVersion: 1.0\nProvides-Extra: broken\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[conch.backends]\n"
+        "fake = fake_conch_backend:Fake\n"
+        "wrong = fake_conch_backend:NotABackend\n"
+        "broken = broken_conch_backend:Broken\n"
+        "bare = broken_conch_backend:Broken\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(backends, "_loaded", {})
+    monkeypatch.setattr(backends, "_PLATFORMS", {"fake_platform": "fake"})
+
+
+@pytest.mark.usefixtures("installed")
+def test_same_backend_every_time() -> None:
+    backend = backends.load_backend("fake")
+    assert type(backend).__name__ == "Fake"
+    assert backends.load_backend("fake") is backend
+    assert backends.load_backend("fake_platform") is backend
+
+
+def test_unknown_backend_has_tritons_text() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        backends.load_backend("unknown")
+    assert caught.value.message == (
+        "unable to find backend library for backend 'unknown', try specifying runtime on the model "
+        "configuration."
+    )
+
+
+@pytest.mark.usefixtures("installed")
+def test_missing_package_names_the_extra() -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        backends.load_backend("broken")
+    assert caught.value.message == (
+        "backend 'broken' needs the Python package 'a_package_nobody_has', which is not installed; install "
+        "it with `pip install shells[broken]`"
+    )
+    with pytest.raises(InvalidArgumentError, match=r"which is not installed$"):
+        backends.load_backend("bare")
+
+
+@pytest.mark.usefixtures("installed")
+def test_entry_that_is_no_backend() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"is not a conch\.core\.backend\.Backend"):
+        backends.load_backend("wrong")
+
+
+def test_tritons_platform_names() -> None:
+    assert backends._PLATFORMS["onnxruntime_onnx"] == "onnxruntime"

@@ -1,0 +1,432 @@
+"""ONNX models: completion, validation, batching and errors, with graphs made on the spot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.unit.backends.harness import Harness, one_batch, rows, strings, tensor_specs
+
+from conch.backends.onnxruntime import OnnxRuntimeBackend
+from conch.backends.onnxruntime.options import execution_providers, session_options, threads_per_instance
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.instances.placement import Placement
+from conch.core.spec import InstanceGroup, TensorSpec
+
+F, S, I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING, onnx.TensorProto.INT64
+Tensors = dict[str, tuple[int, list[Any] | None]]
+
+
+def graph(
+    nodes: list[Any], inputs: Tensors, outputs: Tensors, initializers: list[Any] | None = None
+) -> bytes:
+    info = onnx.helper.make_tensor_value_info
+    made = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [info(name, *kind) for name, kind in inputs.items()],
+        [info(name, *kind) for name, kind in outputs.items()],
+        initializers or [],
+    )
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def node(kind: str, inputs: list[str], outputs: list[str], **attributes: Any) -> Any:
+    return onnx.helper.make_node(kind, inputs, outputs, **attributes)
+
+
+ADD_SUB = graph(
+    [node("Add", ["A", "B"], ["SUM"]), node("Sub", ["A", "B"], ["DIFF"])],
+    {"A": (F, ["n", 2]), "B": (F, ["n", 2])},
+    {"SUM": (F, ["n", 2]), "DIFF": (F, ["n", 2])},
+)
+INPUTS = tensor_specs(A=("FP32", (2,)), B=("FP32", (2,)))
+OUTPUTS = tensor_specs(SUM=("FP32", (2,)), DIFF=("FP32", (2,)))
+
+
+@pytest.fixture(scope="module")
+def backend() -> OnnxRuntimeBackend:
+    return OnnxRuntimeBackend()
+
+
+def write(harness: Harness, content: bytes, name: str = "m") -> Path:
+    return harness.directory(name, {"1/model.onnx": content}) / "1"
+
+
+def complete(
+    backend: OnnxRuntimeBackend, directory: Path, options: Any = None, **config: Any
+) -> dict[str, Any]:
+    return backend.complete_config({"name": "m", **config}, directory, options or {})
+
+
+def test_completes_a_config_from_the_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    config = complete(backend, write(harness, ADD_SUB))
+    assert config == {
+        "name": "m",
+        "max_batch_size": 4,
+        "dynamic_batching": {},
+        "input": [
+            {"name": "A", "data_type": "TYPE_FP32", "dims": [2]},
+            {"name": "B", "data_type": "TYPE_FP32", "dims": [2]},
+        ],
+        "output": [
+            {"name": "SUM", "data_type": "TYPE_FP32", "dims": [2]},
+            {"name": "DIFF", "data_type": "TYPE_FP32", "dims": [2]},
+        ],
+    }
+
+
+def test_completion_respects_what_is_given(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    directory = write(harness, ADD_SUB)
+    given = complete(backend, directory, max_batch_size=7, sequence_batching={})
+    assert given["max_batch_size"] == 7 and "dynamic_batching" not in given
+    assert complete(backend, directory, {"default-max-batch-size": "16"})["max_batch_size"] == 16
+    one = complete(backend, directory, {"default-max-batch-size": "1"})
+    assert one["max_batch_size"] == 1 and "dynamic_batching" not in one
+    whole = complete(backend, directory, {"default-max-batch-size": "0"})
+    assert whole["input"][0]["dims"] == [-1, 2] and "dynamic_batching" not in whole
+    with pytest.raises(InvalidArgumentError, match="must be a whole number, got 'many'"):
+        complete(backend, directory, {"default-max-batch-size": "many"})
+
+
+def test_completion_is_skipped_for_a_full_config(
+    harness: Harness, backend: OnnxRuntimeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = {"name": "m", "input": [{"name": "A"}], "output": [{"name": "SUM"}]}
+    assert backend.complete_config(dict(config), harness.root, {}) == config
+    assert (
+        "skipping model configuration auto-complete for 'm': inputs and outputs already specified"
+        in caplog.text
+    )
+
+
+def test_model_with_a_fixed_batch_does_not_batch(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    directory = write(harness, graph([node("Neg", ["A"], ["B"])], {"A": (F, [1, 2])}, {"B": (F, [1, 2])}))
+    config = complete(backend, directory)
+    assert config["input"][0]["dims"] == [1, 2] and not config.get("max_batch_size")
+    with pytest.raises(InvalidArgumentError) as caught:
+        complete(backend, directory, max_batch_size=2)
+    assert caught.value.message == (
+        "autofill failed for model 'm': model does not support batching while non-zero max_batch_size is "
+        "specified"
+    )
+
+
+def test_scalars_get_dims_of_one_and_a_reshape(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    content = graph([node("Neg", ["A"], ["B"])], {"A": (F, ["n"])}, {"B": (F, ["n"])})
+    config = complete(backend, write(harness, content))
+    entry = {"data_type": "TYPE_FP32", "dims": [1], "reshape": {"shape": []}}
+    assert config["input"] == [{"name": "A", **entry}]
+    model = harness.load(
+        backend,
+        harness.spec(
+            inputs=(TensorSpec("A", "FP32", (1,), reshape=()),),
+            outputs=(TensorSpec("B", "FP32", (1,), reshape=()),),
+            model_file="model.onnx",
+        ),
+    )
+    assert harness.infer(model, {"A": rows(1, 2, width=1)}).array("B").tolist() == [[-1], [-2]]
+
+
+def test_batches_across_two_instances(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(harness, ADD_SUB)
+    model = harness.load(
+        backend,
+        harness.spec(
+            inputs=INPUTS,
+            outputs=OUTPUTS,
+            model_file="model.onnx",
+            batching=one_batch(4),
+            instance_groups=(InstanceGroup("m_0", count=2),),
+        ),
+    )
+    answers = harness.batch(model, [{"A": rows(n, n + 10), "B": rows(1, 1)} for n in range(2)])
+    assert [answer.array("SUM")[:, 0].tolist() for answer in answers] == [[1, 11], [2, 12]]
+    assert [answer.array("DIFF")[:, 0].tolist() for answer in answers] == [[-1, 9], [0, 10]]
+    assert model.statistics.snapshot().execution_count == 1
+    only = harness.infer(model, {"A": rows(1, 1, 1, 1), "B": rows(2, 2, 2, 2)}, requested=("DIFF",))
+    assert [tensor.name for tensor in only.one.outputs] == ["DIFF"]
+
+
+def test_config_may_leave_outputs_out(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(harness, ADD_SUB)
+    model = harness.load(backend, harness.spec(inputs=INPUTS, outputs=OUTPUTS[:1], model_file="model.onnx"))
+    answer = harness.infer(model, {"A": rows(1), "B": rows(2)})
+    assert [tensor.name for tensor in answer.one.outputs] == ["SUM"]
+
+
+def test_strings_and_half_floats(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    half = onnx.TensorProto.FLOAT16
+    write(
+        harness,
+        graph(
+            [node("Identity", ["S"], ["T"]), node("Neg", ["H"], ["K"])],
+            {"S": (S, ["n", 1]), "H": (half, ["n", 2])},
+            {"T": (S, ["n", 1]), "K": (half, ["n", 2])},
+        ),
+    )
+    model = harness.load(
+        backend,
+        harness.spec(
+            inputs=tensor_specs(S=("BYTES", (1,)), H=("FP16", (2,))),
+            outputs=tensor_specs(T=("BYTES", (1,)), K=("FP16", (2,))),
+            model_file="model.onnx",
+            batching=one_batch(2),
+        ),
+    )
+    halves = rows(1).astype(np.float16)
+    answers = harness.batch(model, [{"S": strings(text), "H": halves} for text in (b"a\0b", "é".encode())])
+    texts = [[tensor.data for tensor in answer.one.outputs if tensor.name == "T"] for answer in answers]
+    assert texts == [[b"\x03\0\0\0a\0b"], [b"\x02\0\0\0\xc3\xa9"]]
+    assert answers[0].array("K").tolist() == [[-1, -1]]
+    bad = harness.batch(model, [{"S": strings(b"\xff"), "H": halves}] * 2)[0]
+    assert bad.error.startswith("input 'S' has an element that is not UTF-8")
+
+
+def spec_errors() -> list[tuple[dict[str, Any], str]]:
+    return [
+        (
+            {"inputs": (*INPUTS, TensorSpec("C", "FP32", (2,)))},
+            "unable to load model 'm', configuration expects 3 inputs, model provides 2",
+        ),
+        (
+            {"inputs": tensor_specs(A=("FP32", (2,)), X=("FP32", (2,)))},
+            "unexpected inference input 'X', allowed inputs are: A, B",
+        ),
+        (
+            {"outputs": tensor_specs(X=("FP32", (2,)))},
+            "unexpected inference output 'X', allowed outputs are: DIFF, SUM",
+        ),
+        (
+            {"inputs": tensor_specs(A=("INT32", (2,)), B=("FP32", (2,)))},
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'A', model "
+            "provides TYPE_FP32",
+        ),
+        (
+            {"inputs": tensor_specs(A=("FP32", (1, 2)), B=("FP32", (2,)))},
+            "model 'm', tensor 'A': the model expects 2 dimensions (shape [-1,2]) but the model "
+            "configuration specifies 3 dimensions (an initial batch dimension because max_batch_size > 0 "
+            "followed by the explicit tensor shape, making complete shape [-1,1,2])",
+        ),
+        (
+            {"max_batch_size": 0, "inputs": tensor_specs(A=("FP32", (2,)), B=("FP32", (2,)))},
+            "model 'm', tensor 'A': the model expects 2 dimensions (shape [-1,2]) but the model "
+            "configuration specifies 1 dimensions (shape [2])",
+        ),
+        (
+            {"inputs": tensor_specs(A=("BF16", (2,)), B=("FP32", (2,)))},
+            "unsupported datatype TYPE_BF16 for input 'A' for model 'm'",
+        ),
+        (
+            {"parameters": {"execution_mode": "2"}},
+            "Invalid configuration value provided. Expected values for execution_mode are 0 or 1 but got 2.",
+        ),
+        (
+            {"parameters": {"intra_op_thread_count": "all"}},
+            "parameter 'intra_op_thread_count' must be a whole number, got 'all'",
+        ),
+        (
+            {"parameters": {"enable_mem_arena": "maybe"}},
+            "parameter 'enable_mem_arena' must be 'true' or 'false', got 'maybe'",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("changes", "message"), spec_errors())
+def test_config_that_does_not_fit(
+    harness: Harness, backend: OnnxRuntimeBackend, changes: dict[str, Any], message: str
+) -> None:
+    write(harness, ADD_SUB)
+    spec = harness.spec(**{"inputs": INPUTS, "outputs": OUTPUTS, "model_file": "model.onnx", **changes})
+    with pytest.raises(ConchError) as caught:
+        harness.load(backend, spec)
+    assert caught.value.message == message
+
+
+def test_batching_config_for_a_model_that_can_not(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(harness, graph([node("Neg", ["A"], ["B"])], {"A": (F, [1, 2])}, {"B": (F, [1, 2])}))
+    with pytest.raises(
+        InvalidArgumentError, match="first dimension must be -1; but shape expected"
+    ) as caught:
+        harness.load(
+            backend,
+            harness.spec(inputs=INPUTS[:1], outputs=tensor_specs(B=("FP32", (2,))), model_file="model.onnx"),
+        )
+    assert caught.value.message.endswith("by the model is [1,2]")
+
+
+def test_file_that_is_not_onnx_is_named(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    directory = write(harness, b"this is not a model")
+    path = directory / "model.onnx"
+    with pytest.raises(InternalError) as caught:
+        complete(backend, directory)
+    assert caught.value.message.startswith(f"unable to load ONNX model '{path}': onnx runtime error 7: ")
+    with pytest.raises(InternalError, match="unable to load ONNX model"):
+        harness.load(backend, harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx"))
+    path.unlink()
+    with pytest.raises(ConchError, match=r"unable to find '.*model\.onnx' for model 'm'"):
+        complete(backend, directory)
+
+
+def test_types_without_a_protocol_datatype(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    bfloat = onnx.TensorProto.BFLOAT16
+    content = graph([node("Identity", ["A"], ["B"])], {"A": (bfloat, ["n", 2])}, {"B": (bfloat, ["n", 2])})
+    with pytest.raises(UnsupportedError) as caught:
+        complete(backend, write(harness, content))
+    assert caught.value.message == (
+        "unsupported ONNX type 'tensor(bfloat16)' for I/O 'A' of model 'm': BF16 tensors are not supported "
+        "by the onnxruntime backend"
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_error_at_run_time_leaves_the_model_well(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(
+        harness,
+        graph(
+            [node("Reshape", ["A", "SHAPE"], ["B"])],
+            {"A": (F, [-1]), "SHAPE": (I64, [2])},
+            {"B": (F, [-1, -1])},
+        ),
+    )
+    model = harness.load(
+        backend,
+        harness.spec(
+            inputs=tensor_specs(A=("FP32", (-1,)), SHAPE=("INT64", (2,))),
+            outputs=tensor_specs(B=("FP32", (-1, -1))),
+            model_file="model.onnx",
+            max_batch_size=0,
+            parameters={"session.log_severity_level": "4"},
+        ),
+    )
+    values = np.arange(4, dtype=np.float32)
+    assert harness.infer(model, {"A": values, "SHAPE": np.array([2, 2])}).array("B").shape == (2, 2)
+    error = harness.infer(model, {"A": values, "SHAPE": np.array([3, 3])}).one.error
+    assert isinstance(error, InternalError) and error.message.startswith("onnx runtime error 1: Non-zero")
+    assert harness.infer(model, {"A": values, "SHAPE": np.array([4, 1])}).array("B").shape == (4, 1)
+
+
+def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    directory = harness.directory("m", {"1/model.onnx/weights.bin": b""}) / "1" / "model.onnx"
+    weights = onnx.numpy_helper.from_array(np.arange(256, dtype=np.float32).reshape(1, 256), "W")
+    content = graph(
+        [node("Add", ["A", "W"], ["B"])], {"A": (F, ["n", 256])}, {"B": (F, ["n", 256])}, [weights]
+    )
+    model = onnx.load_model_from_string(content)
+    onnx.save_model(
+        model, directory / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
+    loaded = harness.load(
+        backend,
+        harness.spec(
+            inputs=tensor_specs(A=("FP32", (256,))),
+            outputs=tensor_specs(B=("FP32", (256,))),
+            model_file="model.onnx",
+            instance_groups=(InstanceGroup("m_0", count=2),),
+        ),
+    )
+    assert harness.infer(loaded, {"A": rows(1, width=256)}).array("B")[0, 255] == 256
+
+
+def test_session_options(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    ort = backend._ort
+    cores = len(os.sched_getaffinity(0))
+    spec = harness.spec(instance_groups=(InstanceGroup("m_0", count=2), InstanceGroup("m_1", "GPU", 1, (0,))))
+    assert threads_per_instance(spec) == max(cores // 2, 1)
+    options = session_options(ort, spec)
+    assert options.intra_op_num_threads == max(cores // 2, 1)
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    tuned = harness.spec(
+        parameters={
+            "intra_op_thread_count": "3",
+            "inter_op_thread_count": "2",
+            "execution_mode": "1",
+            "enable_mem_pattern": "false",
+            "session.intra_op.allow_spinning": "1",
+        },
+        config={"optimization": {"graph": {"level": 1}}},
+    )
+    options = session_options(ort, tuned)
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 2)
+    assert options.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
+    assert options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    assert not options.enable_mem_pattern
+
+
+class FakeOrt:
+    """An ONNX Runtime with providers this machine's does not have."""
+
+    names = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
+
+    def get_available_providers(self) -> list[str]:
+        return list(self.names)
+
+    def get_all_providers(self) -> list[str]:
+        return [*self.names, "OpenVINOExecutionProvider"]
+
+
+def test_execution_providers(harness: Harness) -> None:
+    cpu, gpu = Placement("m_0", "CPU"), Placement("m_1", "GPU", 3)
+    fake = FakeOrt()
+    plain = harness.spec()
+    assert execution_providers(fake, plain, cpu) == [("CPUExecutionProvider", {})]
+    assert execution_providers(fake, plain, gpu) == [
+        ("CUDAExecutionProvider", {"device_id": "3"}),
+        ("CPUExecutionProvider", {}),
+    ]
+    named = harness.spec(parameters={"CONCH_ORT_PROVIDERS": "cuda, CPUExecutionProvider"})
+    assert [name for name, _ in execution_providers(fake, named, cpu)] == [
+        "CUDAExecutionProvider",
+        "CPUExecutionProvider",
+    ]
+    tensorrt = {
+        "name": "tensorrt",
+        "parameters": {"precision_mode": "FP16", "max_workspace_size_bytes": "1024"},
+    }
+    accelerated = harness.spec(
+        config={"optimization": {"execution_accelerators": {"gpu_execution_accelerator": [tensorrt]}}}
+    )
+    assert execution_providers(fake, accelerated, gpu) == [
+        (
+            "TensorrtExecutionProvider",
+            {"trt_fp16_enable": "1", "trt_max_workspace_size": "1024", "device_id": "3"},
+        ),
+        ("CUDAExecutionProvider", {"device_id": "3"}),
+        ("CPUExecutionProvider", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "accelerator", "message"),
+    [
+        ({"CONCH_ORT_PROVIDERS": "warp"}, None, "unknown execution provider 'warp' in parameter"),
+        (
+            {"CONCH_ORT_PROVIDERS": "openvino"},
+            None,
+            "which the installed onnxruntime does not have; it has: T",
+        ),
+        ({}, {"name": "warp"}, "unknown Execution Accelerator 'warp' is requested"),
+        (
+            {},
+            {"name": "tensorrt", "parameters": {"precision_mode": "FP1"}},
+            "unsupported precision mode 'FP1' is requested",
+        ),
+    ],
+)
+def test_execution_providers_that_can_not_be(
+    harness: Harness, parameters: dict[str, str], accelerator: dict[str, Any] | None, message: str
+) -> None:
+    accelerators = {"cpu_execution_accelerator": [accelerator] if accelerator else []}
+    spec = harness.spec(
+        parameters=parameters, config={"optimization": {"execution_accelerators": accelerators}}
+    )
+    with pytest.raises(InvalidArgumentError, match=message):
+        execution_providers(FakeOrt(), spec, Placement("m_0", "CPU"))

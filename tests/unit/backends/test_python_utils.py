@@ -1,0 +1,219 @@
+"""The names, values and texts of `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.backends.harness import Harness, rows, tensor_specs
+
+import triton_python_backend_utils as pb_utils
+from conch.backends.python.request import ReceivedRequest
+from conch.backends.python.response import Converter
+from conch.backends.python.sender import SenderContext
+from conch.backends.python.tensor import Tensor
+from conch.core.errors import UnsupportedError
+from conch.core.instances.shaping import Shaper
+from conch.core.scheduler.base import Batch
+from conch.core.tensor import Tensor as CoreTensor
+
+
+def received(harness: Harness, **attributes: Any) -> pb_utils.InferenceRequest:
+    spec = harness.spec(inputs=tensor_specs(A=("FP32", (2,))), outputs=tensor_specs(B=("FP32", (2,))))
+    context = SenderContext(Converter(spec), Shaper(spec), False, "m_0_0", ("B",))
+    request, _ = harness.request({"A": rows(1)}, **attributes)
+    return ReceivedRequest(request, Batch([request], 1), context)
+
+
+def test_received_request(harness: Harness) -> None:
+    request = received(
+        harness,
+        id="7",
+        correlation_id="seq",
+        sequence_start=True,
+        sequence_end=True,
+        timeout_us=5,
+        parameters={"a": 1, "b": "x"},
+    )
+    assert request.request_id() == "7"
+    assert request.correlation_id() == "seq"
+    assert request.flags() == (
+        pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START | pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
+    )
+    assert request.timeout() == 5
+    assert json.loads(request.parameters()) == {"a": 1, "b": "x"}
+    assert request.requested_output_names() == ["B"]
+    assert request.preferred_memory().preferred_memory_type() == pb_utils.TRITONSERVER_MEMORY_CPU
+    assert request.preferred_memory().preferred_device_id() == 0
+    assert request.trace().get_context() is None
+    assert not request.is_cancelled()
+    assert [tensor.name() for tensor in request.inputs()] == ["A"]
+    assert pb_utils.get_input_tensor_by_name(request, "A") is request.inputs()[0]
+    assert pb_utils.get_input_tensor_by_name(request, "X") is None
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
+    with pytest.raises(pb_utils.TritonModelException, match="RESCHEDULE\\) is not supported yet"):
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    with pytest.raises(pb_utils.TritonModelException, match="Unknown request release flags 8"):
+        request.set_release_flags(8)
+    with pytest.raises(pb_utils.TritonModelException, match="cannot be set"):
+        request.set_flags(1)
+
+
+def test_what_is_not_there_yet_says_so() -> None:
+    request = pb_utils.InferenceRequest("m", ["B"], [pb_utils.Tensor("A", rows(1))], parameters={"a": 1})
+    assert request.inputs()[0].name() == "A" and json.loads(request.parameters()) == {"a": 1}
+    assert pb_utils.get_input_tensor_by_name(request, "A") is request.inputs()[0]
+    request.set_flags(1)
+    assert (request.flags(), request.timeout(), request.correlation_id()) == (1, 0, 0)
+    calls: list[Callable[[], Any]] = [
+        request.exec,
+        lambda: request.async_exec().send(None),
+        lambda: pb_utils.load_model("m"),
+        lambda: pb_utils.unload_model("m"),
+        lambda: pb_utils.is_model_ready("m"),
+        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
+    ]
+    for call in calls:
+        with pytest.raises(pb_utils.TritonModelException, match=r" is not supported yet$"):
+            call()
+    for call in (request.get_response_sender, lambda: request.set_release_flags(1)):
+        with pytest.raises(pb_utils.TritonModelException, match="Only a request that was received"):
+            call()
+    with pytest.raises(pb_utils.TritonModelException, match="must be called from a model"):
+        pb_utils.get_model_dir()
+
+
+def test_tensor() -> None:
+    tensor = pb_utils.Tensor("A", np.arange(6, dtype=np.int64).reshape(2, 3))
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("A", [2, 3], "TYPE_INT64")
+    assert tensor.is_cpu()
+    assert pb_utils.Tensor("A", np.float32(1)).shape() == []
+    assert pb_utils.Tensor("A", np.array([b"x"])).triton_dtype() == "TYPE_STRING"
+    with pytest.raises(pb_utils.TritonModelException, match=r"Tensor name cannot be an empty string\."):
+        pb_utils.Tensor("", rows(1))
+
+
+def test_received_tensor_copies_when_looked_at() -> None:
+    batch = Batch([], 1)
+    core = CoreTensor("A", "FP32", (1, 2), bytes(8))
+    tensor = Tensor._received(core, batch)
+    assert tensor.shape() == [1, 2] and batch.bytes_copied == 0
+    array = tensor.as_numpy()
+    array[:] = 1
+    assert tensor.as_numpy() is array and batch.bytes_copied == 8
+    assert core.numpy().tolist() == [[0, 0]]
+    texts = Tensor._received(CoreTensor("S", "BYTES", (1,), b"\1\0\0\0x"), batch)
+    texts.as_numpy()[0] = b"y"
+    assert texts.as_numpy().tolist() == [b"y"]
+    with pytest.raises(UnsupportedError, match="BF16 has no numpy form"):
+        Tensor._received(CoreTensor("H", "BF16", (1,), b"\0\0"), batch).as_numpy()
+
+
+def test_dlpack() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = pb_utils.Tensor("A", array)
+    assert tensor.__dlpack_device__() == (1, 0)
+    assert np.shares_memory(np.from_dlpack(tensor), array)
+    copied = pb_utils.Tensor.from_dlpack("B", tensor.to_dlpack())
+    assert copied.name() == "B" and copied.as_numpy().tolist() == array.tolist()
+    assert pb_utils.Tensor.from_dlpack("B", array).shape() == [2, 3]
+    with pytest.raises(pb_utils.TritonModelException, match="DLPack tensor is not contiguous"):
+        pb_utils.Tensor.from_dlpack("B", array.T)
+    with pytest.raises(
+        pb_utils.TritonModelException, match="DLPack does not have support for string tensors"
+    ):
+        pb_utils.Tensor("S", np.array([b"x"], dtype=object)).to_dlpack()
+
+    class Elsewhere:
+        def __dlpack__(self) -> None: ...
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+    with pytest.raises(pb_utils.TritonModelException, match="Tensor is stored in GPU"):
+        pb_utils.Tensor.from_dlpack("B", Elsewhere())
+
+
+def test_response() -> None:
+    response = pb_utils.InferenceResponse([pb_utils.Tensor("A", rows(1))], parameters={"a": True})
+    assert not response.has_error() and response.error() is None
+    assert response.parameters() == {"a": True}
+    assert pb_utils.get_output_tensor_by_name(response, "A") is response.output_tensors()[0]
+    assert pb_utils.get_output_tensor_by_name(response, "B") is None
+    failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))
+    error = failed.error()
+    assert failed.has_error() and error is not None
+    assert (error.message(), error.code(), str(error)) == ("no", pb_utils.TritonError.INTERNAL, "no")
+    assert pb_utils.get_output_tensor_by_name(failed, "A") is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({1: "x"}, "Expect parameters keys to have type str, found type <class 'int'>"),
+        ({"x": 0.5}, "Expect parameters values to have type bool/int/str, found type <class 'float'>"),
+        ([], "Expect dict, got <class 'list'>"),
+    ],
+)
+def test_response_parameters(parameters: Any, message: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        pb_utils.InferenceResponse([], parameters=parameters)
+    assert caught.value.message() == message
+
+
+def test_datatypes() -> None:
+    assert pb_utils.triton_string_to_numpy("TYPE_FP16") is np.float16
+    assert pb_utils.triton_string_to_numpy("TYPE_BOOL") is bool
+    assert pb_utils.triton_string_to_numpy("TYPE_STRING") is np.object_
+    for number in range(1, 14):
+        assert pb_utils.numpy_to_triton_type(pb_utils.triton_to_numpy_type(number)) == number
+    assert pb_utils.numpy_to_triton_type(np.bytes_) == 13
+    assert pb_utils.numpy_to_triton_type(np.dtype(np.float32)) == 11
+    assert pb_utils.numpy_to_triton_type(np.complex64) is None
+    assert pb_utils.numpy_to_triton_type("no such type") is None
+    assert pb_utils.triton_to_numpy_type(99) is None
+
+
+def test_byte_tensors() -> None:
+    encoded = pb_utils.serialize_byte_tensor(np.array([b"a\0", "é"], dtype=object))
+    assert encoded == b"\x02\0\0\0a\0\x02\0\0\0\xc3\xa9"
+    assert pb_utils.deserialize_bytes_tensor(encoded).tolist() == [b"a\0", "é".encode()]
+    assert pb_utils.serialize_byte_tensor(np.zeros(0, dtype=object)) is None
+    assert pb_utils.serialize_byte_tensor(np.zeros(1)) is None
+
+
+def test_configs() -> None:
+    config = {
+        "input": [{"name": "A"}],
+        "output": [{"name": "B"}],
+        "model_transaction_policy": {"decoupled": True},
+    }
+    assert pb_utils.get_input_config_by_name(config, "A") == {"name": "A"}
+    assert pb_utils.get_output_config_by_name(config, "B") == {"name": "B"}
+    assert pb_utils.get_output_config_by_name(config, "A") is None
+    assert pb_utils.using_decoupled_model_transaction_policy(config)
+    assert not pb_utils.using_decoupled_model_transaction_policy({})
+
+
+def test_logger(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    logger = pb_utils.Logger
+    logger.log("one")
+    logger.log("two", logger.WARNING)
+    logger.log_info("100%")
+    logger.log_warn("four")
+    logger.log_error("five")
+    logger.log_verbose("six")
+    levels = [(record.levelname, record.getMessage(), record.filename) for record in caplog.records]
+    here = "test_python_utils.py"
+    assert levels == [
+        ("INFO", "one", here),
+        ("WARNING", "two", here),
+        ("INFO", "100%", here),
+        ("WARNING", "four", here),
+        ("ERROR", "five", here),
+        ("DEBUG", "six", here),
+    ]
