@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from conch import __version__
+from conch.allocator import keep_large_blocks
 from conch.core.errors import ConchError, error_text
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
@@ -97,6 +98,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
 def _run(flags: FlagValues, control: ControlOptions, grpc: GrpcOptions | None) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
+    keep_large_blocks()
     stop = threading.Event()
     try:
         server = Server(server_options(flags), control, grpc)

@@ -282,7 +282,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text())
     except OSError as error:
         raise FlagError(f"config file {path} can't be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FlagError(f"config file {path} is not TOML: {error}") from None
     known = {flag.name: flag for flag in FLAGS}
     values: dict[str, Any] = {}

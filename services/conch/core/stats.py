@@ -85,13 +85,14 @@ class ModelStatistics:
         # By batch size: executions, then nanoseconds of input, inference and output.
         self._batches: dict[int, list[int]] = {}
 
-    def record_batch(self, batch: Batch, failed: int, failed_ns: int) -> None:
+    def record_batch(self, batch: Batch, failed: int, failed_ns: int, failed_rows: int = 0) -> None:
         """Counts one executed batch.
 
         Args:
             batch: The batch, with all its times set.
             failed: Number of its requests that ended in an error.
             failed_ns: Time from receipt to response of those requests together.
+            failed_rows: Rows of those requests together.
         """
         requests = batch.requests
         start = batch.compute_start_ns
@@ -114,7 +115,7 @@ class ModelStatistics:
                 # The time in the queue is known for the whole batch; failed requests take their share.
                 queue_ns = queue_ns * count // len(requests)
             self._last_inference_ns = end
-            self._inference_count += size
+            self._inference_count += size - failed_rows
             self._execution_count += 1
             self._succeeded += count
             self._success_ns += success_ns - failed_ns

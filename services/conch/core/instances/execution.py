@@ -53,7 +53,7 @@ class Executor:
                 )
         except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
             responses = self._failures(batch, error)
-        failed = failed_ns = 0
+        failed = failed_ns = failed_rows = 0
         now = batch.compute_end_ns = clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
@@ -67,8 +67,9 @@ class Executor:
             if response.error is not None:
                 failed += 1
                 failed_ns += now - request.received_ns
+                failed_rows += request.batch_size
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
-        self._statistics.record_batch(batch, failed, failed_ns)
+        self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 request.respond(response, True)

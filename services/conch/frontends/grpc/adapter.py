@@ -23,8 +23,8 @@ from typing import Any
 # small request. The C core reads the variable once, so this has no effect where grpc is in use already.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
-import grpc  # noqa: E402
-from grpc._cython import cygrpc  # noqa: E402
+import grpc
+from grpc._cython import cygrpc
 
 log = logging.getLogger(__name__)
 

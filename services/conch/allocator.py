@@ -1,0 +1,34 @@
+"""Settings of the C allocator for a process that handles large tensors all the time."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+log = logging.getLogger(__name__)
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST_MMAP_THRESHOLD = 32 << 20
+_KEPT_BYTES = 256 << 20
+
+
+def keep_large_blocks() -> bool:
+    """Makes glibc reuse the memory of large tensors instead of returning it after each.
+
+    By default a block of some megabytes is given back to the kernel when it is freed, and each request
+    pays for its page faults again: with 4 MB tensors that was over a third of the server's CPU time. With
+    this, up to 256 MB of freed memory stay with the process.
+
+    Returns:
+        Whether the allocator took the settings; other C libraries do not have them.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    taken = bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)) and bool(
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    )
+    log.debug("the allocator %s the settings for large blocks", "took" if taken else "refused")
+    return taken

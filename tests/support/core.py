@@ -1,0 +1,167 @@
+"""Models, requests and instances for tests of the core."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.core.backend import BackendInstance, BackendModel
+from conch.core.instances.placement import Placement
+from conch.core.model import Model
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec
+from conch.core.tensor import Tensor
+
+FP32_16 = (TensorSpec("IN", "FP32", (16,)),)
+OUT_16 = (TensorSpec("OUT", "FP32", (16,)),)
+WAIT_S = 30.0
+"""For what happens at once unless the code under test is broken."""
+
+
+def make_spec(
+    max_batch_size: int = 0,
+    inputs: tuple[TensorSpec, ...] = FP32_16,
+    outputs: tuple[TensorSpec, ...] = OUT_16,
+    name: str = "m",
+    version: int = 1,
+    batching: DynamicBatching | None = None,
+    instances: int = 1,
+    decoupled: bool = False,
+) -> ModelSpec:
+    """A spec with everything that tests do not care about filled in."""
+    return ModelSpec(
+        name=name,
+        version=version,
+        platform="",
+        backend="test",
+        max_batch_size=max_batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        directory=Path("/nowhere"),
+        version_directory=Path("/nowhere/1"),
+        model_file="model",
+        instance_groups=(InstanceGroup(name, count=instances),),
+        batching=batching,
+        decoupled=decoupled,
+    )
+
+
+class Answers:
+    """A responder that keeps all it is given; usable from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.calls: list[tuple[InferenceRequest, InferenceResponse | None, bool]] = []
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        with self._changed:
+            self.calls.append((request, response, final))
+            self._changed.notify_all()
+
+    def wait(self, finals: int, timeout_s: float = WAIT_S) -> bool:
+        """Waits until so many final responses have come; False if they do not."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.finals >= finals, timeout_s)
+
+    @property
+    def finals(self) -> int:
+        """Final responses so far."""
+        return sum(final for _, _, final in self.calls)
+
+    def finals_of(self, request: InferenceRequest) -> int:
+        """Final responses so far to one request."""
+        return sum(final for answered, _, final in self.calls if answered is request)
+
+    def response(self, request: InferenceRequest) -> InferenceResponse:
+        """The one response to a request."""
+        (response,) = [response for answered, response, _ in self.calls if answered is request]
+        assert response is not None
+        return response
+
+
+def make_request(
+    answers: Callable[[InferenceRequest, InferenceResponse | None, bool], None] | None = None,
+    rows: int | None = None,
+    value: float = 0.0,
+    name: str = "m",
+    version: str = "",
+    **changes: Any,
+) -> InferenceRequest:
+    """A request that fits `make_spec`; with rows, one that fits a batching model."""
+    shape = (16,) if rows is None else (rows, 16)
+    tensor = Tensor.from_array("IN", np.full(shape, value, np.float32))
+    request = InferenceRequest(name, version, {"IN": tensor}, answers or Answers(), 0)
+    for attribute, setting in changes.items():
+        setattr(request, attribute, setting)
+    return request
+
+
+Execute = Callable[[Batch], Sequence[InferenceResponse | None] | None]
+
+
+def echo(batch: Batch) -> list[InferenceResponse | None]:
+    """Answers each request with its input."""
+    return [
+        InferenceResponse([Tensor.from_array("OUT", request.inputs["IN"].numpy())])
+        for request in batch.requests
+    ]
+
+
+class Instance(BackendInstance):
+    """Runs a function; checks that one batch at a time reaches it and that it is closed once."""
+
+    def __init__(self, execute: Execute = echo) -> None:
+        self._execute = execute
+        self._busy = threading.Lock()
+        self.closed = 0
+        self.batches: list[list[InferenceRequest]] = []
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+        assert self._busy.acquire(blocking=False), "two batches at a time on one instance"
+        try:
+            assert not self.closed, "a batch for a closed instance"
+            self.batches.append(batch.requests)
+            return self._execute(batch)
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        assert not self._busy.locked(), "closed while it runs"
+        self.closed += 1
+
+
+class FollowingInstance(Instance):
+    """An instance that only the model's own threads may run."""
+
+    leads = False
+
+
+class LoadedModel(BackendModel):
+    """Makes instances of one function, and keeps them."""
+
+    def __init__(self, execute: Execute = echo, instance_class: type[Instance] = Instance) -> None:
+        self._execute = execute
+        self._class = instance_class
+        self.instances: list[Instance] = []
+        self.placements: list[Placement] = []
+        self.closed = 0
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        instance = self._class(self._execute)
+        self.instances.append(instance)
+        self.placements.append(placement)
+        return instance
+
+    def close(self) -> None:
+        assert all(instance.closed == 1 for instance in self.instances)
+        self.closed += 1
+
+
+def make_model(spec: ModelSpec, execute: Execute = echo, leads: bool = True) -> Model:
+    """A model that runs a function."""
+    return Model.create(spec, LoadedModel(execute, Instance if leads else FollowingInstance))

@@ -1,0 +1,102 @@
+"""What a process holds, compared before and after a test."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 2.0
+"""How long what a test left behind may take to go away by itself."""
+
+_SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Threads, child processes, file descriptors with what they refer to, and names in /dev/shm."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[psutil.Process]
+    descriptors: frozenset[tuple[int, str]]
+    shared_memory: frozenset[str]
+
+
+def held() -> Held:
+    """What this process holds now."""
+    # The one helper process that multiprocessing starts once and keeps for the life of the process.
+    tracker = resource_tracker._resource_tracker
+    tracker_pid, tracker_fd = getattr(tracker, "_pid", None), getattr(tracker, "_fd", None)
+    return Held(
+        frozenset(threading.enumerate()),
+        frozenset(child for child in _children() if child.pid != tracker_pid),
+        frozenset(pair for pair in _descriptors() if pair[0] != tracker_fd),
+        frozenset(os.listdir(_SHM)) if _SHM.is_dir() else frozenset(),
+    )
+
+
+def _children() -> Iterator[psutil.Process]:
+    # Reading these files is far faster than psutil's walk over all processes.
+    pids: list[str] = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            pids += Path(f"/proc/self/task/{task}/children").read_text().split()
+        except FileNotFoundError:
+            continue  # that thread has just ended
+    for pid in pids:
+        try:
+            child = psutil.Process(int(pid))
+            yield child
+            yield from child.children(recursive=True)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            yield int(name), os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # the one the listing itself used
+
+
+def leaked(before: Held) -> list[str]:
+    """What is held now and was not before, a line each."""
+    now = held()
+    return [
+        *(f"thread {thread.name!r}" for thread in now.threads - before.threads),
+        *(f"child process {child}" for child in now.children - before.children),
+        *(f"file descriptor {number}: {target}" for number, target in now.descriptors - before.descriptors),
+        *(f"/dev/shm/{name}" for name in now.shared_memory - before.shared_memory),
+    ]
+
+
+def still_leaked(before: Held, grace_s: float = GRACE_S) -> list[str]:
+    """As `leaked`, after garbage collection and up to `grace_s` seconds for things to end by themselves."""
+    if not (found := leaked(before)):
+        return []
+    gc.collect()
+    deadline = time.monotonic() + grace_s
+    for thread in set(threading.enumerate()) - before.threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    never = threading.Event()
+    while (found := leaked(before)) and time.monotonic() < deadline:
+        never.wait(0.01)
+    return found
+
+
+@contextmanager
+def no_leaks(grace_s: float = GRACE_S) -> Iterator[None]:
+    """Raises AssertionError if the block leaves anything behind."""
+    before = held()
+    yield
+    found = still_leaked(before, grace_s)
+    assert not found, "left behind: " + "; ".join(sorted(found))

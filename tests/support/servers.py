@@ -1,0 +1,281 @@
+"""`conch serve` as a process, models for it, and what clients send to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples" / "models"
+CONCH = Path(sys.executable).with_name("conch")
+WAIT_S = 30.0
+"""For what happens at once unless the code under test is broken."""
+
+_LOOK_S = 0.005
+_SERVICE = "/inference.GRPCInferenceService/"
+_PROBE = Path(__file__).with_name("probe_model.py")
+_PROBE_CONFIG = """
+    backend: "python"
+    max_batch_size: 8
+    input {{ name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }}
+    output {{ name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }}
+    output {{ name: "SEEN" data_type: TYPE_STRING dims: [ 1 ] }}
+    {extra}
+"""
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Waits until a condition holds and returns its value; AssertionError if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(_LOOK_S)
+    return value
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """A `conch serve` that was started.
+
+    Args:
+        arguments: Its command line, without the command.
+        directory: Where its output goes.
+        environment: Variables it gets besides ours, from which all of conch's are taken out.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._output = directory / "stdout"
+        self._errors = directory / "stderr"
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("CONCH_")}
+        with self._output.open("w") as output, self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [str(CONCH), "serve", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env={**inherited, **(environment or {})},
+            )
+
+    @property
+    def output(self) -> str:
+        """What it has printed: the tables."""
+        return self._output.read_text()
+
+    @property
+    def errors(self) -> str:
+        """What it has written to standard error: logs, and the reason for not starting."""
+        return self._errors.read_text()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as in its table."""
+        found = re.search(r"\| gRPC +\| (\S+)", self.output)
+        assert found, self.output
+        return found[1].replace("0.0.0.0", "127.0.0.1")
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.address.rpartition(":")[2])
+
+    def logs(self) -> list[dict[str, Any]]:
+        """Its log lines; every line must be JSON."""
+        return [json.loads(line) for line in self.errors.splitlines()]
+
+    def wait_ready(self) -> None:
+        """Waits for the tables, which are printed once it listens."""
+
+        def printed() -> bool:
+            assert self.process.poll() is None, f"exit code {self.process.returncode}: {self.errors}"
+            return self.output.count("Security") == 1 and self.output.endswith("+\n")
+
+        eventually(printed, "conch listens")
+
+    def signal(self, number: int) -> None:
+        """Sends a signal."""
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = WAIT_S) -> int:
+        """The exit code, once it has ended."""
+        return self.process.wait(timeout_s)
+
+    def stop(self) -> int:
+        """Asks it to end; returns the exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        """Ends it in any case."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(WAIT_S)
+
+
+@contextmanager
+def started(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """A `conch serve` with these arguments; it may fail to start."""
+    with tempfile.TemporaryDirectory(prefix="conch-test-") as directory:
+        server = ServerProcess(arguments, Path(directory), environment)
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@contextmanager
+def serving(
+    *repositories: Path, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """A `conch serve` that listens on a port of its own; after the block it must end well."""
+    arguments = [f"--model-repository={repository}" for repository in repositories]
+    with started(*arguments, "--grpc-port=0", *flags, environment=environment) as server:
+        server.wait_ready()
+        yield server
+        if server.process.poll() is None:
+            assert server.stop() == 0, server.errors
+        assert "Traceback" not in server.errors, server.errors
+
+
+@contextmanager
+def client_of(server: ServerProcess, **settings: Any) -> Iterator[triton.InferenceServerClient]:
+    """A client of a server with a connection of its own."""
+    client = triton.InferenceServerClient(
+        server.address, channel_args=[("grpc.use_local_subchannel_pool", 1)], **settings
+    )
+    with closing(client):
+        yield client
+
+
+def write_model(
+    repository: Path,
+    name: str,
+    config: str | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    versions: Sequence[int] = (1,),
+) -> Path:
+    """Writes a model: a config.pbtxt and, in each version, some files. Returns its directory."""
+    directory = repository / name
+    for version in versions:
+        (directory / str(version)).mkdir(parents=True, exist_ok=True)
+        for file, content in (files or {}).items():
+            data = content.encode() if isinstance(content, str) else content
+            (directory / str(version) / file).write_bytes(data)
+    if config is not None:
+        (directory / "config.pbtxt").write_text(config)
+    return directory
+
+
+def write_probe(
+    repository: Path, name: str = "probe", extra: str = "dynamic_batching { }", versions: Sequence[int] = (1,)
+) -> Path:
+    """Writes a model that does what its requests tell it; see `probe_model`."""
+    config = _PROBE_CONFIG.format(extra=extra)
+    return write_model(repository, name, config, {"model.py": _PROBE.read_text()}, versions)
+
+
+def copy_example(repository: Path, name: str, to: str | None = None) -> Path:
+    """Copies one of the examples' models."""
+    return Path(shutil.copytree(EXAMPLES / name, repository / (to or name)))
+
+
+def tensor(name: str, array: NDArray[Any], datatype: str = "FP32") -> triton.InferInput:
+    """An input with its data."""
+    made = triton.InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array)
+    return made
+
+
+def probe_inputs(value: float = 0.0, shape: tuple[int, ...] = (1, 4)) -> list[triton.InferInput]:
+    """Inputs for the probe model."""
+    return [tensor("IN", np.full(shape, value, np.float32))]
+
+
+def probe(client: triton.InferenceServerClient, value: float = 1.0, model: str = "probe", **more: Any) -> Any:
+    """Sends a request to a probe model, checks OUT and returns what SEEN says."""
+    result = client.infer(model, probe_inputs(value), client_timeout=WAIT_S, **more)
+    assert result.as_numpy("OUT").tolist() == [[value] * 4]
+    return json.loads(result.as_numpy("SEEN")[0, 0])
+
+
+def simple_inputs(start: int = 0) -> list[triton.InferInput]:
+    """Inputs for the example model `simple`: numbers from `start` on, twice."""
+    numbers = np.arange(start, start + 16, dtype=np.int32).reshape(1, 16)
+    return [tensor(name, numbers, "INT32") for name in ("INPUT0", "INPUT1")]
+
+
+def check_simple(result: triton.InferResult, start: int = 0) -> None:
+    """Checks what `simple` answers to `simple_inputs`."""
+    assert result.as_numpy("OUTPUT0").tolist() == [[2 * number for number in range(start, start + 16)]]
+    assert result.as_numpy("OUTPUT1").tolist() == [[0] * 16]
+
+
+def simple_request(**changes: Any) -> Any:
+    """A ModelInferRequest for `simple`, some of its fields replaced."""
+    fields: dict[str, Any] = {
+        "model_name": "simple",
+        "inputs": [
+            service_pb2.ModelInferRequest.InferInputTensor(name=name, datatype="INT32", shape=[1, 16])
+            for name in ("INPUT0", "INPUT1")
+        ],
+        "raw_input_contents": [np.arange(16, dtype=np.int32).tobytes()] * 2,
+    }
+    return service_pb2.ModelInferRequest(**{**fields, **changes})
+
+
+class RawClient:
+    """Calls by method name, with messages or bytes.
+
+    Args:
+        address: The server's.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address, [("grpc.max_receive_message_length", -1)])
+
+    def __call__(self, method: str, message: Any, metadata: Sequence[tuple[str, str]] = ()) -> Any:
+        """Makes a unary call; bytes are sent as they are and answered with bytes."""
+        if isinstance(message, bytes):
+            call = self.channel.unary_unary(method)
+        else:
+            response = getattr(service_pb2, type(message).__name__.removesuffix("Request") + "Response")
+            call = self.channel.unary_unary(
+                method if method.startswith("/") else _SERVICE + method,
+                request_serializer=type(message).SerializeToString,
+                response_deserializer=response.FromString,
+            )
+        return call(message, timeout=WAIT_S, metadata=metadata)
+
+    def infer(self, message: Any, metadata: Sequence[tuple[str, str]] = ()) -> Any:
+        """Makes a ModelInfer call with a message or with bytes."""
+        return self(_SERVICE + "ModelInfer", message, metadata)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.channel.close()

@@ -1,0 +1,130 @@
+"""The registry: which version serves, the texts where none does, and swaps under readers."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+from tests.support.core import WAIT_S
+
+from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.model import Model
+from conch.core.registry import Entry, Registry, VersionState, parse_version
+
+
+class Named:
+    """Stands in for a model; the registry never looks inside."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
+def models(*versions: int) -> dict[int, Model]:
+    return {version: cast(Model, Named(version)) for version in versions}
+
+
+READY = VersionState("READY")
+GONE = VersionState("UNAVAILABLE", "unloaded")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry = Registry()
+    registry.publish("m", Entry(models(2, 10), {1: GONE, 2: READY, 10: READY, 11: VersionState("LOADING")}))
+    registry.publish("off", Entry({}, {1: GONE}))
+    return registry
+
+
+@pytest.mark.parametrize(("version", "serves"), [("", 10), ("2", 2), ("10", 10), ("02", 2)])
+def test_the_version_that_serves(registry: Registry, version: str, serves: int) -> None:
+    assert registry.resolve("m", version) is registry.entries["m"].ready[serves]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "kind", "text"),
+    [
+        ("x", "", NotFoundError, "Request for unknown model: 'x' is not found"),
+        ("x", "99", NotFoundError, "Request for unknown model: 'x' version 99 is not found"),
+        ("m", "99", NotFoundError, "Request for unknown model: 'm' version 99 is not found"),
+        ("off", "", NotFoundError, "Request for unknown model: 'off' has no available versions"),
+        ("off", "1", UnavailableError, "Request for unknown model: 'off' version 1 is not at ready state"),
+        ("m", "1", UnavailableError, "Request for unknown model: 'm' version 1 is not at ready state"),
+        ("m", "11", UnavailableError, "Request for unknown model: 'm' version 11 is not at ready state"),
+        (
+            "m",
+            "one",
+            InvalidArgumentError,
+            "failed to get model version from specified version string 'one' (details: stol), version "
+            "should be an integral value > 0",
+        ),
+        (
+            "x",
+            "-1",
+            InvalidArgumentError,
+            "invalid model version specified '-1' , version should be an integral value > 0",
+        ),
+    ],
+)
+def test_texts(registry: Registry, name: str, version: str, kind: type[ConchError], text: str) -> None:
+    with pytest.raises(ConchError) as caught:
+        registry.resolve(name, version)
+    assert (type(caught.value), caught.value.message) == (kind, text)
+
+
+def test_parse_version() -> None:
+    assert [parse_version(text) for text in ("", "1", "12")] == [-1, 1, 12]
+
+
+def test_a_removed_name_is_unknown(registry: Registry) -> None:
+    registry.remove("m")
+    registry.remove("never there")
+    for version in ("", "2"):
+        with pytest.raises(NotFoundError, match="is not found"):
+            registry.resolve("m", version)
+    assert set(registry.entries) == {"off"}
+
+
+def test_a_name_without_ready_versions_is_served_no_more(registry: Registry) -> None:
+    registry.publish("m", Entry({}, {10: GONE}))
+    with pytest.raises(NotFoundError, match="has no available versions"):
+        registry.resolve("m")
+
+
+def test_entries_seen_earlier_do_not_change(registry: Registry) -> None:
+    before = registry.entries
+    registry.publish("m", Entry(models(3)))
+    registry.publish("new", Entry(models(1)))
+    assert set(before) == {"m", "off"}
+    assert set(before["m"].ready) == {2, 10}
+
+
+def test_readers_see_the_old_or_the_new_version_and_never_none() -> None:
+    registry = Registry()
+    first = models(1)
+    registry.publish("m", Entry(first))
+    stop = threading.Event()
+    reading = threading.Barrier(4)
+
+    def read() -> list[int]:
+        seen: list[int] = []
+        reading.wait(WAIT_S)
+        while not stop.is_set():
+            model = cast(Named, registry.resolve("m"))
+            if not seen or seen[-1] != model.version:
+                seen.append(model.version)
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read) for _ in range(3)]
+        try:
+            reading.wait(WAIT_S)
+            for version in range(2, 3000):
+                registry.publish("m", Entry(models(version), {version: READY}))
+                registry.publish(f"other-{version % 7}", Entry(models(1)))
+        finally:
+            stop.set()
+        for reader in readers:
+            seen = reader.result(WAIT_S)
+            assert seen == sorted(seen), "went back to a version that had been replaced"

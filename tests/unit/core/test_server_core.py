@@ -1,0 +1,160 @@
+"""The front ends' door: swaps that no request notices, liveness and readiness, cancelling."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
+
+from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.instances.runner import RunnerClosedError
+from conch.core.registry import Entry, Registry
+from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
+
+
+class NoAgent:
+    """A control plane that nobody asks."""
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        raise AssertionError
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        raise AssertionError
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        raise AssertionError
+
+
+class Readiness:
+    def __init__(self) -> None:
+        self.ready = True
+
+    def __call__(self) -> bool:
+        return self.ready
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def readiness() -> Readiness:
+    return Readiness()
+
+
+@pytest.fixture
+def core(registry: Registry, readiness: Readiness) -> ServerCore:
+    return ServerCore(registry, NoAgent(), "id", "1.0", readiness)
+
+
+def test_no_request_notices_a_swap(core: ServerCore, registry: Registry) -> None:
+    model = make_model(make_spec(version=1, instances=2))
+    registry.publish("m", Entry({1: model}))
+    stop = threading.Event()
+    served = threading.Semaphore(0)
+
+    def client(number: int) -> None:
+        while not stop.is_set():
+            answers = Answers()
+            request = make_request(answers)
+            work = core.submit(request, may_lead=number != 0)
+            if work is not None:
+                work.run()
+            assert answers.wait(1)
+            assert len(answers.calls) == 1
+            assert answers.response(request).error is None
+            served.release()
+
+    with ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(client, number) for number in range(3)]
+        try:
+            for version in range(2, 40):
+                assert served.acquire(timeout=WAIT_S), "no traffic"
+                successor = make_model(make_spec(version=version, instances=2))
+                registry.publish("m", Entry({version: successor}))
+                assert model.close(WAIT_S)
+                model = successor
+        finally:
+            stop.set()
+        for future in clients:
+            future.result(WAIT_S)
+    assert model.close(WAIT_S)
+
+
+def test_a_model_that_closed_after_it_was_looked_up_is_looked_up_again(
+    core: ServerCore, registry: Registry
+) -> None:
+    old, new = make_model(make_spec(version=1)), make_model(make_spec(version=2))
+    registry.publish("m", Entry({2: new}))
+    assert old.close()
+    answers = Answers()
+    request = make_request(answers)
+    work = core.submit(request, may_lead=True, model=old)
+    assert work is not None
+    work.run()
+    assert answers.response(request).error is None
+    assert request.model is new
+    assert new.close()
+
+
+def test_a_model_that_is_gone_is_not_found(core: ServerCore, registry: Registry) -> None:
+    old = make_model(make_spec())
+    assert old.close()
+    with pytest.raises(NotFoundError):
+        core.submit(make_request(), model=old)
+    with pytest.raises(RunnerClosedError):
+        old.submit(make_request())
+
+
+def test_a_request_that_does_not_fit_is_refused(core: ServerCore, registry: Registry) -> None:
+    model = make_model(make_spec(4))
+    registry.publish("m", Entry({1: model}))
+    with pytest.raises(InvalidArgumentError):
+        core.submit(make_request(rows=9))
+    assert core.model("m", "1") is model
+    assert model.close()
+
+
+def test_cancelling_before_and_after_submission(core: ServerCore, registry: Registry) -> None:
+    early = make_request()
+    core.cancel(early)
+    assert early.cancelled
+    gate = threading.Event()
+    entered = threading.Event()
+
+    def wait(batch: object) -> None:
+        entered.set()
+        assert gate.wait(WAIT_S)
+
+    model = make_model(make_spec(decoupled=True), wait)
+    registry.publish("m", Entry({1: model}))
+    answers = Answers()
+    running, queued = make_request(answers), make_request(answers)
+    core.submit(running)
+    assert entered.wait(WAIT_S)
+    core.submit(queued)
+    core.cancel(queued)
+    assert answers.finals_of(queued) == 1
+    gate.set()
+    assert model.close()
+
+
+def test_live_and_ready(core: ServerCore, readiness: Readiness) -> None:
+    assert (core.live, core.ready) == (False, False)
+    core.started()
+    assert (core.live, core.ready) == (True, True)
+    readiness.ready = False
+    assert (core.live, core.ready) == (True, False)
+
+
+def test_a_stopping_server_says_so(core: ServerCore) -> None:
+    core.started()
+    core.stopping()
+    for ask in (lambda: core.live, lambda: core.ready, core.check_running):
+        with pytest.raises(UnavailableError) as caught:
+            ask()
+        assert caught.value.message == "Server exiting"

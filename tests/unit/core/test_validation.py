@@ -1,0 +1,342 @@
+"""Request validation: Triton's rules and texts, batch sizes and batch keys, reshapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.core import Answers, make_spec
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.request import InferenceRequest
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
+from conch.core.validation import RequestValidator, reshaped_shape, shape_text
+
+RID = "[request id: <id_unknown>] "
+NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
+    "to each input shape. If you want to specify the full shape including the batch dim in your input dims "
+    "config, try setting max_batch_size to zero. See the model configuration docs for more info on "
+    "max_batch_size."
+)
+
+
+def tensor(name: str, shape: tuple[int, ...], datatype: str = "FP32", data: bytes | None = None) -> Tensor:
+    if data is None:
+        count = int(np.prod([max(dim, 0) for dim in shape]))
+        data = encode_bytes([b"x"] * count) if datatype == "BYTES" else bytes(count * ELEMENT_SIZES[datatype])
+    return Tensor(name, datatype, shape, data)
+
+
+def request_of(*tensors: Tensor, **changes: Any) -> InferenceRequest:
+    request = InferenceRequest("m", "", {one.name: one for one in tensors}, Answers(), 0)
+    for attribute, setting in changes.items():
+        setattr(request, attribute, setting)
+    return request
+
+
+def specs(*names: str, optional: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, "FP32", (4,), optional=name in optional) for name in names)
+
+
+PLAIN = make_spec(inputs=(TensorSpec("X", "FP32", (16,)),))
+BATCHED = make_spec(8, inputs=(TensorSpec("X", "FP32", (16,)),))
+PAIR = make_spec(8, inputs=specs("A", "B"))
+THREE = make_spec(inputs=specs("INPUT0", "INPUT1", "INPUT2"))
+OPTIONAL = make_spec(inputs=specs("INPUT0", "INPUT1", "INPUT2", "INPUT3", optional=("INPUT3",)))
+ANY = make_spec(inputs=(TensorSpec("X", "FP32", (-1, -1)),))
+STRINGS = make_spec(8, inputs=(TensorSpec("X", "BYTES", (16,)),))
+ANY_STRINGS = make_spec(inputs=(TensorSpec("X", "BYTES", (-1,)),))
+
+
+def strings(count: int) -> bytes:
+    return encode_bytes([b"ab"] * count)
+
+
+@pytest.mark.parametrize(
+    ("spec", "request_", "text"),
+    [
+        pytest.param(
+            THREE,
+            request_of(tensor("INPUT0", (4,))),
+            RID + "expected 3 inputs but got 1 inputs for model 'm'. Got input(s) ['INPUT0'], but missing "
+            "required input(s) ['INPUT1','INPUT2']. Please provide all required input(s).",
+            id="missing",
+        ),
+        pytest.param(
+            OPTIONAL,
+            request_of(),
+            RID
+            + "expected number of inputs between 3 and 4 but got 0 inputs for model 'm'. Got input(s) [], "
+            "but missing required input(s) ['INPUT0','INPUT1','INPUT2']. Please provide all required "
+            "input(s).",
+            id="missing-with-optional",
+        ),
+        pytest.param(
+            OPTIONAL,
+            request_of(*(tensor(f"INPUT{number}", (4,)) for number in (0, 1, 3))),
+            RID + "expected number of inputs between 3 and 4 but got 3 inputs for model 'm'. Got input(s) "
+            "['INPUT0','INPUT1','INPUT3'], but missing required input(s) ['INPUT2']. Please provide all "
+            "required input(s).",
+            id="an-optional-one-is-no-substitute",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("Y", (16,))),
+            "unexpected inference input 'Y' for model 'm'",
+            id="unknown",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("X", (16,)), tensor("Y", (16,))),
+            "unexpected inference input 'Y' for model 'm'",
+            id="one-too-many",
+        ),
+        pytest.param(
+            OPTIONAL,
+            request_of(*(tensor(name, (4,)) for name in ("INPUT0", "INPUT1", "INPUT2", "Y"))),
+            "unexpected inference input 'Y' for model 'm'",
+            id="unknown-in-place-of-optional",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("X", (16,)), requested=("OUT", "NONE")),
+            "unexpected inference output 'NONE' for model 'm'",
+            id="unknown-output",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("X", (16,), "INT32")),
+            RID + "inference input 'X' data-type is 'INT32', but model 'm' expects 'FP32'",
+            id="datatype",
+        ),
+        pytest.param(
+            BATCHED,
+            request_of(tensor("X", ())),
+            RID + "input 'X' has no shape but model requires batch dimension for 'm'",
+            id="no-batch-dimension",
+        ),
+        pytest.param(
+            PAIR,
+            request_of(tensor("A", (1, 4)), tensor("B", (2, 4))),
+            RID + "input 'B' batch size does not match other inputs for 'm'",
+            id="batch-sizes-differ",
+        ),
+        pytest.param(
+            PAIR,
+            request_of(tensor("A", (0, 4)), tensor("B", (2, 4))),
+            RID + "input 'B' batch size does not match other inputs for 'm'",
+            id="batch-sizes-differ-from-zero",
+        ),
+        pytest.param(
+            BATCHED,
+            request_of(tensor("X", (9, 16))),
+            RID + "inference request batch-size must be <= 8 for 'm'",
+            id="batch-too-large",
+        ),
+        pytest.param(
+            BATCHED,
+            request_of(tensor("X", (1, 8))),
+            RID + f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [1,8]. {NOTE}",
+            id="shape-with-batching",
+        ),
+        pytest.param(
+            BATCHED,
+            request_of(tensor("X", (16,))),
+            RID + f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [16]. {NOTE}",
+            id="forgotten-batch-dimension",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("X", (8,))),
+            RID + "unexpected shape for input 'X' for model 'm'. Expected [16], got [8]. ",
+            id="shape-ends-in-a-space",
+        ),
+        pytest.param(
+            ANY,
+            request_of(tensor("X", (4,))),
+            RID + "unexpected shape for input 'X' for model 'm'. Expected [-1,-1], got [4]. ",
+            id="rank",
+        ),
+        *(
+            pytest.param(
+                ANY,
+                request_of(tensor("X", shape, data=data)),
+                RID + f"All input dimensions should be specified for input 'X' for model 'm', got {text}",
+                id=f"negative-{text}",
+            )
+            for shape, data, text in (
+                ((-1, 4), b"", "[-1,4]"),
+                ((2, -3), b"", "[2,-3]"),
+                ((-1, -1), bytes(4), "[-1,-1]"),
+            )
+        ),
+        pytest.param(
+            BATCHED,
+            request_of(tensor("X", (-2, 16))),
+            RID + "All input dimensions should be specified for input 'X' for model 'm', got [-2,16]",
+            id="negative-batch",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("X", (16,), data=bytes(40))),
+            RID + "input byte size mismatch for input 'X' for model 'm'. Expected 64, got 40",
+            id="byte-size",
+        ),
+        pytest.param(
+            STRINGS,
+            request_of(tensor("X", (1, 16), "BYTES", strings(17))),
+            RID
+            + "unexpected number of string elements 17 for inference input 'X' for model 'm', expecting 16",
+            id="too-many-strings",
+        ),
+        pytest.param(
+            STRINGS,
+            request_of(tensor("X", (1, 16), "BYTES", strings(14))),
+            RID + "expected 16 string elements for inference input 'X' for model 'm', got 14",
+            id="too-few-strings",
+        ),
+        pytest.param(
+            STRINGS,
+            request_of(tensor("X", (1, 16), "BYTES", strings(16)[:-1])),
+            RID + "expected 16 string elements for inference input 'X' for model 'm', got 15",
+            id="a-string-past-the-end",
+        ),
+        pytest.param(
+            STRINGS,
+            request_of(tensor("X", (1, 16), "BYTES", strings(15) + b"\1\0\0")),
+            RID
+            + "incomplete string length indicator for inference input 'X' for model 'm', expecting 4 bytes "
+            "but only 3 bytes available. Please make sure the string length indicator is in one buffer.",
+            id="incomplete-length",
+        ),
+        pytest.param(
+            PLAIN,
+            request_of(tensor("X", (8,)), id="42"),
+            "[request id: 42] unexpected shape for input 'X' for model 'm'. Expected [16], got [8]. ",
+            id="request-id",
+        ),
+    ],
+)
+def test_texts(spec: ModelSpec, request_: InferenceRequest, text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        RequestValidator(spec)(request_)
+    assert caught.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("spec", "request_", "size"),
+    [
+        pytest.param(PLAIN, request_of(tensor("X", (16,))), 1, id="plain"),
+        pytest.param(BATCHED, request_of(tensor("X", (8, 16))), 8, id="full-batch"),
+        pytest.param(BATCHED, request_of(tensor("X", (0, 16))), 1, id="batch-of-none-counts-as-one"),
+        pytest.param(ANY, request_of(tensor("X", (3, 5))), 1, id="variable"),
+        pytest.param(ANY, request_of(tensor("X", (0, 5))), 1, id="variable-and-empty"),
+        pytest.param(STRINGS, request_of(tensor("X", (2, 16), "BYTES")), 2, id="strings"),
+        pytest.param(ANY_STRINGS, request_of(tensor("X", (0,), "BYTES", b"")), 1, id="no-strings"),
+        pytest.param(OPTIONAL, request_of(*(tensor(f"INPUT{i}", (4,)) for i in (0, 1, 2))), 1, id="optional"),
+        pytest.param(OPTIONAL, request_of(*(tensor(f"INPUT{i}", (4,)) for i in (3, 1, 0, 2))), 1, id="all"),
+        pytest.param(PLAIN, request_of(tensor("X", (16,)), requested=("OUT",)), 1, id="requested"),
+    ],
+)
+def test_what_fits_is_accepted(spec: ModelSpec, request_: InferenceRequest, size: int) -> None:
+    RequestValidator(spec)(request_)
+    assert request_.batch_size == size
+
+
+def key_of(spec: ModelSpec, *tensors: Tensor) -> object:
+    request = request_of(*tensors)
+    RequestValidator(spec)(request)
+    return request.batch_key
+
+
+def test_requests_of_a_fixed_shape_all_share_a_key() -> None:
+    assert key_of(BATCHED, tensor("X", (1, 16))) == key_of(BATCHED, tensor("X", (5, 16)))
+
+
+def test_keys_tell_shapes_apart_but_neither_batch_sizes_nor_the_order_of_inputs() -> None:
+    spec = make_spec(8, inputs=(TensorSpec("A", "FP32", (-1,)), TensorSpec("B", "FP32", (-1,))))
+    key = key_of(spec, tensor("A", (1, 2)), tensor("B", (1, 3)))
+    assert key == key_of(spec, tensor("B", (4, 3)), tensor("A", (4, 2)))
+    assert key != key_of(spec, tensor("A", (1, 3)), tensor("B", (1, 2)))
+
+
+def test_keys_tell_which_optional_inputs_there_are() -> None:
+    spec = make_spec(8, inputs=specs("A", "B", "C", optional=("B", "C")))
+    keys = {
+        key_of(spec, *(tensor(name, (1, 4)) for name in names)) for names in (("A",), ("A", "B"), ("A", "C"))
+    }
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "target", "source", "skip", "result"),
+    [
+        ((16,), (4, 4), (16,), 0, (4, 4)),
+        ((3, 16), (4, 4), (16,), 1, (3, 4, 4)),
+        ((3, 1), (), (1,), 1, (3,)),
+        ((3, 7, 5), (-1, 1, -1), (-1, -1), 1, (3, 7, 1, 5)),
+        ((7, 2, 5), (-1, 2, 1, -1), (-1, 2, -1), 0, (7, 2, 1, 5)),
+        ((0, 4), (2, 2), (4,), 1, (0, 2, 2)),
+    ],
+)
+def test_reshaped_shape(
+    shape: tuple[int, ...],
+    target: tuple[int, ...],
+    source: tuple[int, ...],
+    skip: int,
+    result: tuple[int, ...],
+) -> None:
+    assert reshaped_shape(shape, target, source, skip) == result
+
+
+def test_shape_text() -> None:
+    assert [shape_text(shape) for shape in ((), (3,), (-1, 16))] == ["[]", "[3]", "[-1,16]"]
+
+
+@given(
+    data=st.binary(max_size=64),
+    shape=st.lists(st.integers(-2, 5), max_size=3).map(tuple),
+    datatype=st.sampled_from(["FP32", "BYTES", "INT8", "NONSENSE"]),
+    most=st.sampled_from([0, 4]),
+)
+def test_anything_is_either_accepted_and_readable_or_refused(
+    data: bytes, shape: tuple[int, ...], datatype: str, most: int
+) -> None:
+    config_type = datatype if datatype != "NONSENSE" else "FP32"
+    validate = RequestValidator(make_spec(most, inputs=(TensorSpec("X", config_type, (-1, -1)),)))
+    request = request_of(Tensor("X", datatype, shape, data))
+    try:
+        validate(request)
+    except InvalidArgumentError:
+        return
+    assert request.inputs["X"].numpy().shape == shape
+    assert 1 <= request.batch_size <= max(most, 1)
+
+
+@given(
+    datas=st.lists(st.one_of(st.binary(max_size=40), st.just(bytes(16)), st.just(strings(4))), max_size=5),
+    datatype=st.sampled_from(["FP32", "BYTES"]),
+    most=st.sampled_from([0, 4]),
+)
+def test_a_signature_that_passed_excuses_no_wrong_bytes(datas: list[bytes], datatype: str, most: int) -> None:
+    """Requests with one signature fare as they would without it."""
+    spec = make_spec(most, inputs=(TensorSpec("X", datatype, (-1,)),))
+    remembering = RequestValidator(spec)
+    signature = object()
+    shape = (2, 2) if most else (4,)
+
+    def fare(validate: RequestValidator, data: bytes, **changes: Any) -> object:
+        request = request_of(Tensor("X", datatype, shape, data), **changes)
+        try:
+            validate(request)
+        except InvalidArgumentError as error:
+            return error.message
+        return request.batch_size, request.batch_key
+
+    for data in datas:
+        assert fare(remembering, data, signature=signature) == fare(RequestValidator(spec), data)

@@ -1,0 +1,198 @@
+"""Flags from the command line, the environment and a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conch.flags import _NO_EFFECT, FLAGS, FlagError, parse_bool, read_flags
+
+
+def read(*arguments: str, **environment: str) -> Any:
+    return read_flags(arguments, environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("id", "triton"),
+        ("model-repository", []),
+        ("model-control-mode", "none"),
+        ("model-load-thread-count", 4),
+        ("disable-auto-complete-config", False),
+        ("exit-on-error", True),
+        ("strict-readiness", True),
+        ("exit-timeout-secs", 30),
+        ("grpc-port", 8001),
+        ("grpc-infer-thread-count", 2),
+        ("grpc-infer-response-compression-level", "none"),
+        ("grpc-keepalive-time", 7_200_000),
+        ("grpc-keepalive-timeout", 20_000),
+        ("grpc-http2-max-pings-without-data", 2),
+        ("grpc-max-connection-age", 0),
+        ("log-verbose", 0),
+        ("log-error", True),
+        ("log-format", "default"),
+    ],
+)
+def test_defaults_are_tritons(name: str, default: object) -> None:
+    flags = read()
+    assert flags[name] == default
+    assert flags[name.replace("-", "_")] == default
+    assert flags.without_effect == ()
+
+
+@pytest.mark.parametrize("arguments", [("--grpc-port=1234",), ("--grpc-port", "1234")])
+def test_both_ways_to_write_a_value(arguments: tuple[str, ...]) -> None:
+    assert read(*arguments)["grpc-port"] == 1234
+
+
+def test_the_last_one_wins_and_repeatable_ones_add_up() -> None:
+    flags = read("--grpc-port=1", "--model-repository=/a", "--grpc-port=2", "--model-repository=/b")
+    assert flags["grpc-port"] == 2
+    assert flags["model-repository"] == [Path("/a"), Path("/b")]
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "conch.toml"
+    file.write_text('grpc-port = 1\nlog-verbose = 1\nid = "file"\nlog_info = false\n')
+    flags = read(
+        "--grpc-port=3",
+        CONCH_GRPC_PORT="2",
+        CONCH_LOG_VERBOSE="2",
+        CONCH_CONFIG_FILE=str(file),
+        CONCH_OTHER="x",
+    )
+    assert (flags["grpc-port"], flags["log-verbose"], flags["id"], flags["log-info"]) == (3, 2, "file", False)
+    assert flags["grpc-address"] == "0.0.0.0"
+
+
+def test_the_file_a_flag_names_wins_over_that_of_the_environment(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f'id = "{name}"')
+    flags = read(f"--config-file={tmp_path / 'a'}", CONCH_CONFIG_FILE=str(tmp_path / "b"))
+    assert flags["id"] == "a"
+
+
+def test_repeatable_ones_replace_those_of_a_lower_level(tmp_path: Path) -> None:
+    file = tmp_path / "conch.toml"
+    file.write_text('model-repository = ["/f", "/g"]\nload-model = "m"\n')
+    flags = read(f"--config-file={file}")
+    assert (flags["model-repository"], flags["load-model"]) == ([Path("/f"), Path("/g")], ["m"])
+    flags = read(f"--config-file={file}", CONCH_MODEL_REPOSITORY="/a,/b")
+    assert flags["model-repository"] == [Path("/a"), Path("/b")]
+    flags = read("--model-repository=/c", f"--config-file={file}", CONCH_MODEL_REPOSITORY="/a,/b")
+    assert flags["model-repository"] == [Path("/c")]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(text, True) for text in ("true", "TRUE", "on", "1")]
+    + [(text, False) for text in ("false", "Off", "0")],
+)
+def test_booleans(text: str, value: bool, tmp_path: Path) -> None:
+    assert parse_bool(text) is value
+    assert read(f"--log-info={text}")["log-info"] is value
+    assert read(CONCH_LOG_INFO=text)["log-info"] is value
+    file = tmp_path / "conch.toml"
+    file.write_text(f'log-info = "{text}"')
+    assert read(f"--config-file={file}")["log-info"] is value
+
+
+def test_a_bare_boolean_is_true() -> None:
+    flags = read("--grpc-use-ssl", "--log-info=false")
+    assert (flags["grpc-use-ssl"], flags["log-info"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
+        (["--grpc-por=1"], "unrecognized arguments: --grpc-por=1"),
+        (["stray"], "unrecognized arguments: stray"),
+        (["--log-info=maybe"], "argument --log-info: invalid value for bool option: maybe"),
+        (["--grpc-port=x"], "argument --grpc-port: 'x' is not a whole number"),
+        (["--grpc-port=65536"], "argument --grpc-port: must be from 0 to 65535, got 65536"),
+        (["--exit-timeout-secs=-1"], "argument --exit-timeout-secs: must be at least 0, got -1"),
+        (["--model-load-thread-count=0"], "argument --model-load-thread-count: must be at least 1, got 0"),
+        (["--grpc-port"], "argument --grpc-port: expected one argument"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], text: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        read(*arguments)
+    assert str(caught.value) == text
+
+
+def test_a_choice_that_is_none() -> None:
+    with pytest.raises(FlagError, match="--model-control-mode: invalid choice: 'x'"):
+        read("--model-control-mode=x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("CONCH_GRPC_PORT", "x", "environment variable CONCH_GRPC_PORT: 'x' is not a whole number"),
+        ("CONCH_LOG_INFO", "", "environment variable CONCH_LOG_INFO: invalid value for bool option: "),
+        (
+            "CONCH_LOG_FORMAT",
+            "x",
+            "environment variable CONCH_LOG_FORMAT: must be one of default, ISO8601, got x",
+        ),
+    ],
+)
+def test_wrong_environment(name: str, value: str, text: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        read(**{name: value})
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"nonsense = 1", "config file {}: unknown option 'nonsense'"),
+        (b'grpc-port = "x"', "config file {}: grpc-port: 'x' is not a whole number"),
+        (b"grpc-port = 1.5", "config file {}: grpc-port: '1.5' is not a whole number"),
+        (b"grpc-port = true", "config file {}: grpc-port: 'True' is not a whole number"),
+        (b"grpc-port =", "config file {} is not TOML"),
+        (b"id = '\xff'", "config file {} is not TOML"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, content: bytes, text: str) -> None:
+    file = tmp_path / "conch.toml"
+    file.write_bytes(content)
+    with pytest.raises(FlagError) as caught:
+        read(f"--config-file={file}")
+    assert str(caught.value).startswith(text.format(file))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "none"
+    with pytest.raises(FlagError) as caught:
+        read(f"--config-file={file}")
+    assert str(caught.value) == f"config file {file} can't be read: No such file or directory"
+
+
+def test_flags_without_effect_are_named_and_do_nothing() -> None:
+    flags = read(
+        "--http-port=8000", "--allow-metrics", "--grpc-port=5", "--trace-config=a", "--trace-config=b"
+    )
+    assert set(flags.without_effect) == {"--http-port", "--allow-metrics", "--trace-config"}
+    assert flags["grpc-port"] == 5
+
+
+@pytest.mark.parametrize("name", sorted(_NO_EFFECT))
+def test_every_flag_without_effect_is_accepted(name: str) -> None:
+    assert read(f"--{name}=1").without_effect == (f"--{name}",)
+
+
+def test_a_flag_without_effect_still_checks_its_value() -> None:
+    with pytest.raises(FlagError, match="invalid value for bool option: maybe"):
+        read("--allow-http=maybe")
+
+
+def test_no_flag_is_there_twice() -> None:
+    names = [flag.name for flag in FLAGS] + list(_NO_EFFECT)
+    assert len(set(names)) == len(names)

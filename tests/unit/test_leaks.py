@@ -1,0 +1,101 @@
+"""The leak fixture fails a test for each kind of thing it can leave behind, and only then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import pytest
+from tests.support.leaks import held, no_leaks, still_leaked
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFTEST = """
+import pytest
+from tests.support.leaks import no_leaks
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind():
+    with no_leaks(grace_s=0.05):
+        yield
+"""
+
+LEAKY = """
+import os, socket, subprocess, sys, threading
+
+kept = []
+
+def test_thread():
+    threading.Thread(target=threading.Event().wait, name="forgotten", daemon=True).start()
+
+def test_process():
+    kept.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+
+def test_file():
+    kept.append(os.open("/dev/null", os.O_RDONLY))
+
+def test_socket():
+    kept.append(socket.socketpair())
+
+def test_clean():
+    thread = threading.Thread(target=print)
+    thread.start()
+    thread.join()
+    with open("/dev/null"):
+        subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+def test_leaking_tests_fail_in_a_run_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_leaky.py").write_text(LEAKY)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "5 passed, 4 errors" in run.stdout, run.stdout
+    for test, what in (
+        ("test_thread", "thread 'forgotten'"),
+        ("test_process", "child process"),
+        ("test_file", "/dev/null"),
+        ("test_socket", "socket:["),
+    ):
+        assert f"::{test}" in run.stdout and what in run.stdout, run.stdout
+    assert "ERROR test_leaky.py::test_clean" not in run.stdout
+
+
+def test_a_shared_memory_name_is_reported_until_it_is_unlinked() -> None:
+    before = held()
+    memory = SharedMemory(create=True, size=16)
+    try:
+        assert any(memory.name in line for line in still_leaked(before, 0.0))
+    finally:
+        memory.close()
+        memory.unlink()
+    assert still_leaked(before) == []
+
+
+def test_what_ends_by_itself_within_the_grace_is_no_leak() -> None:
+    gate = threading.Event()
+    with no_leaks():
+        threading.Thread(target=gate.wait).start()
+        threading.Timer(0.05, gate.set).start()
+
+
+def test_the_message_says_what_was_left() -> None:
+    gate = threading.Event()
+    thread = threading.Thread(target=gate.wait, name="the culprit")
+    try:
+        with pytest.raises(AssertionError, match="left behind: thread 'the culprit'"), no_leaks(grace_s=0.0):
+            thread.start()
+    finally:
+        gate.set()
+        thread.join()
