@@ -2,7 +2,7 @@
 
 Every flag can also be given as an environment variable (``--grpc-port`` as ``CONCH_GRPC_PORT``) or in a
 TOML file (``grpc-port = 8001``, named by ``--config-file``); a flag wins over the environment, and that
-over the file.
+over the file. Several values of one variable are separated by semicolons.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def read_flags(arguments: Sequence[str], environment: Mapping[str, str] = os.env
     path = given.get("config_file") or from_environment.get("config_file")
     from_file = _from_file(path) if path is not None else {}
     values = {flag.key: flag.default for flag in FLAGS} | from_file | from_environment | given
-    unused = [f"--{name}" for name in _NO_EFFECT if name.replace("-", "_") in given]
+    unused = [f"--{name}" for name in _NO_EFFECT if name.replace("-", "_") in {**from_file, **given}]
     return FlagValues(values, tuple(unused))
 
 
@@ -271,7 +271,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for flag in FLAGS:
         text = environment.get(f"CONCH_{flag.key.upper()}")
         if text is not None:
-            parts = text.split(",") if flag.many else [text]
+            parts = text.split(";") if flag.many else [text]
             read = [_read(flag, part, f"environment variable CONCH_{flag.key.upper()}") for part in parts]
             values[flag.key] = read if flag.many else read[0]
     return values
@@ -287,6 +287,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     known = {flag.name: flag for flag in FLAGS}
     values: dict[str, Any] = {}
     for name, value in content.items():
+        if name.replace("_", "-") in _NO_EFFECT:
+            values[name.replace("-", "_")] = value
+            continue
         flag = known.get(name.replace("_", "-"))
         if flag is None:
             raise FlagError(f"config file {path}: unknown option '{name}'")

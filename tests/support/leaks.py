@@ -18,6 +18,8 @@ GRACE_S = 2.0
 """How long what a test left behind may take to go away by itself."""
 
 _SHM = Path("/dev/shm")
+# A real Triton beside the tests, whether theirs or a benchmark's, makes and drops names with this prefix.
+_PEER_PREFIX = "triton_python_backend_shm_region_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,12 @@ def held() -> Held:
         frozenset(threading.enumerate()),
         frozenset(child for child in _children() if child.pid != tracker_pid),
         frozenset(pair for pair in _descriptors() if pair[0] != tracker_fd),
-        frozenset(os.listdir(_SHM)) if _SHM.is_dir() else frozenset(),
+        frozenset(name for name in _names() if not name.startswith(_PEER_PREFIX)),
     )
+
+
+def _names() -> list[str]:
+    return os.listdir(_SHM) if _SHM.is_dir() else []
 
 
 def _children() -> Iterator[psutil.Process]:

@@ -69,7 +69,9 @@ class TritonPythonModel:
             seen = json.dumps({"ids": ids, "parameters": orders, "config": self._config["name"]}).encode()
             seen_array = np.full((value.shape[0], 1), seen, np.object_)
             responses.append(
-                pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value), pb_utils.Tensor("SEEN", seen_array)])
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("OUT", value), pb_utils.Tensor("SEEN", seen_array)]
+                )
             )
         return responses
 

@@ -81,9 +81,9 @@ def test_repeatable_ones_replace_those_of_a_lower_level(tmp_path: Path) -> None:
     file.write_text('model-repository = ["/f", "/g"]\nload-model = "m"\n')
     flags = read(f"--config-file={file}")
     assert (flags["model-repository"], flags["load-model"]) == ([Path("/f"), Path("/g")], ["m"])
-    flags = read(f"--config-file={file}", CONCH_MODEL_REPOSITORY="/a,/b")
+    flags = read(f"--config-file={file}", CONCH_MODEL_REPOSITORY="/a;/b")
     assert flags["model-repository"] == [Path("/a"), Path("/b")]
-    flags = read("--model-repository=/c", f"--config-file={file}", CONCH_MODEL_REPOSITORY="/a,/b")
+    flags = read("--model-repository=/c", f"--config-file={file}", CONCH_MODEL_REPOSITORY="/a;/b")
     assert flags["model-repository"] == [Path("/c")]
 
 

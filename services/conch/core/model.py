@@ -123,7 +123,11 @@ class Model:
 
     def fail_queued(self, error: ConchError) -> int:
         """Answers everything queued with an error; returns how many requests that were."""
-        return self._runner.fail_queued(error)
+        failed = self._runner.take_queued()
+        for request in failed:
+            self.statistics.record_failure(self._clock() - request.received_ns)
+            request.fail(error)
+        return len(failed)
 
 
 def _close_all(spec: ModelSpec, instances: Sequence[BackendInstance], model: BackendModel) -> None:

@@ -54,13 +54,13 @@ def parse_version(text: str) -> int:
     """
     if not text:
         return -1
-    try:
-        version = int(text)
-    except ValueError:
+    sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
+    if not (digits.isascii() and digits.isdecimal()):
         raise InvalidArgumentError(
             f"failed to get model version from specified version string '{text}' (details: stol), version "
             f"should be an integral value > 0"
-        ) from None
+        )
+    version = sign * int(digits)
     if version < 0:
         raise InvalidArgumentError(
             f"invalid model version specified '{text}' , version should be an integral value > 0"

@@ -180,8 +180,8 @@ class RequestValidator:
                 )
             length = int.from_bytes(data[position : position + 4], "little")
             position += 4 + length
-            if position > end:
-                break
+            if position > end and count < expected:
+                break  # an element that runs past the end does not count
             count += 1
             if count > expected:
                 raise InvalidArgumentError(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
-from conch.core.errors import ConchError
 from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
@@ -121,6 +120,8 @@ class Runner:
         """Takes a request out of the queue; False if it already runs or has been answered."""
         with self._lock:
             cancelled = self._scheduler.cancel(request)
+            if cancelled:
+                self._wake_if_due(self._clock())  # without it, the others may fit together
             self._check_drained()
             return cancelled
 
@@ -143,20 +144,18 @@ class Runner:
                     thread.join()
         return done
 
-    def fail_queued(self, error: ConchError) -> int:
-        """Answers everything queued with an error; for a shutdown that can't wait."""
-        failed: list[InferenceRequest] = []
+    def take_queued(self) -> list[InferenceRequest]:
+        """Takes everything out of the queue, for a shutdown that can't wait; the caller answers it."""
+        taken: list[InferenceRequest] = []
         with self._lock:
             while True:
                 # Far in the future every delay is over, so this empties the queue.
                 decision = self._scheduler.next_batch(1 << 62)
                 if type(decision) is not Batch:
                     break
-                failed.extend(decision.requests)
+                taken.extend(decision.requests)
             self._check_drained()
-        for request in failed:
-            request.fail(error)
-        return len(failed)
+        return taken
 
     def _is_drained(self) -> bool:
         return self._scheduler.pending == 0 and len(self._idle) == self._count

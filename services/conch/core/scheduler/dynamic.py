@@ -90,8 +90,9 @@ class DynamicBatcher:
             return False
         request.state = _NEW
         self._pending -= 1
-        if request in self._forming:
-            self._reform()  # so that what is being formed never holds a cancelled request
+        if self._closed or request in self._forming:
+            # What is being formed never holds a cancelled request, and is not closed by one either.
+            self._reform()
         return True
 
     def _grow(self) -> None:
