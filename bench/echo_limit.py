@@ -9,12 +9,16 @@ copies them more often than a careful server does.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+# The limit is that of conch's front end, so it reads sockets the same way; see its adapter.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 
 from grpc._cython import cygrpc
 

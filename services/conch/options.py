@@ -9,6 +9,7 @@ from typing import Any
 
 from conch.flags import FlagError, FlagValues
 from conch.frontends.grpc.adapter import TlsOptions
+from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
 from conch.observe.logs import LogOptions
@@ -66,6 +67,11 @@ def grpc_options(flags: FlagValues) -> GrpcOptions | None:
         restrictions = parse_restrictions(flags["grpc-restricted-protocol"])
     except ValueError as error:
         raise FlagError(f"--grpc-restricted-protocol: {error}") from None
+    pattern = flags["grpc-header-forward-pattern"]
+    try:
+        HeaderForwarder(pattern)
+    except ValueError as error:
+        raise FlagError(f"--grpc-header-forward-pattern: {error}") from None
     return GrpcOptions(
         address=flags["grpc-address"],
         port=flags["grpc-port"],
@@ -86,7 +92,7 @@ def grpc_options(flags: FlagValues) -> GrpcOptions | None:
         # gRPC for Python has one gzip level, so Triton's three are the same here.
         compression=None if flags["grpc-infer-response-compression-level"] == "none" else "gzip",
         restrictions=restrictions,
-        header_forward_pattern=flags["grpc-header-forward-pattern"],
+        header_forward_pattern=pattern,
     )
 
 

@@ -65,7 +65,8 @@ class TritonPythonModel:
                 error = pb_utils.TritonError("told to", getattr(pb_utils.TritonError, code))
                 responses.append(pb_utils.InferenceResponse(error=error))
                 continue
-            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            (tensor,) = request.inputs()
+            value = tensor.as_numpy()
             seen = json.dumps({"ids": ids, "parameters": orders, "config": self._config["name"]}).encode()
             seen_array = np.full((value.shape[0], 1), seen, np.object_)
             responses.append(

@@ -26,6 +26,9 @@ from tritonclient.grpc import service_pb2
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "models"
 CONCH = Path(sys.executable).with_name("conch")
+PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers"))
+"""Where a real Triton and its load generator are, if they are installed; see bench/setup_peers.sh."""
+
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""
 
@@ -166,9 +169,13 @@ def serving(
 @contextmanager
 def client_of(server: ServerProcess, **settings: Any) -> Iterator[triton.InferenceServerClient]:
     """A client of a server with a connection of its own."""
-    client = triton.InferenceServerClient(
-        server.address, channel_args=[("grpc.use_local_subchannel_pool", 1)], **settings
-    )
+    most = 2**31 - 1
+    channel = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.max_send_message_length", most),
+        ("grpc.max_receive_message_length", most),
+    ]
+    client = triton.InferenceServerClient(server.address, channel_args=channel, **settings)
     with closing(client):
         yield client
 
@@ -201,8 +208,12 @@ def write_probe(
 
 
 def copy_example(repository: Path, name: str, to: str | None = None) -> Path:
-    """Copies one of the examples' models."""
-    return Path(shutil.copytree(EXAMPLES / name, repository / (to or name)))
+    """Copies one of the examples' models, under another name if need be."""
+    directory = Path(shutil.copytree(EXAMPLES / name, repository / (to or name)))
+    if to is not None:
+        config = directory / "config.pbtxt"
+        config.write_text(config.read_text().replace(f'name: "{name}"', f'name: "{to}"'))
+    return directory
 
 
 def tensor(name: str, array: NDArray[Any], datatype: str = "FP32") -> triton.InferInput:

@@ -10,7 +10,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError
 from conch.core.instances.execution import Executor
 from conch.core.instances.placement import place
-from conch.core.instances.runner import Runner, Work
+from conch.core.instances.runner import Runner
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.default import DefaultScheduler
@@ -83,7 +83,7 @@ class Model:
         """Requests accepted and not yet executing."""
         return self._runner.pending
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Work | None:
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Runner | None:
         """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
 
         Raises:
@@ -92,7 +92,7 @@ class Model:
         """
         self._validate(request)
         request.model = self
-        return self._runner.submit(request, may_lead)
+        return self._runner if self._runner.submit(request, may_lead) else None
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Cancels a request: answers it at once if it is still queued, else marks it for the model.

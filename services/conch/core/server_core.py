@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.core.errors import UnavailableError
-from conch.core.instances.runner import RunnerClosedError, Work
+from conch.core.instances.runner import Runner, RunnerClosedError
 from conch.core.model import Model
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest
@@ -128,16 +128,16 @@ class ServerCore:
 
     def submit(
         self, request: InferenceRequest, may_lead: bool = False, model: Model | None = None
-    ) -> Work | None:
+    ) -> Runner | None:
         """Runs a request; its responder gets every outcome except those raised here.
 
         Args:
             request: The request.
-            may_lead: Whether the caller is willing to run a batch now.
+            may_lead: Whether the caller is willing to run batches soon.
             model: The model its name and version stand for, if the caller has looked it up.
 
         Returns:
-            Work that the caller has to run at once, only if it may lead; else None.
+            What the caller has to lead or hand over soon, only if it may lead; else None.
 
         Raises:
             ConchError: There is no such model, or the request does not fit it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ class OnnxRuntimeBackend(ArrayBackend):
     cpu_instance_count = 2
 
     def __init__(self) -> None:
+        # Some builds keep usage data under the user's home; the variable is read at import.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         # Here, not at the top: configs may be read without the framework, a model can't be.
         import onnxruntime
 

@@ -1,8 +1,8 @@
 """Drives a scheduler with threads: the lock, the condition and the idle instances of one model.
 
-An idle instance pulls its next batch from the scheduler. The thread that submits a request may take an
-idle instance and run the batch itself (it leads); otherwise one of the model's own threads does. Those
-threads are started when they are first needed, never more than there are instances.
+An idle instance pulls its next batch from the scheduler. The thread that submits requests may promise to run
+batches on an idle instance itself (it leads); otherwise one of the model's own threads does. Those threads
+are started when they are first needed, never more than there are instances.
 """
 
 from __future__ import annotations
@@ -16,24 +16,11 @@ from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
 
+_FAST_NS = 500_000
+
 
 class RunnerClosedError(Exception):
     """The model version takes no more requests; whoever submits looks its successor up."""
-
-
-class Work:
-    """A batch and the instance reserved for it."""
-
-    __slots__ = ("batch", "instance", "runner")
-
-    def __init__(self, runner: Runner, instance: BackendInstance, batch: Batch) -> None:
-        self.runner = runner
-        self.instance = instance
-        self.batch = batch
-
-    def run(self) -> None:
-        """Runs the batch, then whatever else waits for the instance, and gives the instance back."""
-        self.runner.run(self)
 
 
 class Runner:
@@ -66,7 +53,10 @@ class Runner:
         self._drained = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._timed = False
+        self._promised = False
         self._closing = False
+        self._leads = all(instance.leads for instance in instances)
+        self._mean_ns = 0
 
     @property
     def pending(self) -> int:
@@ -74,15 +64,21 @@ class Runner:
         with self._lock:
             return self._scheduler.pending
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Work | None:
+    @property
+    def fast(self) -> bool:
+        """Whether its batches have lately been short, in `_FAST_NS`; False until that is known."""
+        return 0 < self._mean_ns < _FAST_NS
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> bool:
         """Queues a request.
 
         Args:
             request: A validated request.
-            may_lead: Whether the caller is willing to run a batch now.
+            may_lead: Whether the caller is willing to run batches soon.
 
         Returns:
-            Work the caller has to run, only if it may lead; else None.
+            Whether the caller has promised, by `may_lead`, to call `lead` or `hand_over` soon. Until then
+            the model's own threads are left asleep.
 
         Raises:
             RunnerClosedError: The version is being replaced or unloaded; the request was not queued.
@@ -92,29 +88,78 @@ class Runner:
             if self._closing:
                 raise RunnerClosedError
             now = self._clock()
-            scheduler = self._scheduler
-            scheduler.submit(request, now)
-            if not self._idle:
-                return None  # whichever instance is done first pulls it
-            if may_lead and self._idle[-1].leads:
-                decision = scheduler.next_batch(now)
-                if type(decision) is Batch:
-                    work = Work(self, self._idle.pop(), decision)
-                    self._wake_if_due(now)
-                    return work
-                if type(decision) is WaitUntil and not self._timed:
-                    self._wake()
-                return None
+            self._scheduler.submit(request, now)
+            if self._promised or not self._idle:
+                return False  # the one who promised, or whichever instance is done first, pulls it
+            if may_lead and self._leads:
+                self._promised = True
+                return True
             self._wake_if_due(now)
-        return None
+        return False
 
-    def run(self, work: Work) -> None:
-        """Runs work, then whatever is ready for its instance, until nothing is."""
-        instance = work.instance
-        batch: Batch | None = work.batch
-        while batch is not None:
+    def lead(self, budget_ns: int | None = None) -> bool:
+        """Keeps a promise on the calling thread: runs batches until nothing is ready.
+
+        Args:
+            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit.
+
+        Returns:
+            Whether the budget was used up and the promise given again.
+        """
+        with self._lock:
+            self._promised = False
+            work = self._take(budget_ns is None)
+            if work is None:
+                return False
+            instance, batch = work
+            end = None if budget_ns is None else self._clock() + budget_ns
+        return self._run(instance, batch, end)
+
+    def hand_over(self) -> None:
+        """Gives a promise back: the model's own threads run the batches."""
+        with self._lock:
+            self._promised = False
+            self._wake_if_due(self._clock())
+
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
+        """Runs a batch, then what is ready for its instance; True if time was up before that."""
+        while True:
             self._executor.run(instance, batch)
-            batch = self._next(instance, batch)
+            spent = batch.compute_end_ns - batch.compute_start_ns
+            # Written without the lock: a lost update does no harm to a rough mean.
+            self._mean_ns = spent if not self._mean_ns else (7 * self._mean_ns + spent) // 8
+            with self._lock:
+                now = self._clock()
+                self._scheduler.complete(batch, now)
+                self._idle.append(instance)
+                if end is not None and now >= end and self._is_due(now):
+                    self._promised = True
+                    return True
+                work = self._take(end is None)
+                if work is None:
+                    self._check_drained()
+                    return False
+                instance, batch = work
+
+    def _take(self, wake: bool) -> tuple[BackendInstance, Batch] | None:
+        """An idle instance and what it runs next; called with the lock held.
+
+        Args:
+            wake: Whether other idle instances are to run what is left. Not worth it for short batches,
+                which are run one after the other sooner than a thread wakes.
+        """
+        if not self._idle:
+            return None
+        now = self._clock()
+        decision = self._scheduler.next_batch(now)
+        if type(decision) is Batch:
+            instance = self._idle.pop()
+            if wake:
+                self._wake_if_due(now)
+            return instance, decision
+        if type(decision) is WaitUntil and not self._timed:
+            self._wake()
+        return None
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Takes a request out of the queue; False if it already runs or has been answered."""
@@ -166,25 +211,13 @@ class Runner:
             self._drained.notify_all()
             self._wake_all()
 
-    def _next(self, instance: BackendInstance, finished: Batch) -> Batch | None:
-        """What the instance runs next; gives it back if there is nothing."""
-        with self._lock:
-            now = self._clock()
-            scheduler = self._scheduler
-            scheduler.complete(finished, now)
-            decision = scheduler.next_batch(now)
-            if type(decision) is Batch:
-                self._wake_if_due(now)
-                return decision
-            self._idle.append(instance)
-            if type(decision) is WaitUntil and not self._timed:
-                self._wake()
-            self._check_drained()
-        return None
+    def _is_due(self, now: int) -> bool:
+        due = self._scheduler.due_ns(now)
+        return due is not None and due <= now
 
     def _wake_if_due(self, now: int) -> None:
-        """Has another idle instance look at the queue, if it holds something nobody waits for yet."""
-        if self._idle:
+        """Has a thread look at the queue, if it holds something nobody has promised to see to."""
+        if self._idle and not self._promised:
             due = self._scheduler.due_ns(now)
             if due is not None and (due <= now or not self._timed):
                 self._wake()
@@ -209,9 +242,9 @@ class Runner:
         # left the list, also when it is woken in the moment its wait times out.
         woken = threading.Condition(self._lock)
         while (work := self._pull(woken)) is not None:
-            self.run(work)
+            self._run(*work, None)
 
-    def _pull(self, woken: threading.Condition) -> Work | None:
+    def _pull(self, woken: threading.Condition) -> tuple[BackendInstance, Batch] | None:
         """Waits for a batch; None once the runner is closed and empty."""
         with self._lock:
             while True:
@@ -221,9 +254,9 @@ class Runner:
                     now = self._clock()
                     decision = self._scheduler.next_batch(now)
                     if type(decision) is Batch:
-                        work = Work(self, self._idle.pop(), decision)
+                        instance = self._idle.pop()
                         self._wake_if_due(now)
-                        return work
+                        return instance, decision
                     if type(decision) is WaitUntil and not self._timed:
                         timed = self._timed = True
                         timeout = (decision.time_ns - now) / 1e9

@@ -4,8 +4,7 @@
 pool and several objects. Here completion-queue events call their handler on the polling thread, handlers
 take and give bytes, and a unary answer is one batch of operations started by whichever thread has it.
 
-Two threads poll. A handler may run long (lead a batch) only while another thread polls, which
-`Server.try_lead` grants; every other handler returns at once.
+Handlers return at once; a model that has got requests is led later, see `conch.frontends.grpc.pollers`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,19 @@ os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
 import grpc
 from grpc._cython import cygrpc
 
+from conch.core.clock import Clock, monotonic_ns
+from conch.frontends.grpc.pollers import Pollers
+
 log = logging.getLogger(__name__)
 
 TESTED_GRPCIO = ((1, 81), (1, 86))
 """Versions of grpcio the contract tests have run with: from the first up to, not including, the second."""
 
 _OUTSTANDING_CALLS = 64
+_LEAST_JOIN_S = 0.2
+_TICK_S = 0.01
+_IDLE_TICK_S = 0.05
+_TICKS_BEFORE_WATCHING = 5
 _NEEDED = (
     "BatchOperationEvent",
     "CompletionQueue",
@@ -261,14 +268,14 @@ class StreamCall:
 
 
 class Watcher:
-    """Begins to watch the calls that have waited for a while.
+    """Begins to watch the calls that have waited for a while, and keeps an eye on the pollers.
 
     Args:
-        tick_s: Seconds between two looks at the waiting calls.
+        on_tick: Called every tick.
     """
 
-    def __init__(self, tick_s: float = 0.05) -> None:
-        self._tick_s = tick_s
+    def __init__(self, on_tick: Callable[[], None]) -> None:
+        self._on_tick = on_tick
         self._waiting: set[UnaryCall] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conch-grpc-watch", daemon=True)
@@ -295,12 +302,16 @@ class Watcher:
         return True
 
     def _run(self) -> None:
-        while not self._stop.wait(self._tick_s):
-            for call in list(self._waiting):
-                if not call.waited:
-                    call.waited = True
-                elif self.claim(call):
-                    call.start_watching()
+        ticks = 0
+        while not self._stop.wait(_TICK_S if self._waiting else _IDLE_TICK_S):
+            self._on_tick()
+            ticks += 1
+            if ticks % _TICKS_BEFORE_WATCHING == 0:
+                for call in list(self._waiting):
+                    if not call.waited:
+                        call.waited = True
+                    elif self.claim(call):
+                        call.start_watching()
 
 
 UnaryHandler = Callable[[UnaryCall, bytes], None]
@@ -343,7 +354,8 @@ class Server:
         unary: Handler of each unary method, by full name such as ``/package.Service/Method``.
         streams: Handler of each bidirectional method.
         arguments: Channel arguments.
-        pollers: Threads that poll; with one, nothing ever leads.
+        pollers: Polling threads; see `Pollers`.
+        clock: Monotonic time in nanoseconds.
     """
 
     def __init__(
@@ -352,6 +364,7 @@ class Server:
         streams: Mapping[str, StreamHandler],
         arguments: ChannelArguments = (),
         pollers: int = 2,
+        clock: Clock = monotonic_ns,
     ) -> None:
         check_grpcio()
         self._unary = {name.encode(): handler for name, handler in unary.items()}
@@ -365,16 +378,15 @@ class Server:
             False,
         )
         self._server.register_completion_queue(self._queue)
-        self.watcher = Watcher()
         self._stopped = threading.Event()
         self._stopping = False
         self._live_streams: set[StreamCall] = set()
-        # One token for each poller but the last; popping and appending are atomic.
-        self._lead_tokens = [None] * (pollers - 1)
-        self._threads = [
-            threading.Thread(target=self._poll, name=f"conch-grpc-{number}", daemon=True)
-            for number in range(pollers)
-        ]
+        timeout = cygrpc.CompletionType.queue_timeout
+        self._pollers = Pollers(
+            self._queue.poll, lambda event: bool(event.completion_type == timeout), pollers, clock
+        )
+        self.promise = self._pollers.promise
+        self.watcher = Watcher(self._pollers.tick)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``.
@@ -403,12 +415,13 @@ class Server:
         self._server.start()
         for _ in range(_OUTSTANDING_CALLS):
             self._server.request_call(self._queue, self._queue, self._on_call)
-        for thread in self._threads:
-            thread.start()
+        self._pollers.start()
         self.watcher.start()
 
     def stop(self, grace_s: float) -> None:
         """Accepts no more calls, waits for those in flight, cancels what is left, ends the threads.
+
+        A thread that even then runs a batch ends when the batch does.
 
         Args:
             grace_s: Seconds that calls in flight may take.
@@ -416,14 +429,14 @@ class Server:
         if self._stopping:
             return
         self._stopping = True
+        end = time.monotonic() + grace_s
         self._server.shutdown(self._queue, self._on_stopped)
         if not self._stopped.wait(grace_s):
             self._server.cancel_all_calls()
             self._stopped.wait()
-        self.watcher.stop()
         self._queue.shutdown()
-        for thread in self._threads:
-            thread.join()
+        self._pollers.join(max(end - time.monotonic(), _LEAST_JOIN_S))
+        self.watcher.stop()
 
     def end_streams(self, end: Callable[[StreamCall], None]) -> None:
         """Calls `end` with each open stream, so that idle ones do not hold up a stop."""
@@ -437,33 +450,6 @@ class Server:
     def remove_stream(self, stream: StreamCall) -> None:
         """Forgets a stream that has ended."""
         self._live_streams.discard(stream)
-
-    def try_lead(self) -> bool:
-        """Whether the polling thread that asks may run a batch; if so it calls `end_lead` after it."""
-        try:
-            self._lead_tokens.pop()
-        except IndexError:
-            return False
-        return True
-
-    def end_lead(self) -> None:
-        """Says that a thread that led polls again."""
-        self._lead_tokens.append(None)
-
-    def _poll(self) -> None:
-        poll = self._queue.poll
-        shutdown = cygrpc.CompletionType.queue_shutdown
-        while True:
-            event = poll()
-            tag = event.tag
-            if tag is None:
-                if event.completion_type == shutdown:
-                    return
-                continue
-            try:
-                tag(event)
-            except Exception:
-                log.exception("a gRPC event was not handled")
 
     def _on_call(self, event: Any) -> None:
         if not event.success:

@@ -7,16 +7,20 @@ after their raw contents have been cut out, so that protobuf never copies those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest, Responder
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
-from conch.frontends.grpc.parameters import check_regions, read_output_parameters, read_parameters
+from conch.frontends.grpc.parameters import (
+    EMPTY_FINAL,
+    check_regions,
+    read_output_parameters,
+    read_parameters,
+)
 from conch.frontends.grpc.wire import split_infer_request, split_repeated_bytes
 from conch.protocol import inference_pb2
 
@@ -54,7 +58,7 @@ _FIELD_DATATYPE = {
 class _Template:
     """What requests that differ only in their id and their bytes have in common; compared by identity."""
 
-    __slots__ = ("inputs", "model_name", "model_version", "requested")
+    __slots__ = ("inputs", "model_name", "model_version", "requested", "settings")
 
     def __init__(
         self,
@@ -62,7 +66,9 @@ class _Template:
         model_version: str,
         inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
         requested: tuple[str, ...] | None,
+        settings: tuple[tuple[str, object], ...],
     ) -> None:
+        self.settings = settings
         self.model_name = model_name
         self.model_version = model_version
         self.inputs = inputs
@@ -109,6 +115,8 @@ class RequestDecoder:
                     template.requested,
                 )
                 request.signature = template
+                for attribute, value in template.settings:
+                    setattr(request, attribute, value)
                 return request
         return _parse(message, responder, received_ns)
 
@@ -127,6 +135,7 @@ class RequestDecoder:
             or len(set(requested)) != len(requested)
             or any(tensor.parameters or tensor.HasField("contents") for tensor in wire.inputs)
             or any(output.parameters for output in wire.outputs)
+            or not all(_repeats(name, value) for name, value in wire.parameters.items())
         ):
             return None
         template = _Template(
@@ -134,11 +143,39 @@ class RequestDecoder:
             wire.model_version,
             tuple((tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in wire.inputs),
             requested or None,
+            _settings(wire),
         )
         if len(self._templates) >= _MOST_TEMPLATES:
             self._templates.clear()  # requests that never repeat must not fill the memory
         self._templates[key] = template
         return template
+
+
+def _repeats(name: str, value: Any) -> bool:
+    """Whether a request parameter is likely to be the same in many requests, and is well-formed."""
+    kind = value.WhichOneof("parameter_choice")
+    if name in ("priority", "timeout"):
+        return bool(kind == "int64_param" and value.int64_param >= 0)
+    return bool(
+        kind == "bool_param" and (name == EMPTY_FINAL or not name.startswith(("triton_", "sequence_")))
+    )
+
+
+def _settings(wire: Any) -> tuple[tuple[str, object], ...]:
+    """What the parameters of a plain message set on its requests."""
+    if not wire.parameters:
+        return ()
+    blank = InferenceRequest("", "", {}, _nobody, 0)
+    request = InferenceRequest("", "", {}, _nobody, 0)
+    read_parameters(request, wire.parameters)
+    names = ("empty_final", "parameters", "priority", "timeout_us")
+    return tuple(
+        (name, getattr(request, name)) for name in names if getattr(request, name) != getattr(blank, name)
+    )
+
+
+def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that is never submitted."""
 
 
 def _text(request_id: bytes) -> str:
@@ -164,9 +201,7 @@ def _parse(message: bytes, responder: Responder, received_ns: int) -> InferenceR
     requested: tuple[str, ...] | None = None
     outputs = wire.outputs
     if outputs:
-        requested = tuple([output.name for output in outputs])
-        if len(set(requested)) != len(requested):
-            raise _twice("output", requested)
+        requested = tuple(dict.fromkeys([output.name for output in outputs]))
     request = InferenceRequest(
         wire.model_name, wire.model_version, inputs, responder, received_ns, wire.id, requested
     )
@@ -196,7 +231,7 @@ def _raw_inputs(wire: Any, raw: Any) -> dict[str, Tensor]:
             raise _no_data(name, wire.model_name)
         inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
     if len(inputs) != len(wire.inputs):
-        raise _twice("input", [tensor.name for tensor in wire.inputs])
+        raise _twice(wire)
     return inputs
 
 
@@ -208,13 +243,16 @@ def _typed_inputs(wire: Any) -> dict[str, Tensor]:
             check_regions(tensor)
         inputs[tensor.name] = _typed_tensor(tensor, wire.model_name)
     if len(inputs) != len(wire.inputs):
-        raise _twice("input", [tensor.name for tensor in wire.inputs])
+        raise _twice(wire)
     return inputs
 
 
-def _twice(kind: str, names: Sequence[str]) -> InvalidArgumentError:
+def _twice(wire: Any) -> InvalidArgumentError:
+    names = [tensor.name for tensor in wire.inputs]
     name = next(name for name in names if names.count(name) > 1)
-    return InvalidArgumentError(f"{kind} '{name}' already exists in request")
+    return InvalidArgumentError(
+        f"[request id: {wire.id or '<id_unknown>'}] input '{name}' already exists in request"
+    )
 
 
 def _no_data(name: str, model_name: str) -> InvalidArgumentError:
@@ -233,13 +271,13 @@ def _typed_tensor(tensor: Any, model_name: str) -> Tensor:
         raise _no_data(name, model_name)
     filled = [field.name for field, _ in tensor.contents.ListFields()]
     expected = _CONTENTS_FIELD.get(datatype)
-    for field in filled:
-        if field != expected:
-            raise InvalidArgumentError(
-                f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}' of type "
-                f"'{_FIELD_DATATYPE[field]}', expected datatype '{datatype}'"
-                + (", binary data was already supplied." if len(filled) > 1 else "")
-            )
+    unexpected = f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
+    if len(filled) > 1:
+        raise InvalidArgumentError(f"{unexpected}, binary data was already supplied.")
+    if filled and filled[0] != expected:
+        raise InvalidArgumentError(
+            f"{unexpected} of type '{_FIELD_DATATYPE[filled[0]]}', expected datatype '{datatype}'"
+        )
     if expected is None:
         raise _no_data(name, model_name)
     elements = getattr(tensor.contents, expected)

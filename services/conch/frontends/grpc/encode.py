@@ -30,11 +30,12 @@ class ResponseEncoder:
 
         Args:
             request: The answered request.
-            response: A response without an error, or None for one with nothing but its names.
+            response: A response without an error, or None for one with nothing but its names; its version
+                is then the one that was asked for, as Triton has it.
         """
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
-        key = (model.spec.name, model.version_text)
+        key = (model.spec.name, request.model_version if response is None else model.version_text)
         head = self._models.get(key)
         if head is None:
             head = inference_pb2.ModelInferResponse(

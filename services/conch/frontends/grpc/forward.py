@@ -42,6 +42,5 @@ class HeaderForwarder:
                 raise InvalidArgumentError(
                     f"Header '{key}' is reserved for Triton usage and cannot be forwarded."
                 )
-            if request.parameters is None:
-                request.parameters = {}
-            request.parameters[key] = value
+            # A new mapping: requests that are alike may share theirs.
+            request.parameters = {**(request.parameters or {}), key: value}

@@ -1,4 +1,4 @@
-"""ModelInfer: one message in, one out; where possible the thread that received it runs the batch."""
+"""ModelInfer: one message in, one out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InferHandler:
 
     Args:
         core: Runs the requests.
-        server: Grants leading.
+        server: Leads models.
         encoder: Makes the response messages.
         clock: Monotonic time in nanoseconds.
         forward: Turns call metadata into request parameters, or None.
@@ -47,7 +47,7 @@ class InferHandler:
         self._compression = compression
 
     def __call__(self, call: UnaryCall, message: bytes) -> None:
-        """Takes one request; answers now or when its batch has run."""
+        """Takes one request; it is answered when its batch has run."""
         try:
             request = self._decode(message, self._respond, self._clock())
             request.context = call
@@ -60,16 +60,10 @@ class InferHandler:
                 raise UnsupportedError(
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
-            server = self._server_of()
-            leads = server.try_lead()
-            try:
-                call.watch(lambda: core.cancel(request))
-                work = core.submit(request, leads, model)
-                if work is not None:
-                    work.run()
-            finally:
-                if leads:
-                    server.end_lead()
+            call.watch(lambda: core.cancel(request))
+            to_lead = core.submit(request, True, model)
+            if to_lead is not None:
+                self._server_of().promise(to_lead)
         except ConchError as error:
             call.abort(error.grpc_status, error.message)
         except Exception as error:

@@ -143,7 +143,7 @@ class GrpcFrontEnd:
         """
         self._server.end_streams(lambda stream: stream.drain(UnavailableError.grpc_status, SHUTTING_DOWN))
         self._server.stop(grace_s)
-        self._slow.shutdown()
+        self._slow.shutdown(wait=False, cancel_futures=True)  # a load may take longer than the grace
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:

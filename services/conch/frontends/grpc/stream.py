@@ -148,7 +148,7 @@ class StreamInferHandler:
 
     Args:
         core: Runs the requests.
-        server: Grants leading.
+        server: Leads models.
         encoder: Makes the response messages.
         clock: Monotonic time in nanoseconds.
         forward: Turns the stream's metadata into request parameters, or None.
@@ -177,34 +177,27 @@ class StreamInferHandler:
         call.start(stream.on_message, stream.on_cancel)
 
     def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
-        """Submits one request of a stream, lets the next one come in, and leads if it may."""
-        server = self._server_of()
-        leads = server.try_lead()
+        """Submits one request of a stream and lets the next one come in."""
         try:
-            work = None
-            try:
-                request = self._decode(message, self._respond, self._clock())
-                request.context = place
-                place.request = request
-                if self._forward is not None:
-                    self._forward(request, call.metadata)
-                self.core.check_running()
-                model = self.core.model(request.model_name, request.model_version)
-                if not model.spec.decoupled:
-                    place.stream.order(place)
-                work = self.core.submit(request, leads, model)
-            except ConchError as error:
-                self._say_error(place, error)
-            except Exception as error:
-                log.exception("a request of a stream could not be handled")
-                self._say_error(place, InternalError(f"the request could not be handled: {error}"))
-            # Only now may another thread take this stream's next message: requests are queued in order.
-            call.read_next()
-            if work is not None:
-                work.run()
-        finally:
-            if leads:
-                server.end_lead()
+            request = self._decode(message, self._respond, self._clock())
+            request.context = place
+            place.request = request
+            if self._forward is not None:
+                self._forward(request, call.metadata)
+            self.core.check_running()
+            model = self.core.model(request.model_name, request.model_version)
+            if not model.spec.decoupled:
+                place.stream.order(place)
+            to_lead = self.core.submit(request, True, model)
+            if to_lead is not None:
+                self._server_of().promise(to_lead)
+        except ConchError as error:
+            self._say_error(place, error)
+        except Exception as error:
+            log.exception("a request of a stream could not be handled")
+            self._say_error(place, InternalError(f"the request could not be handled: {error}"))
+        # Only now may another thread take this stream's next message: requests are queued in order.
+        call.read_next()
 
     def _say_error(self, place: _Place, error: ConchError) -> None:
         """Answers a request that never reached a model."""

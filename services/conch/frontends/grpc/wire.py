@@ -10,7 +10,8 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_PLAIN_TAGS = frozenset((0x0A, 0x12, 0x2A, 0x32))  # model_name, model_version, inputs, outputs
+# model_name, model_version, parameters, inputs, outputs
+_PLAIN_TAGS = frozenset((0x0A, 0x12, 0x22, 0x2A, 0x32))
 _MALFORMED = "the request message is malformed"
 
 
@@ -107,8 +108,7 @@ def split_infer_request(message: bytes) -> tuple[bytes, bytes, list[Buffer]] | N
 
     Returns:
         The message without id and raw contents, the id, and views of the raw contents; None where the
-        message has parameters, unknown fields, another order of fields or an error in it, and has to be
-        parsed.
+        message has unknown fields, another order of fields or an error in it, and has to be parsed.
     """
     end = len(message)
     position = id_start = id_end = 0

@@ -1,0 +1,198 @@
+"""The threads that poll for events, and when one of them runs a batch itself.
+
+One thread polls at a time: two that run Python at once would hand the interpreter's lock back and forth at
+every call into gRPC, which costs more than the calls. The polling thread first takes in everything that has
+arrived and then leads: it runs batches of the models that have got requests. It does so only while another
+thread waits for its turn to poll:
+
+- A model whose batches are short is led while nobody polls, for at most `_BUDGET_NS` at a time. If a batch
+  takes longer than expected, `tick` gives the turn to the waiting thread.
+- For another model the thread first gives its turn away, then leads, then waits.
+- Where no thread waits, and for all but one of several slow models, the models' own threads run the batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from conch.core.clock import Clock
+
+log = logging.getLogger(__name__)
+
+_BUDGET_NS = 1_000_000
+_LONGEST_PAUSE_NS = 5_000_000
+
+
+class Leadable(Protocol):
+    """A model with requests that the polling thread has promised to see to."""
+
+    @property
+    def fast(self) -> bool:
+        """Whether a batch is short enough to be run while nobody polls."""
+
+    def lead(self, budget_ns: int | None) -> bool:
+        """Runs batches until nothing is left, or the budget is used up: then True."""
+
+    def hand_over(self) -> None:
+        """Leaves the requests to the model's own threads."""
+
+
+class _Pause:
+    """The time in which the thread that has the turn leads instead of polling."""
+
+    __slots__ = ("left", "since_ns", "turn_lost")
+
+    def __init__(self, since_ns: int, left: list[Leadable]) -> None:
+        self.since_ns = since_ns
+        self.left = left
+        self.turn_lost = False
+
+
+class Pollers:
+    """The polling threads of one completion queue.
+
+    Args:
+        poll: Waits for an event, until a time in seconds since the epoch (0 for not at all), or for ever.
+        is_timeout: Whether an event without a tag says that none came in time; the only other one
+            without a tag says that the queue has been shut down.
+        count: How many threads there are.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        poll: Callable[[float | None], Any],
+        is_timeout: Callable[[Any], bool],
+        count: int,
+        clock: Clock,
+    ) -> None:
+        self._next_event = poll
+        self._is_timeout = is_timeout
+        self._clock = clock
+        self._turn = threading.Lock()  # held by the thread that polls, or that leads while nobody does
+        self._role = threading.Lock()  # guards the two below
+        self._waiting = 0
+        self._pause: _Pause | None = None
+        self._promised: list[Leadable] = []  # touched by the thread that has the turn only
+        self._threads = [
+            threading.Thread(target=self._run, name=f"conch-grpc-{number}", daemon=True)
+            for number in range(count)
+        ]
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the threads to end, which they do when the queue has been shut down.
+
+        Args:
+            timeout_s: How long to wait; a thread that leads ends no sooner than its batch.
+        """
+        end = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0.0))
+
+    def promise(self, model: Leadable) -> None:
+        """Has the polling thread, which is the caller, lead a model once it has taken in all events."""
+        self._promised.append(model)
+
+    def tick(self) -> None:
+        """Has another thread poll if a batch that should have been short is not; to be called often."""
+        with self._role:
+            pause = self._pause
+            if pause is None or self._clock() - pause.since_ns < _LONGEST_PAUSE_NS:
+                return
+            self._pause = None
+            pause.turn_lost = True
+            left, pause.left = pause.left, []
+            self._turn.release()
+        for model in left:
+            model.hand_over()
+
+    def _run(self) -> None:
+        poll = self._next_event
+        self._take_turn()
+        while True:
+            event = poll(0 if self._promised else None)
+            tag = event.tag
+            if tag is not None:
+                try:
+                    tag(event)
+                except Exception:
+                    log.exception("a gRPC event was not handled")
+            elif self._is_timeout(event):
+                self._keep_promises()
+            else:
+                break
+        self._keep_promises()
+        self._turn.release()  # the next thread finds the queue shut down as well
+
+    def _take_turn(self) -> None:
+        with self._role:
+            self._waiting += 1
+        self._turn.acquire()
+        with self._role:
+            self._waiting -= 1
+
+    def _keep_promises(self) -> None:
+        """Sees to the models that have got requests; the caller has the turn, before and after."""
+        promised, self._promised = self._promised, []
+        if not self._waiting:
+            for model in promised:
+                model.hand_over()
+            return
+        fast = [model for model in promised if model.fast]
+        slow = [model for model in promised if not model.fast]
+        for model in slow[1:]:
+            model.hand_over()  # before anything that takes time
+        if fast and not self._lead_pausing(fast, slow[:1]):
+            self._take_turn()
+        elif slow:
+            self._turn.release()
+            self._lead(slow[0], None)
+            self._take_turn()
+
+    def _lead_pausing(self, models: list[Leadable], others: list[Leadable]) -> bool:
+        """Leads models while nobody polls.
+
+        Args:
+            models: What to lead, at least one.
+            others: What the caller will lead after that; handed over if the turn is lost.
+
+        Returns:
+            Whether the caller still has the turn.
+        """
+        pause = _Pause(self._clock(), [*models[1:], *others])
+        with self._role:
+            self._pause = pause
+        for model in models:
+            if model is not models[0]:
+                with self._role:
+                    if pause.turn_lost:
+                        return False
+                    pause.left.remove(model)
+            if self._lead(model, _BUDGET_NS):
+                with self._role:
+                    lost = pause.turn_lost
+                if lost:
+                    model.hand_over()
+                else:
+                    self._promised.append(model)
+        with self._role:
+            if pause.turn_lost:
+                return False
+            self._pause = None
+        return True
+
+    def _lead(self, model: Leadable, budget_ns: int | None) -> bool:
+        try:
+            return model.lead(budget_ns)
+        except Exception:
+            log.exception("a model could not be led")
+            return False

@@ -1,0 +1,171 @@
+"""Models that come, go and change while requests are coming in: no request fails for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.support.servers import (
+    WAIT_S,
+    ServerProcess,
+    check_simple,
+    client_of,
+    eventually,
+    probe,
+    probe_inputs,
+    serving,
+    simple_inputs,
+    write_probe,
+)
+from tritonclient.utils import InferenceServerException
+
+
+class Traffic:
+    """Clients that send requests, one after the other, until they are told to stop."""
+
+    def __init__(self, server: ServerProcess, model: str) -> None:
+        self._server = server
+        self._model = model
+        self._stop = threading.Event()
+        self.answered = 0
+        self.errors: list[BaseException] = []
+        self.seen: set[str] = set()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(3)]
+
+    def _run(self, number: int) -> None:
+        with client_of(self._server) as client:
+            try:
+                while not self._stop.is_set():
+                    if self._model == "simple":
+                        check_simple(client.infer("simple", simple_inputs(number)), number)
+                    else:
+                        said = probe(client, float(number), self._model)
+                        self.seen.add(said["parameters"].get("x", ""))
+                    self.answered += 1
+            except BaseException as error:
+                self.errors.append(error)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+
+    def goes_on(self) -> None:
+        """Waits until some more requests have been answered."""
+        target = self.answered + 20
+        eventually(lambda: self.answered >= target or self.errors, "traffic goes on")
+
+
+@contextmanager
+def traffic(server: ServerProcess, model: str) -> Iterator[Traffic]:
+    """Traffic during the block; none of it may fail."""
+    load = Traffic(server, model)
+    load.start()
+    try:
+        load.goes_on()
+        yield load
+        load.goes_on()
+    finally:
+        load.stop()
+    assert load.errors == []
+
+
+def test_load_and_unload_of_another_model(server: ServerProcess) -> None:
+    with client_of(server) as client, traffic(server, "simple") as load:
+        for _ in range(10):
+            client.unload_model("probe")
+            with pytest.raises(InferenceServerException) as raised:
+                client.infer("probe", probe_inputs())
+            assert raised.value.status() == "StatusCode.NOT_FOUND"
+            client.load_model("probe")
+            probe(client)
+            load.goes_on()
+
+
+@pytest.mark.parametrize("model", ["probe", "simple"])
+def test_reload_under_traffic(server: ServerProcess, repository: Path, model: str) -> None:
+    config = repository / model / "config.pbtxt"
+    original = config.read_text()
+    try:
+        with client_of(server) as client, traffic(server, model) as load:
+            for number in range(10):
+                size = 8 + number % 2
+                config.write_text(original.replace("max_batch_size: 8", f"max_batch_size: {size}"))
+                client.load_model(model)
+                assert client.get_model_config(model).config.max_batch_size == size
+                load.goes_on()
+    finally:
+        config.write_text(original)
+
+
+def test_reload_that_fails_under_traffic(server: ServerProcess, repository: Path) -> None:
+    code = repository / "probe" / "1" / "model.py"
+    original = code.read_text()
+    try:
+        with client_of(server) as client, traffic(server, "probe") as load:
+            for number in range(5):
+                code.write_text(f"raise OSError('half written {number}')\n")
+                with pytest.raises(InferenceServerException, match="half written"):
+                    client.load_model("probe")
+                load.goes_on()
+    finally:
+        code.write_text(original)
+
+
+def test_many_reloads_leak_nothing(tmp_path: Path) -> None:
+    directory = write_probe(tmp_path)
+    config = directory / "config.pbtxt"
+    original = config.read_text()
+    with serving(tmp_path, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
+        process = psutil.Process(server.process.pid)
+
+        def reload(number: int, client: Any) -> None:
+            config.write_text(f"{original}\n# {number}\n")
+            client.load_model("probe")
+            probe(client)
+
+        with client_of(server) as client:
+            for number in range(5):
+                reload(number, client)
+            threads, files, memory = process.num_threads(), process.num_fds(), process.memory_info().rss
+            for number in range(5, 35):
+                reload(number, client)
+            eventually(lambda: process.num_threads() <= threads + 1, "threads of old versions end")
+            assert process.num_fds() <= files + 1
+            assert process.memory_info().rss < memory + 20 * 1024**2
+
+
+def test_concurrent_loads_and_unloads(server: ServerProcess, repository: Path) -> None:
+    """Whatever the order, each call is answered and the model ends as it was asked for last."""
+    failures: list[BaseException] = []
+
+    def churn(number: int) -> None:
+        with client_of(server) as client:
+            for turn in range(10):
+                try:
+                    if (number + turn) % 2:
+                        client.load_model("probe")
+                    else:
+                        client.unload_model("probe")
+                except BaseException as error:
+                    failures.append(error)
+
+    with traffic(server, "simple"):
+        threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        with client_of(server) as client:
+            client.load_model("probe")
+            probe(client)
+    assert failures == []

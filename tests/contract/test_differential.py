@@ -1,0 +1,341 @@
+"""The same requests to a real Triton and to conch: answers, codes and texts must be the same.
+
+Both serve the same Python models. What is known to differ is listed in `KNOWN`, with the reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
+from tests.contract.test_bad_input import CASES
+from tests.support.servers import (
+    PEERS,
+    WAIT_S,
+    RawClient,
+    copy_example,
+    eventually,
+    free_port,
+    serving,
+    simple_request,
+    write_model,
+    write_probe,
+)
+from tritonclient.grpc import service_pb2
+
+SITE = PEERS / "triton" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+TRITON = SITE / "pytriton" / "tritonserver"
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(
+        not (TRITON / "bin" / "tritonserver").exists(),
+        reason=f"no Triton in {PEERS}; make bench-setup installs it",
+    ),
+]
+
+KNOWN = {
+    "unknown datatype": "conch repeats the datatype it was given, Triton says '<invalid>'",
+    "batches of different sizes": "Triton looks at inputs in the order of a hash table and names another one",
+    "extra input": "Triton 2.51 counts inputs first and prints a broken list; later ones name the input",
+    "empty batch": "Triton 2.51 takes a batch of 0 for one of 1 and misses data; later ones accept it",
+    "half a string": "the text is that of later Tritons, which count such a string as missing",
+}
+ADD = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            one, two = (pb_utils.get_input_tensor_by_name(request, f"INPUT{n}").as_numpy() for n in (0, 1))
+            outputs = [pb_utils.Tensor("OUTPUT0", one + two), pb_utils.Tensor("OUTPUT1", one - two)]
+            responses.append(pb_utils.InferenceResponse(outputs))
+        return responses
+"""
+UPPER_CONFIG = """
+    backend: "python"
+    max_batch_size: 8
+    input { name: "text" data_type: TYPE_STRING dims: [ -1 ] }
+    output { name: "upper" data_type: TYPE_STRING dims: [ -1 ] }
+    output { name: "length" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+
+
+@dataclass(frozen=True)
+class Both:
+    """Clients of both servers."""
+
+    triton: RawClient
+    conch: RawClient
+
+
+def write_models(repository: Path) -> None:
+    """Models for both: `simple` as a Python model, among others."""
+    simple = copy_example(repository, "simple")
+    shutil.rmtree(simple / "1")
+    config = (simple / "config.pbtxt").read_text().replace("onnxruntime", "python")
+    write_model(repository, "simple", config, {"model.py": ADD})
+    strings = copy_example(repository, "strings")
+    (strings / "config.pbtxt").write_text(UPPER_CONFIG)
+    write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
+    write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
+    write_probe(repository)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    """Both servers with the same models."""
+    repository = tmp_path_factory.mktemp("both")
+    write_models(repository)
+    port = free_port()
+    base = Path(sys.base_prefix) / "lib"
+    environment = {
+        "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{base}",
+        "PYTHONPATH": str(SITE),
+        "PATH": f"{PEERS / 'triton' / 'bin'}:/usr/bin:/bin",
+    }
+    flags = [f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
+    with (repository / "triton.log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                TRITON / "bin" / "tritonserver",
+                f"--model-repository={repository}",
+                f"--backend-directory={TRITON / 'backends'}",
+                *flags,
+            ],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        with (
+            serving(repository) as server,
+            closing(RawClient(server.address)) as conch,
+            closing(RawClient(f"127.0.0.1:{port}")) as triton,
+        ):
+            eventually(lambda: ready(triton), "Triton is ready", 60)
+            assert ready(conch)
+            yield Both(triton, conch)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+def ready(client: RawClient) -> bool:
+    """Whether a server answers that it is ready."""
+    try:
+        return bool(client("ServerReady", service_pb2.ServerReadyRequest()).ready)
+    except grpc.RpcError:
+        return False
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The answer as plain data, or the error's code and text."""
+    try:
+        return MessageToDict(call(), preserving_proto_field_name=True)
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+
+
+def outcomes(both: Both, method: str, message: Any) -> tuple[Any, Any]:
+    """Sends a message to Triton and to conch."""
+    return outcome(lambda: both.triton(method, message)), outcome(lambda: both.conch(method, message))
+
+
+def compare(both: Both, method: str, message: Any) -> None:
+    """Sends a message to both, which must answer the same."""
+    theirs, ours = outcomes(both, method, message)
+    assert ours == theirs
+
+
+def infer_request(model: str, inputs: dict[str, Any], **more: Any) -> Any:
+    """A request with raw contents."""
+    request = service_pb2.ModelInferRequest(model_name=model, **more)
+    for name, (datatype, shape, data) in inputs.items():
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        request.raw_input_contents.append(data)
+    return request
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_requests(both: Both, name: str) -> None:
+    changes, _, _ = CASES[name]
+    request = simple_request(id="r", **changes)
+    if name in KNOWN:
+        theirs, ours = outcomes(both, "ModelInfer", request)
+        assert ours[0] == theirs[0], "the code should be the same all the same"
+        assert ours != theirs, f"'{name}' is the same now: take it out of KNOWN"
+    else:
+        compare(both, "ModelInfer", request)
+
+
+GOOD: dict[str, Any] = {
+    "plain": simple_request(),
+    "with an id": simple_request(id="möwe"),
+    "version": simple_request(model_version="1"),
+    "one output": simple_request(
+        outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT1")]
+    ),
+    "typed contents": simple_request(
+        raw_input_contents=[],
+        inputs=[
+            service_pb2.ModelInferRequest.InferInputTensor(
+                name=name,
+                datatype="INT32",
+                shape=[2, 16],
+                contents=service_pb2.InferTensorContents(int_contents=range(32)),
+            )
+            for name in ("INPUT0", "INPUT1")
+        ],
+    ),
+    "classification": simple_request(
+        outputs=[
+            service_pb2.ModelInferRequest.InferRequestedOutputTensor(
+                name="OUTPUT0",
+                parameters={"classification": service_pb2.InferParameter(int64_param=3)},
+            )
+        ]
+    ),
+    "an output twice": simple_request(
+        outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT1")] * 2
+    ),
+    "surplus contents": simple_request(raw_input_contents=[b"\1\0\0\0" * 16] * 3),
+    "empty batch": infer_request("probe", {"IN": ("FP32", [0, 4], b"")}),
+    "empty tensor": infer_request("caster", {"FP32": ("FP32", [0], b"")}),
+    "strings": infer_request("strings", {"text": ("BYTES", [1, 2], b"\2\0\0\0\xc3\xa4\0\0\0\0")}),
+    "not UTF-8": infer_request("strings", {"text": ("BYTES", [1, 1], b"\1\0\0\0\xff")}, id="x"),
+    "half a string": infer_request("strings", {"text": ("BYTES", [1, 1], b"\1\0\0\0")}, id="x"),
+    "many types": infer_request(
+        "caster",
+        {
+            "BOOL": ("BOOL", [2], b"\1\0"),
+            "FP16": ("FP16", [1], np.float16(1.5).tobytes()),
+            "UINT64": ("UINT64", [1], b"\xff" * 8),
+            "STRING": ("BYTES", [1], b"\1\0\0\0\xff"),
+        },
+    ),
+    "decoupled": infer_request("repeater", {"IN": ("INT32", [1], b"\1\0\0\0")}),
+}
+for _order, _value in (("error", "UNSUPPORTED"), ("error", "CANCELLED"), ("do", "too few"), ("do", "raise"),
+                       ("do", "exit"), ("do", "no response")):  # fmt: skip
+    GOOD[f"{_order} {_value}"] = infer_request(
+        "probe",
+        {"IN": ("FP32", [1, 1], b"\0" * 4)},
+        parameters={_order: service_pb2.InferParameter(string_param=_value)},
+    )
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_requests(both: Both, name: str) -> None:
+    if name in KNOWN:
+        theirs, ours = outcomes(both, "ModelInfer", GOOD[name])
+        assert ours != theirs, f"'{name}' is the same now: take it out of KNOWN"
+    else:
+        compare(both, "ModelInfer", GOOD[name])
+
+
+def test_streams(both: Both) -> None:
+    numbers = {"IN": ("INT32", [2], b"\1\0\0\0\2\0\0\0")}
+    empty_final = {"triton_enable_empty_final_response": service_pb2.InferParameter(bool_param=True)}
+    requests = [
+        simple_request(id="a"),
+        simple_request(id="b", model_name="nope"),
+        simple_request(id="c", raw_input_contents=[b"\0" * 60, b"\0" * 64]),
+        GOOD["error UNSUPPORTED"],
+        infer_request("repeater", numbers, id="d"),
+        infer_request("repeater", numbers, id="e", parameters=empty_final),
+        infer_request("repeater", {"IN": ("INT32", [0], b"")}, id="f", parameters=empty_final),
+        simple_request(id="g"),
+    ]
+
+    def answers(client: RawClient, request: Any) -> list[Any]:
+        call = client.channel.stream_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer",
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )(iter([request]), timeout=WAIT_S)
+        return [MessageToDict(message, preserving_proto_field_name=True) for message in call]
+
+    for request in requests:
+        theirs, ours = (answers(client, request) for client in (both.triton, both.conch))
+        assert ours == theirs, request.id
+
+
+@pytest.mark.parametrize("name", ["simple", "strings", "caster", "repeater", "nope", ""])
+def test_metadata_and_config(both: Both, name: str) -> None:
+    # Of an unknown model conch's text names the version too, where one was given; Triton's never does.
+    for version in ("", "1", "7", "x") if name not in ("nope", "") else ("", "x"):
+        compare(both, "ModelReady", service_pb2.ModelReadyRequest(name=name, version=version))
+        compare(both, "ModelMetadata", service_pb2.ModelMetadataRequest(name=name, version=version))
+        compare(both, "ModelConfig", service_pb2.ModelConfigRequest(name=name, version=version))
+
+
+def test_server_and_repository(both: Both) -> None:
+    for method in ("ServerLive", "ServerReady"):
+        compare(both, method, getattr(service_pb2, f"{method}Request")())
+    theirs, ours = (
+        c("ServerMetadata", service_pb2.ServerMetadataRequest()) for c in (both.triton, both.conch)
+    )
+    assert (ours.name, list(ours.extensions)) == (theirs.name, list(theirs.extensions))
+    theirs, ours = (
+        sorted(
+            (line.name, line.version, line.state, line.reason)
+            for line in c("RepositoryIndex", service_pb2.RepositoryIndexRequest()).models
+        )
+        for c in (both.triton, both.conch)
+    )
+    assert ours == theirs
+    for message in (
+        service_pb2.RepositoryIndexRequest(repository_name="x"),
+        service_pb2.RepositoryModelLoadRequest(model_name="simple"),
+        service_pb2.RepositoryModelUnloadRequest(model_name="simple"),
+        service_pb2.ModelStatisticsRequest(name="nope"),
+        service_pb2.ModelStatisticsRequest(name="simple", version="7"),
+    ):
+        compare(both, type(message).__name__.removesuffix("Request"), message)
+
+
+def test_statistics(both: Both) -> None:
+    """Counts after the same requests; times and the moment differ.
+
+    Failures are left out: Triton's Python backend counts executions that failed, and a request answered
+    with a TritonError as a success; conch counts both as failures only, as the protocol's text has it.
+    """
+
+    def counts(client: RawClient) -> Any:
+        (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name="probe")).model_stats
+        durations = {name.name: value.count for name, value in stats.inference_stats.ListFields()}
+        batches = {row.batch_size: row.compute_infer.count for row in stats.batch_stats}
+        return {"inferences": stats.inference_count, "runs": stats.execution_count, **durations}, batches
+
+    before = [counts(client) for client in (both.triton, both.conch)]
+    for rows in (1, 3, 3):
+        request = infer_request("probe", {"IN": ("FP32", [rows, 1], b"\0" * 4 * rows)})
+        compare(both, "ModelInfer", request)
+
+    def changes(old: Any, new: Any) -> Any:
+        return [
+            {key: value - was.get(key, 0) for key, value in now.items()}
+            for was, now in zip(old, new, strict=True)
+        ]
+
+    after = [counts(client) for client in (both.triton, both.conch)]
+    theirs, ours = (changes(old, new) for old, new in zip(before, after, strict=True))
+    assert ours == theirs

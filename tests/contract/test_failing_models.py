@@ -1,0 +1,213 @@
+"""Models that fail, at loading or executing: what clients are told, and that others go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.servers import (
+    WAIT_S,
+    ServerProcess,
+    check_simple,
+    client_of,
+    copy_example,
+    probe,
+    probe_inputs,
+    serving,
+    simple_inputs,
+    write_model,
+    write_probe,
+)
+from tritonclient.grpc import InferenceServerClient as Client
+from tritonclient.utils import InferenceServerException
+
+FIELDS = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+HELPS = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server most of whose models do not load."""
+    repository = tmp_path_factory.mktemp("broken")
+    copy_example(repository, "simple")
+    write_model(copy_example(repository, "simple", "not_onnx").parent, "not_onnx", None, {"model.onnx": "no"})
+    write_model(repository, "malformed", "name: [ }", {"model.py": HELPS})
+    write_model(repository, "unknown_field", FIELDS + "nonsense: 1", {"model.py": HELPS})
+    write_model(repository, "unknown_backend", FIELDS.replace("python", "nope"), {"model.py": HELPS})
+    write_model(repository, "no_file", FIELDS, {})
+    (repository / "no_version").mkdir()
+    write_model(repository, "no_version", FIELDS, versions=())
+    write_model(repository, "no_class", FIELDS, {"model.py": "x = 1\n"})
+    write_model(repository, "no_execute", FIELDS, {"model.py": "class TritonPythonModel: pass\n"})
+    write_model(repository, "bad_syntax", FIELDS, {"model.py": "def (:\n"})
+    write_model(repository, "bad_import", FIELDS, {"model.py": "import there_is_no_such_module\n"})
+    write_model(repository, "exits_at_import", FIELDS, {"model.py": "raise SystemExit(3)\n"})
+    write_probe(
+        repository, "bad_initialize", 'parameters { key: "fail" value { string_value: "no weights" } }'
+    )
+    with serving(repository, flags=["--exit-on-error=false"]) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("not_onnx", "not_onnx/1/model.onnx': onnx runtime error 7: Failed to load model because protobuf"),
+        ("malformed", "config.pbtxt:1:7: 'name: [ }': Expected string but found: '['"),
+        ("unknown_field", "nonsense"),
+        ("unknown_backend", "nope"),
+        ("no_file", "no_file/1/model.py' for model 'no_file'"),
+        ("no_version", "version"),
+        ("no_class", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
+        ("no_execute", "does not implement `execute` method."),
+        ("bad_syntax", "SyntaxError: invalid syntax"),
+        ("bad_import", "ModuleNotFoundError: No module named 'there_is_no_such_module'"),
+        ("exits_at_import", "SystemExit: 3"),
+        ("bad_initialize", "ValueError: no weights"),
+    ],
+)  # fmt: skip
+def test_what_does_not_load(broken: ServerProcess, name: str, reason: str) -> None:
+    with client_of(broken) as client:
+        lines = [line for line in client.get_model_repository_index().models if line.name == name]
+        assert [line.state for line in lines] == ["UNAVAILABLE"]
+        assert reason in lines[0].reason
+        assert client.is_model_ready(name) is False
+        with pytest.raises(InferenceServerException) as raised:
+            client.infer(name, probe_inputs())
+        assert raised.value.status() == "StatusCode.NOT_FOUND"
+        assert raised.value.message() in (
+            f"Request for unknown model: '{name}' has no available versions",
+            f"Request for unknown model: '{name}' is not found",
+        )
+        check_simple(client.infer("simple", simple_inputs()))
+
+
+def test_a_server_with_failed_models_is_live_and_not_ready(broken: ServerProcess) -> None:
+    with client_of(broken) as client:
+        assert client.is_server_live() is True
+        assert client.is_server_ready() is False
+        assert client.is_model_ready("simple") is True
+
+
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ("raise", "ValueError: told to"),
+        ("exit", "SystemExit: told to"),
+        (
+            "too few",
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0\n",
+        ),
+        ("no list", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
+        (
+            "no response",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            "'<class 'str'>'.",
+        ),
+    ],
+)
+def test_execute_fails(client: Client, order: str, text: str) -> None:
+    for _ in range(2):  # the instance lives on
+        with pytest.raises(InferenceServerException) as raised:
+            client.infer("probe", probe_inputs(), parameters={"do": order})
+        assert raised.value.status() == "StatusCode.INTERNAL"
+        start = "Failed to process the request(s) for model 'probe_0', message: "
+        assert raised.value.message().startswith(start + text)
+        probe(client)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("UNKNOWN", "UNKNOWN"),
+        ("INTERNAL", "INTERNAL"),
+        ("NOT_FOUND", "NOT_FOUND"),
+        ("INVALID_ARG", "INVALID_ARGUMENT"),
+        ("UNAVAILABLE", "UNAVAILABLE"),
+        ("UNSUPPORTED", "UNIMPLEMENTED"),
+        ("ALREADY_EXISTS", "ALREADY_EXISTS"),
+        ("CANCELLED", "CANCELLED"),
+    ],
+)
+def test_error_codes_of_models(client: Client, code: str, status: str) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("probe", probe_inputs(), parameters={"error": code})
+    assert (raised.value.status(), raised.value.message()) == (f"StatusCode.{status}", "told to")
+
+
+def ask_four(server: ServerProcess, orders: dict[int, dict[str, str]]) -> dict[int, Any]:
+    """Four requests, which run as one batch; for each what SEEN says, or its error."""
+    said: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        with client_of(server) as client:
+            try:
+                said[number] = probe(
+                    client, float(number), "four", request_id=str(number), parameters=orders.get(number)
+                )
+            except InferenceServerException as error:
+                said[number] = error
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    return said
+
+
+def executions(server: ServerProcess) -> tuple[int, int, int]:
+    """Of the model that batches four: executions, successes, failures."""
+    with client_of(server) as client:
+        (stats,) = client.get_inference_statistics("four").model_stats
+        return (
+            stats.execution_count,
+            stats.inference_stats.success.count,
+            stats.inference_stats.fail.count,
+        )
+
+
+def test_an_error_for_one_request_of_a_batch(server: ServerProcess) -> None:
+    before = executions(server)
+    said = ask_four(server, {2: {"error": "INVALID_ARG"}})
+    failed = said.pop(2)
+    assert isinstance(failed, InferenceServerException)
+    assert (failed.status(), failed.message()) == ("StatusCode.INVALID_ARGUMENT", "told to")
+    assert [sorted(answer["ids"]) for answer in said.values()] == [["0", "1", "2", "3"]] * 3
+    after = executions(server)
+    assert [new - old for new, old in zip(after, before, strict=True)] == [1, 3, 1]
+
+
+@pytest.mark.parametrize("order", ["raise", "exit", "too few"])
+def test_a_failed_batch_fails_all_its_requests(server: ServerProcess, order: str) -> None:
+    before = executions(server)
+    said = ask_four(server, {1: {"do": order}})
+    assert len({str(error.message()) for error in said.values()}) == 1
+    assert {error.status() for error in said.values()} == {"StatusCode.INTERNAL"}
+    after = executions(server)
+    assert [new - old for new, old in zip(after, before, strict=True)][1:] == [0, 4]
+    assert [sorted(answer["ids"]) for answer in ask_four(server, {}).values()] == [["0", "1", "2", "3"]] * 4
+
+
+def test_a_model_that_failed_can_be_repaired(tmp_path: Path) -> None:
+    directory = write_probe(tmp_path, extra='parameters { key: "fail" value { string_value: "no weights" } }')
+    with serving(tmp_path, flags=["--model-control-mode=explicit"]) as server, client_of(server) as client:
+        with pytest.raises(InferenceServerException) as raised:
+            client.load_model("probe")
+        assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+        assert str(raised.value.message()).startswith(
+            "load failed for model 'probe': version 1 is at UNAVAILABLE state: Internal: ValueError: no "
+            "weights"
+        )
+        config = (directory / "config.pbtxt").read_text()
+        (directory / "config.pbtxt").write_text(config.partition("parameters")[0])
+        client.load_model("probe")
+        probe(client)

@@ -1,0 +1,290 @@
+"""`conch` as people and supervisors see it: flags, output, exit codes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import socket
+import subprocess
+from contextlib import closing
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from tests.support.servers import (
+    CONCH,
+    WAIT_S,
+    check_simple,
+    client_of,
+    free_port,
+    serving,
+    simple_inputs,
+    started,
+    write_model,
+    write_probe,
+)
+
+
+def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    """Runs `conch serve`, which must exit with 1; gives what it said."""
+    with started(*arguments, environment=environment) as server:
+        assert server.wait() == 1
+        assert "Traceback" not in server.errors
+        assert server.output == ""
+        return server.errors
+
+
+def conch(*arguments: str) -> tuple[int, str, str]:
+    """Runs `conch`; gives exit code, output and errors."""
+    result = subprocess.run([CONCH, *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+def test_help_and_version() -> None:
+    assert conch("--version") == (0, f"conch {version('conch')}\n", "")
+    code, output, errors = conch()
+    assert (code, errors) == (0, "")
+    assert "conch serve" in output
+    code, output, errors = conch("serve", "--help")
+    assert (code, errors) == (0, "")
+    assert "--model-repository" in output and "--grpc-port" in output
+    code, output, errors = conch("sevre")
+    assert (code, output) == (2, "")
+    assert errors == "conch: unknown command 'sevre'; try conch --help\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
+        (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1"),
+        (["--grpc-port=x"], "argument --grpc-port: 'x' is not a whole number"),
+        (["--grpc-port=65536"], "argument --grpc-port: must be from 0 to 65535, got 65536"),
+        (["--exit-on-error=maybe"], "argument --exit-on-error: invalid value for bool option: maybe"),
+        (
+            ["--model-control-mode=poll"],
+            "--model-control-mode=poll is not supported yet; use none or explicit",
+        ),
+        (
+            ["--load-model=simple"],
+            "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+        ),
+        (
+            ["--model-control-mode=explicit", "--load-model=*", "--load-model=a"],
+            "Wildcard model name '*' must be the ONLY startup model if specified at all.",
+        ),
+        (["--grpc-use-ssl"], "--grpc-server-key must be specified to serve gRPC over TLS"),
+        (
+            ["--grpc-use-ssl", "--grpc-server-key=/nope.pem"],
+            "--grpc-server-key: /nope.pem can't be read: No such file or directory",
+        ),
+        (["--grpc-restricted-protocol=x"], "--grpc-restricted-protocol: 'x' is not of the form"),
+        (["--grpc-restricted-protocol=x:k=v"], "--grpc-restricted-protocol: unknown restricted protocol 'x'"),
+        (
+            ["--grpc-header-forward-pattern=("],
+            "--grpc-header-forward-pattern: '(' is not a regular expression",
+        ),
+        (["--config-file=/nope.toml"], "config file /nope.toml can't be read: No such file or directory"),
+        (["--backend-config=python"], "--backend-config: 'python' is not of the form"),
+        (["--log-file=/nope/log"], "--log-file can't be opened:"),
+    ],
+)
+def test_wrong_flags(repository: Path, arguments: list[str], text: str) -> None:
+    errors = fails(f"--model-repository={repository}", "--grpc-port=0", *arguments)
+    assert errors.startswith(f"conch serve: {text}"), errors
+
+
+def test_no_repository(tmp_path: Path) -> None:
+    assert fails().startswith("conch serve: --model-repository must be specified")
+    assert str(tmp_path / "nope") in fails("--grpc-port=0", f"--model-repository={tmp_path / 'nope'}")
+
+
+def test_port_taken(repository: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        errors = fails(f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={port}")
+    last = errors.splitlines()[-1]
+    assert last == f"error: creating server: Unavailable - Socket '127.0.0.1:{port}' already in use "
+    assert "loading" not in errors, "models were loaded for nothing"
+
+
+def test_unknown_address(repository: Path) -> None:
+    errors = fails(f"--model-repository={repository}", "--grpc-address=no.such.host.invalid")
+    assert "error: creating server: Unavailable - address 'no.such.host.invalid' is not known" in errors
+
+
+def test_a_model_that_fails_ends_the_start(repository: Path) -> None:
+    write_probe(repository, "broken", 'parameters { key: "fail" value { string_value: "no weights" } }')
+    errors = fails(f"--model-repository={repository}", "--grpc-port=0")
+    assert errors.splitlines()[-1] == "error: creating server: Internal - failed to load all models"
+    assert "no weights" in errors
+
+
+def test_a_model_that_fails_can_be_tolerated(repository: Path) -> None:
+    write_probe(repository, "broken", 'parameters { key: "fail" value { string_value: "no weights" } }')
+    with serving(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
+        assert re.search(
+            r"\| broken +\| 1 +\| UNAVAILABLE \| Internal: ValueError: no weights", server.output
+        )
+        assert client.is_server_live() and not client.is_server_ready()
+        check_simple(client.infer("simple", simple_inputs()))
+    with (
+        serving(repository, flags=["--exit-on-error=false", "--strict-readiness=false"]) as server,
+        client_of(server) as client,
+    ):
+        assert client.is_server_ready()
+
+
+def test_startup_model_that_does_not_exist(repository: Path) -> None:
+    flags = ["--model-control-mode=explicit", "--load-model=nope"]
+    errors = fails(f"--model-repository={repository}", "--grpc-port=0", *flags)
+    assert "failed to load 'nope'" in errors
+
+
+def test_startup_models(repository: Path) -> None:
+    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=simple"]) as server:
+        assert re.search(r"\| simple +\| 1 +\| READY +\|", server.output)
+        assert re.search(r"\| probe +\| - +\| not loaded \|", server.output)
+    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+        assert server.output.count("| READY") == 2
+
+
+def test_table(repository: Path) -> None:
+    with serving(repository) as server:
+        lines = server.output.splitlines()
+        assert len({len(line) for line in lines[:6]}) == 1
+        assert lines[1].split("|")[1:-1] == [" Model  ", " Version ", " Status ", " Reason "]
+        assert re.fullmatch(rf"\| gRPC +\| 0\.0\.0\.0:{server.port} +\| plain text \|", lines[-2])
+
+
+def test_environment_file_and_flag(repository: Path, tmp_path: Path) -> None:
+    file = tmp_path / "conch.toml"
+    file.write_text(
+        'id = "from file"\ngrpc_port = 0\nmodel-control-mode = "explicit"\nload-model = ["simple"]\n'
+    )
+    environment = {
+        "CONCH_CONFIG_FILE": str(file),
+        "CONCH_MODEL_REPOSITORY": str(repository),
+        "CONCH_ID": "from environment",
+    }
+
+    def identity(*arguments: str, without: str = "") -> str:
+        used = {key: value for key, value in environment.items() if key != without}
+        with started(*arguments, environment=used) as server:
+            server.wait_ready()
+            with client_of(server) as client:
+                assert client.is_model_ready("simple") and not client.is_model_ready("probe")
+                name = str(client.get_server_metadata().name)
+            assert server.stop() == 0
+            return name
+
+    assert identity(without="CONCH_ID") == "from file"
+    assert identity() == "from environment"
+    assert identity("--id=from flag") == "from flag"
+
+
+def test_wrong_environment_and_file(repository: Path, tmp_path: Path) -> None:
+    repositories = f"--model-repository={repository}"
+    errors = fails(repositories, environment={"CONCH_GRPC_PORT": "x"})
+    assert errors.startswith("conch serve: environment variable CONCH_GRPC_PORT: 'x' is not a whole number")
+    file = tmp_path / "conch.toml"
+    for text, expected in (
+        ("nonsense = 1", f"config file {file}: unknown option 'nonsense'"),
+        ('grpc-port = "x"', f"config file {file}: grpc-port: 'x' is not a whole number"),
+        ("=", f"config file {file} is not TOML:"),
+    ):
+        file.write_text(text)
+        assert fails(repositories, f"--config-file={file}").startswith(f"conch serve: {expected}")
+
+
+def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
+    with started(f"--model-repository={repository}", "--grpc-port=0") as server:
+        server.wait_ready()
+        assert server.stop() == 0
+        lines = server.logs()
+    messages = [line["message"] for line in lines]
+    assert "successfully loaded 'simple'" in messages
+    assert "Waiting for in-flight requests to complete." in messages
+    assert "successfully unloaded 'simple' version 1" in messages
+    for line in lines:
+        assert set(line) == {"ts", "level", "logger", "message"}
+        assert line["level"] == "info"
+        assert datetime.fromisoformat(line["ts"]).tzinfo is not None
+
+
+def test_flags_without_effect_are_said_so(repository: Path) -> None:
+    with serving(repository, flags=["--http-port=8000", "--allow-metrics=false", "--allow-http"]) as server:
+        warnings = [line["message"] for line in server.logs() if line["level"] == "warning"]
+    assert sorted(warnings) == [
+        "--allow-http is accepted but has no effect in this version",
+        "--allow-metrics is accepted but has no effect in this version",
+        "--http-port is accepted but has no effect in this version",
+    ]
+
+
+def test_log_flags(repository: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(repository, flags=[f"--log-file={log}", "--log-format=ISO8601"]) as server:
+        assert server.errors == ""
+    pattern = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\] ".*"')
+    lines = log.read_text().splitlines()
+    assert lines and all(pattern.fullmatch(line) for line in lines), lines
+    with serving(repository, flags=["--log-info=false"]) as server:
+        assert server.errors == ""
+
+
+def test_a_terminal_gets_text(repository: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [CONCH, "serve", f"--model-repository={repository}", "--grpc-port=0"], stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = ""
+    try:
+        while "plain text" not in seen:
+            seen += os.read(ours, 4096).decode()
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+        os.close(ours)
+    lines = [line for line in seen.splitlines() if "loaded" in line]
+    assert lines
+    assert all(re.match(r'I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ lifecycle\.py:\d+\] "', line) for line in lines)
+
+
+def test_a_free_port_that_was_asked_for(repository: Path) -> None:
+    port = free_port()
+    with started(f"--model-repository={repository}", f"--grpc-port={port}") as server:
+        server.wait_ready()
+        assert server.port == port
+        with client_of(server) as client:
+            check_simple(client.infer("simple", simple_inputs()))
+        assert server.stop() == 0
+
+
+def test_two_repositories(repository: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_probe(other, "second")
+    with serving(repository, other) as server, client_of(server) as client:
+        assert client.is_model_ready("second") and client.is_model_ready("probe")
+    write_probe(other, "probe")
+    errors = fails(f"--model-repository={repository}", f"--model-repository={other}", "--grpc-port=0")
+    assert "not unique across all model repositories" in errors
+
+
+def test_backend_that_is_not_there(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", 'backend: "tensorrt"', {"model.plan": ""})
+    errors = fails(f"--model-repository={tmp_path}", "--grpc-port=0")
+    assert "tensorrt" in errors
+
+
+def test_nothing_is_written_to_the_home_directory(repository: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with serving(repository, environment={"HOME": str(home)}) as server, client_of(server) as client:
+        check_simple(client.infer("simple", simple_inputs()))
+    assert list(home.rglob("*")) == []

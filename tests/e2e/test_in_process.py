@@ -1,0 +1,137 @@
+"""A server inside another program's process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as triton
+from tests.support.leaks import no_leaks
+from tests.support.servers import WAIT_S, check_simple, copy_example, simple_inputs
+
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.frontends.grpc.server import GrpcOptions
+from conch.options import ServerOptions
+from conch.server import Server
+from conch_control.options import ControlOptions
+
+SCRIPT = """
+{first}
+{second}
+import sys, threading
+from pathlib import Path
+import numpy as np
+import tritonclient.grpc as triton
+from conch.frontends.grpc.server import GrpcOptions
+from conch.options import ServerOptions
+from conch.server import Server
+from conch_control.options import ControlOptions
+
+server = Server(
+    ServerOptions(), ControlOptions(repositories=(Path({repository!r}),)), GrpcOptions("127.0.0.1", 0)
+)
+thread = threading.Thread(target=server.start)
+thread.start()
+thread.join()
+client = triton.InferenceServerClient(f"127.0.0.1:{{server.grpc_port}}")
+numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
+inputs = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+for tensor in inputs:
+    tensor.set_data_from_numpy(numbers)
+for _ in range(100):
+    assert (client.infer("simple", inputs).as_numpy("OUTPUT0") == 2 * numbers).all()
+client.close()
+assert server.stop()
+print("ok")
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository with `simple` and `add_sub_python`."""
+    repository = tmp_path / "models"
+    for name in ("simple", "add_sub_python"):
+        copy_example(repository, name)
+    return repository
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Has gRPC and ONNX Runtime open what they keep for the life of the process."""
+    repository = tmp_path_factory.mktemp("warm")
+    copy_example(repository, "simple")
+    with running(repository) as server:
+        ask(server)
+
+
+@contextmanager
+def running(repository: Path, port: int = 0) -> Iterator[Server]:
+    """A server in this process."""
+    server = Server(
+        ServerOptions(), ControlOptions(repositories=(repository,)), GrpcOptions("127.0.0.1", port)
+    )
+    server.start()
+    try:
+        yield server
+    finally:
+        assert server.stop()
+
+
+def ask(server: Server, start: int = 0) -> None:
+    """Sends a request to a server in this process."""
+    with closing(triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")) as client:
+        check_simple(client.infer("simple", simple_inputs(start), client_timeout=WAIT_S), start)
+
+
+@pytest.mark.parametrize("conch_first", [True, False])
+def test_beside_tritonclient(models: Path, conch_first: bool) -> None:
+    ours, theirs = "import conch.server", "import tritonclient.grpc"
+    first, second = (ours, theirs) if conch_first else (theirs, ours)
+    code = SCRIPT.format(first=first, second=second, repository=str(models))
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "ok\n"), result.stderr
+
+
+def test_start_and_stop_again_and_again(models: Path) -> None:
+    for round_number in range(2):
+        with no_leaks(), running(models) as server:
+            ask(server, round_number)
+
+
+def test_two_servers_side_by_side(models: Path) -> None:
+    with running(models) as one, running(models) as two:
+        assert one.grpc_port != two.grpc_port
+        for start in range(10):
+            ask(one, start)
+            ask(two, start)
+
+
+def test_a_taken_port(models: Path) -> None:
+    with running(models) as server:
+        assert server.grpc_port
+        with (
+            pytest.raises(UnavailableError, match=r"Socket '127\.0\.0\.1:\d+' already in use "),
+            running(models, server.grpc_port),
+        ):
+            pass
+        ask(server)
+
+
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    with no_leaks(), pytest.raises(InvalidArgumentError), running(tmp_path / "nope"):
+        pass
+
+
+def test_stop_twice(models: Path) -> None:
+    with running(models) as server:
+        assert server.stop()

@@ -1,0 +1,40 @@
+"""Triton's load generator, unmodified."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.support.servers import EXAMPLES, PEERS, serving
+
+ANALYZER = PEERS / "perf" / "bin" / "perf_analyzer"
+
+
+@pytest.mark.peer
+@pytest.mark.skipif(
+    not ANALYZER.exists(), reason=f"no perf_analyzer in {PEERS}; make bench-setup installs it"
+)
+@pytest.mark.parametrize("mode", [[], ["--streaming"], ["--async"]])
+def test_perf_analyzer(mode: list[str], tmp_path: Path) -> None:
+    with serving(EXAMPLES) as server:
+        result = subprocess.run(
+            [
+                *(ANALYZER, "-m", "simple", "-i", "grpc", "-u", server.address),
+                *("--concurrency-range", "4", "--measurement-mode", "count_windows"),
+                *("--measurement-request-count", "300", "-s", "90", "-r", "3", "-f", tmp_path / "report.csv"),
+                *mode,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "LD_LIBRARY_PATH": str(PEERS / "lib")},
+        )
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said
+    found = re.search(r"throughput: ([0-9.]+) infer/sec", said)
+    assert found, said
+    assert float(found[1]) > 0

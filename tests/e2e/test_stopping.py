@@ -1,0 +1,188 @@
+"""How a server ends: what is in flight is finished, and it never takes for ever."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.support.servers import (
+    WAIT_S,
+    RawClient,
+    ServerProcess,
+    client_of,
+    eventually,
+    probe,
+    simple_inputs,
+    started,
+    write_model,
+)
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+_SLOW = """
+import time
+from pathlib import Path
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        Path({running!r}).touch()
+        while not Path({go!r}).exists():
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        return []
+"""
+_SLOW_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
+STOPPING = "Waiting for in-flight requests to complete."
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "started", tmp_path / "go"
+
+
+@contextmanager
+def busy(
+    repository: Path, files: tuple[Path, Path], *flags: str
+) -> Iterator[tuple[ServerProcess, list[Any]]]:
+    """A server with a request running until the second file exists, and where its outcome goes."""
+    outcome: list[Any] = []
+    running, go = files
+
+    def ask(server: ServerProcess) -> None:
+        with client_of(server) as client:
+            try:
+                outcome.append(probe(client, parameters={"started": str(running), "wait_for": str(go)}))
+            except InferenceServerException as error:
+                outcome.append(error)
+
+    with started(f"--model-repository={repository}", "--grpc-port=0", *flags) as server:
+        server.wait_ready()
+        thread = threading.Thread(target=ask, args=(server,))
+        thread.start()
+        try:
+            eventually(running.exists, "the request runs")
+            yield server, outcome
+        finally:
+            server.kill()
+            thread.join(WAIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_requests_in_flight_are_finished(
+    repository: Path, files: tuple[Path, Path], number: signal.Signals
+) -> None:
+    with busy(repository, files) as (server, outcome):
+        server.signal(number)
+        eventually(lambda: STOPPING in server.errors, "it begins to stop")
+        with client_of(server) as late, pytest.raises(InferenceServerException) as raised:
+            late.infer("simple", simple_inputs(), client_timeout=WAIT_S)
+        assert raised.value.status() == "StatusCode.UNAVAILABLE"
+        assert server.process.poll() is None, "it did not wait"
+        files[1].touch()
+        assert server.wait() == 0
+        eventually(lambda: outcome, "the request is answered")
+    assert outcome[0]["config"] == "probe"
+
+
+def test_queued_requests_are_finished(repository: Path, files: tuple[Path, Path]) -> None:
+    with busy(repository, files) as (server, outcome):
+        with closing(RawClient(server.address)) as raw:
+            call = raw.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            request = service_pb2.ModelInferRequest(model_name="probe", raw_input_contents=[b"\0" * 4])
+            request.inputs.add(name="IN", datatype="FP32", shape=[1, 1])
+            queued = [call.future(request.SerializeToString(), timeout=WAIT_S) for _ in range(20)]
+            # On the same connection, so the server has read the requests before this one.
+            raw("ServerLive", service_pb2.ServerLiveRequest())
+            server.signal(signal.SIGTERM)
+            eventually(lambda: STOPPING in server.errors, "it begins to stop")
+            files[1].touch()
+            for future in queued:
+                assert service_pb2.ModelInferResponse.FromString(future.result()).model_name == "probe"
+            assert server.wait() == 0
+        eventually(lambda: outcome, "the request is answered")
+    assert outcome[0]["config"] == "probe"
+
+
+def test_second_signal_ends_at_once(repository: Path, files: tuple[Path, Path]) -> None:
+    with busy(repository, files) as (server, outcome):
+        server.signal(signal.SIGTERM)
+        eventually(lambda: STOPPING in server.errors, "it begins to stop")
+        server.signal(signal.SIGTERM)
+        assert server.wait(5) == 128 + signal.SIGTERM
+        eventually(lambda: outcome, "the client notices")
+    assert outcome[0].status() == "StatusCode.UNAVAILABLE"
+
+
+def test_exit_timeout(repository: Path, files: tuple[Path, Path]) -> None:
+    with busy(repository, files, "--exit-timeout-secs=1") as (server, outcome):
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 1
+        assert server.logs()[-1]["message"] == "Exit timeout expired. Exiting immediately."
+        eventually(lambda: outcome, "the client notices")
+    assert isinstance(outcome[0], InferenceServerException)
+
+
+def test_exit_timeout_while_a_model_loads(repository: Path, files: tuple[Path, Path]) -> None:
+    running, go = files
+    write_model(
+        repository, "slow", _SLOW_CONFIG, {"model.py": _SLOW.format(running=str(running), go=str(go))}
+    )
+    flags = ["--model-control-mode=explicit", "--exit-timeout-secs=1"]
+    with started(f"--model-repository={repository}", "--grpc-port=0", *flags) as server:
+        server.wait_ready()
+        with closing(RawClient(server.address)) as raw:
+            method = raw.channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+            request = service_pb2.RepositoryModelLoadRequest(model_name="slow")
+            loading = method.future(request.SerializeToString(), timeout=WAIT_S)
+            eventually(running.exists, "the model loads")
+            server.signal(signal.SIGTERM)
+            assert server.wait(10) == 1
+            assert isinstance(loading.exception(WAIT_S), grpc.RpcError)
+
+
+def test_open_streams_do_not_hold_up_the_end(repository: Path, tmp_path: Path) -> None:
+    with started(f"--model-repository={repository}", "--grpc-port=0") as server:
+        server.wait_ready()
+        release = threading.Event()
+
+        def nothing() -> Iterator[Any]:
+            release.wait(WAIT_S)
+            yield from ()
+
+        with closing(RawClient(server.address)) as raw:
+            method = raw.channel.stream_stream(
+                "/inference.GRPCInferenceService/ModelStreamInfer",
+                request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+            )
+            call = method(nothing(), timeout=WAIT_S)
+            call.initial_metadata()  # the stream is open
+            server.signal(signal.SIGTERM)
+            assert server.wait(10) == 0
+            with pytest.raises(grpc.RpcError):
+                next(call)
+            release.set()
+            assert call.code() == grpc.StatusCode.UNAVAILABLE
+            text = "GRPC server is shutting down and has stopped accepting new requests."
+            assert call.details() == text
+
+
+def test_idle_server_ends_at_once_with_clients_connected(repository: Path) -> None:
+    with started(f"--model-repository={repository}", "--grpc-port=0") as server:
+        server.wait_ready()
+        with client_of(server) as client:
+            assert client.is_server_live()
+            server.signal(signal.SIGTERM)
+            assert server.wait(5) == 0
