@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -9,7 +10,7 @@ from contextlib import closing
 
 from conch import __version__
 from conch.backends import load_backend
-from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
@@ -70,9 +71,8 @@ class Server:
         """
         end = time.monotonic() + self._options.exit_timeout_s
         self.core.stopping()
-        if self._grpc is not None:
-            self._grpc.stop(max(end - time.monotonic(), 0.0))
-        return self.agent.close(max(end - time.monotonic(), 0.0))
+        ended = self._grpc is None or self._grpc.stop(max(end - time.monotonic(), 0.0))
+        return self.agent.close(max(end - time.monotonic(), 0.0)) and ended
 
     def _models_ready(self) -> bool:
         return not self._options.strict_readiness or self.agent.ready()
@@ -95,10 +95,6 @@ def check_free(options: GrpcOptions) -> None:
     except socket.gaierror as error:
         raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
     except OSError as error:
-        raise socket_error(options.target, error) from None
-
-
-def socket_error(target: str, error: OSError) -> ConchError:
-    """The error for an address that can't be listened on."""
-    log.debug("can't listen on %s: %s", target, error)
-    return UnavailableError(f"Socket '{target}' already in use ")
+        if error.errno == errno.EADDRINUSE:
+            raise UnavailableError(f"Socket '{options.target}' already in use ") from None
+        raise UnavailableError(f"address {options.target} can't be listened on: {error.strerror}") from None

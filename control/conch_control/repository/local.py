@@ -61,6 +61,9 @@ class LocalRepositories:
                 log.error("failed to read model repository '%s': %s", path, error)
                 continue
             for name in names:
+                if not name.isprintable():
+                    log.error("ignoring model directory %r in '%s': its name is not text", name, path)
+                    continue
                 if name in models:
                     duplicates.add(name)
                 models[name] = path / name

@@ -26,6 +26,8 @@ class ConchError(Exception):
     http_status: ClassVar[int] = 500
 
     def __init__(self, message: str) -> None:
+        # Text from file names may hold what no protocol can carry.
+        message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.message = message
 
@@ -117,6 +119,12 @@ def as_conch_error(error: BaseException) -> ConchError:
     if isinstance(error, ConchError):
         return error
     return InternalError(str(error) or type(error).__name__)
+
+
+def without_traceback(error: ConchError) -> ConchError:
+    """The error, so that keeping it does not keep the frames, and the requests, it came through."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def error_text(error: ConchError) -> str:

@@ -14,6 +14,10 @@ from types import MappingProxyType
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.model import Model
 
+_LARGEST_VERSION = 2**63 - 1
+_MOST_DIGITS = 30
+_MOST_SHOWN = 100
+
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
@@ -55,17 +59,23 @@ def parse_version(text: str) -> int:
     if not text:
         return -1
     sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
-    if not (digits.isascii() and digits.isdecimal()):
-        raise InvalidArgumentError(
-            f"failed to get model version from specified version string '{text}' (details: stol), version "
-            f"should be an integral value > 0"
-        )
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > _MOST_DIGITS:
+        raise _not_a_version(text)
     version = sign * int(digits)
+    if version > _LARGEST_VERSION:
+        raise _not_a_version(text)
     if version < 0:
         raise InvalidArgumentError(
             f"invalid model version specified '{text}' , version should be an integral value > 0"
         )
     return version
+
+
+def _not_a_version(text: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"failed to get model version from specified version string '{text[:_MOST_SHOWN]}' (details: stol), "
+        f"version should be an integral value > 0"
+    )
 
 
 class Registry:
@@ -117,9 +127,8 @@ class Registry:
                 return model
         number = parse_version(version)
         entry = self._entries.get(name)
-        suffix = f" version {number}" if number >= 0 else ""
         if entry is None:
-            raise NotFoundError(f"Request for unknown model: '{name}'{suffix} is not found")
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
         if number < 0:
             model = entry.latest
             if model is None:

@@ -150,7 +150,14 @@ class ServerCore:
             except RunnerClosedError:
                 # Replaced between the look-up and the call: its successor is published before it
                 # closes, so looking again finds that, or says that the model is gone.
-                model = None
+                decoupled = model.spec.decoupled
+                model = self.registry.resolve(request.model_name, request.model_version)
+                if model.spec.decoupled is not decoupled:
+                    # The front end has made up its mind how to answer by what it knew of the old one.
+                    raise UnavailableError(
+                        f"model '{request.model_name}' has become {'' if decoupled is False else 'not '}"
+                        f"decoupled while the request came in; send it again"
+                    ) from None
 
     def cancel(self, request: InferenceRequest) -> None:
         """Says that nobody waits for a request any more."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError, as_conch_error
+from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -93,5 +93,5 @@ class Executor:
         return as_conch_error(error)
 
     def _failures(self, batch: Batch, error: BaseException) -> Sequence[InferenceResponse]:
-        shown = self._shown(error)
+        shown = without_traceback(self._shown(error))
         return [InferenceResponse([], shown) for _ in batch.requests]

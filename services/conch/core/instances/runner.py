@@ -230,8 +230,8 @@ class Runner:
             thread = threading.Thread(
                 target=self._thread, name=f"conch-{self._name}-{len(self._threads)}", daemon=True
             )
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def _wake_all(self) -> None:
         while self._sleeping:
@@ -243,6 +243,7 @@ class Runner:
         woken = threading.Condition(self._lock)
         while (work := self._pull(woken)) is not None:
             self._run(*work, None)
+            del work  # or the last batch, with its messages, lives for as long as the thread sleeps
 
     def _pull(self, woken: threading.Condition) -> tuple[BackendInstance, Batch] | None:
         """Waits for a batch; None once the runner is closed and empty."""

@@ -37,11 +37,13 @@ class ControlHandlers:
 
     Args:
         core: The server.
-        slow: Runs what reads the repository or loads models, off the polling threads.
+        quick: Runs what reads the repository, off the polling threads.
+        slow: Runs loads.
     """
 
-    def __init__(self, core: ServerCore, slow: Executor) -> None:
+    def __init__(self, core: ServerCore, quick: Executor, slow: Executor) -> None:
         self._core = core
+        self._quick = quick
         self._slow = slow
 
     def handlers(self) -> dict[str, UnaryHandler]:
@@ -56,26 +58,20 @@ class ControlHandlers:
             "ModelConfig": (pb.ModelConfigRequest, self._model_config),
             "ModelStatistics": (pb.ModelStatisticsRequest, self._model_statistics),
         }
-        slow: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-            "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index),
-            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load),
-            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload),
+        later: dict[str, tuple[Any, Callable[[Any], Any], Executor]] = {
+            "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index, self._quick),
+            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load, self._slow),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload, self._quick),
         }
         table: dict[str, UnaryHandler] = {
             service + name: answering(kind, answer) for name, (kind, answer) in quick.items()
         }
-        table |= {service + name: self._later(kind, answer) for name, (kind, answer) in slow.items()}
+        table |= {service + name: _later(kind, answer, pool) for name, (kind, answer, pool) in later.items()}
         table |= {
             service + name: _refusing(f"{what} is not supported yet") for name, what in _NOT_YET.items()
         }
         table["/grpc.health.v1.Health/Check"] = answering(health_pb2.HealthCheckRequest, self._health)
         return table
-
-    def _later(self, kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
-        def handle(call: UnaryCall, message: bytes) -> None:
-            self._slow.submit(_answer, call, message, kind, answer)
-
-        return handle
 
     def _server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=self._core.live)
@@ -208,6 +204,13 @@ def _answer(call: UnaryCall, message: bytes, kind: Any, answer: Callable[[Any], 
     except Exception as error:
         log.exception("%s could not be answered", kind.__name__)
         call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
+
+
+def _later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> UnaryHandler:
+    def handle(call: UnaryCall, message: bytes) -> None:
+        pool.submit(_answer, call, message, kind, answer)
+
+    return handle
 
 
 def _refusing(text: str) -> UnaryHandler:

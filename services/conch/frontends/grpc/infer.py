@@ -60,7 +60,7 @@ class InferHandler:
                 raise UnsupportedError(
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
-            call.watch(lambda: core.cancel(request))
+            call.watch(core.cancel, request)
             to_lead = core.submit(request, True, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)

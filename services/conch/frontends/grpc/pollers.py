@@ -88,15 +88,19 @@ class Pollers:
         for thread in self._threads:
             thread.start()
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, timeout_s: float) -> bool:
         """Waits for the threads to end, which they do when the queue has been shut down.
 
         Args:
             timeout_s: How long to wait; a thread that leads ends no sooner than its batch.
+
+        Returns:
+            Whether all of them have ended.
         """
         end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0.0))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def promise(self, model: Leadable) -> None:
         """Has the polling thread, which is the caller, lead a model once it has taken in all events."""

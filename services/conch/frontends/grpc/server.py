@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,12 +17,11 @@ from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
 
-log = logging.getLogger(__name__)
-
 MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
-_SLOW_THREADS = 8
+_QUICK_THREADS = 2
+_SLOW_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +93,12 @@ class GrpcFrontEnd:
 
     def __init__(self, core: ServerCore, options: GrpcOptions, clock: Clock = monotonic_ns) -> None:
         self._options = options
-        self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-control")
+        # Apart, so that loads, however many and slow, hold up nothing but further loads.
+        self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
+        self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-load")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
-        unary: dict[str, UnaryHandler] = ControlHandlers(core, self._slow).handlers()
+        unary: dict[str, UnaryHandler] = ControlHandlers(core, self._quick, self._slow).handlers()
         unary["/inference.GRPCInferenceService/ModelInfer"] = InferHandler(
             core, self._get_server, encoder, clock, forward, options.compression
         )
@@ -125,25 +125,31 @@ class GrpcFrontEnd:
             The port in use.
 
         Raises:
-            UnavailableError: The address can't be had; the text is Triton's.
+            UnavailableError: The address or the certificates can't be used.
         """
         options = self._options
         try:
             port = self._server.add_port(options.target, options.tls)
-        except OSError:
-            raise UnavailableError(f"Socket '{options.target}' already in use ") from None
+        except OSError as error:
+            raise UnavailableError(str(error)) from None
         self._server.start()
         return port
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float) -> bool:
         """Accepts no more calls, lets those in flight finish within the grace, and closes.
 
         Args:
             grace_s: Seconds that calls in flight may take.
+
+        Returns:
+            Whether everything has ended.
         """
-        self._server.end_streams(lambda stream: stream.drain(UnavailableError.grpc_status, SHUTTING_DOWN))
-        self._server.stop(grace_s)
-        self._slow.shutdown(wait=False, cancel_futures=True)  # a load may take longer than the grace
+        self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
+        ended = self._server.stop(grace_s)
+        # A load may take longer than the grace; its thread ends when the load does.
+        self._quick.shutdown(wait=ended)
+        self._slow.shutdown(wait=ended, cancel_futures=True)
+        return ended
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:

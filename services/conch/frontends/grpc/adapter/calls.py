@@ -1,0 +1,327 @@
+"""Calls: one message in and one out, or two streams of messages."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from conch.frontends.grpc.adapter.library import cygrpc
+from conch.frontends.grpc.adapter.operations import (
+    OK,
+    SEND_NO_METADATA,
+    SEND_OK,
+    UNIMPLEMENTED,
+    abort,
+    error_operations,
+    ignore,
+    shown,
+)
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+_MOST_UNSENT_BYTES = 64 << 20
+_TICK_S = 0.01
+_IDLE_TICK_S = 0.05
+_TICKS_BEFORE_WATCHING = 5
+
+
+class OpenCalls:
+    """The calls that something may still be started on; changed from any thread.
+
+    While there are any, the completion queue must not be shut down: the C core ends the process when an
+    operation is started on a queue that has been.
+    """
+
+    def __init__(self) -> None:
+        self._calls: set[UnaryCall | StreamCall] = set()
+        self._changed = threading.Condition()
+        self._awaited = False
+        self._drain: tuple[int, str] | None = None
+
+    def add(self, call: UnaryCall | StreamCall) -> None:
+        """Adds a call; atomic, without a lock."""
+        self._calls.add(call)
+
+    def add_stream(self, stream: StreamCall) -> None:
+        """Adds a stream, and drains it if all streams have been told to."""
+        self._calls.add(stream)
+        if self._drain is not None:
+            stream.on_drain(*self._drain)
+
+    def discard(self, call: UnaryCall | StreamCall) -> None:
+        """Takes out a call that has ended; without a lock unless somebody waits for that."""
+        self._calls.discard(call)
+        if self._awaited:
+            with self._changed:
+                self._changed.notify_all()
+
+    def drain_streams(self, status: int, details: str) -> None:
+        """Has all streams, also those yet to come, close when nothing of theirs is in flight."""
+        self._drain = (status, details)
+        for call in list(self._calls):
+            if isinstance(call, StreamCall):
+                call.on_drain(status, details)
+
+    def wait_until_none(self, timeout_s: float) -> bool:
+        """Waits until no call is open; False if that did not come in time."""
+        with self._changed:
+            self._awaited = True
+            return self._changed.wait_for(lambda: not self._calls, timeout_s)
+
+
+class Watcher:
+    """Begins to watch the calls that have waited for a while, and keeps an eye on the pollers.
+
+    Args:
+        on_tick: Called every tick.
+    """
+
+    def __init__(self, on_tick: Callable[[], None]) -> None:
+        self._on_tick = on_tick
+        self._waiting: set[UnaryCall] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="conch-grpc-watch", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread that looks."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def add(self, call: UnaryCall) -> None:
+        """Adds a call; atomic, without a lock."""
+        self._waiting.add(call)
+
+    def claim(self, call: UnaryCall) -> bool:
+        """Takes a call out; True for exactly one caller, atomically and without a lock."""
+        try:
+            self._waiting.remove(call)
+        except KeyError:
+            return False
+        return True
+
+    def _run(self) -> None:
+        ticks = 0
+        while not self._stop.wait(_TICK_S if self._waiting else _IDLE_TICK_S):
+            self._on_tick()
+            ticks += 1
+            if ticks % _TICKS_BEFORE_WATCHING == 0:
+                for call in list(self._waiting):
+                    if not call.waited:
+                        call.waited = True
+                    elif self.claim(call):
+                        call.start_watching()
+
+
+class UnaryCall:
+    """One unary call: gets one message, is answered once."""
+
+    __slots__ = ("_call", "_open", "_subject", "_watcher", "handler", "metadata", "on_cancel", "waited")
+
+    def __init__(
+        self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls, watcher: Watcher
+    ) -> None:
+        self._call = event.call
+        self._open = open_calls
+        self._watcher = watcher
+        self._subject: Any = None
+        self.on_cancel: Callable[[Any], None] | None = None
+        self.waited = False
+        self.handler = handler
+        self.metadata: Metadata = event.invocation_metadata
+        open_calls.add(self)
+        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
+
+    def _on_message(self, event: Any) -> None:
+        message = event.batch_operations[0].message()
+        if message is None:  # the client closed without one, or went away
+            self.abort(UNIMPLEMENTED, "the method takes exactly one request message, none was sent")
+        else:
+            self.handler(self, message)
+
+    def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
+        """Calls `on_cancel(subject)`, once, if the client goes away before the answer has been sent.
+
+        To be called before anything can answer the call. Early notice costs a completion-queue event of
+        its own, so it is asked for only when the call has waited for a while; see `Watcher`.
+        """
+        self.on_cancel = on_cancel
+        self._subject = subject
+        self._watcher.add(self)
+
+    def start_watching(self) -> None:
+        """Asks the C core to say when the call ends."""
+        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
+
+    def _on_close(self, event: Any) -> None:
+        on_cancel, self.on_cancel = self.on_cancel, None
+        subject, self._subject = self._subject, None
+        if on_cancel is not None and event.batch_operations[0].cancelled():
+            on_cancel(subject)
+
+    def reply(self, message: bytes) -> None:
+        """Sends the answer with status OK; from any thread."""
+        self._finish((SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), SEND_OK))
+
+    def reply_compressed(self, message: bytes, algorithm: str) -> None:
+        """Sends the answer with status OK, compressed with a gRPC algorithm such as ``gzip``."""
+        metadata = (("grpc-internal-encoding-request", algorithm),)
+        self._finish(
+            (
+                cygrpc.SendInitialMetadataOperation(metadata, 0),
+                cygrpc.SendMessageOperation(message, 0),
+                SEND_OK,
+            )
+        )
+
+    def abort(self, status: int, details: str) -> None:
+        """Ends the call with an error status; from any thread."""
+        self._finish(error_operations(status, details))
+
+    def _finish(self, operations: tuple[Any, ...]) -> None:
+        # The C core cancels a call, at some cost, whose close nobody receives; it must be asked for
+        # once, here or by the watcher, and taking the call out of its set decides by whom.
+        if self.on_cancel is None or self._watcher.claim(self):
+            self.on_cancel = None
+            self._subject = None
+            operations = (*operations, cygrpc.ReceiveCloseOnServerOperation(0))
+        self._call.start_server_batch(operations, ignore)
+        self._open.discard(self)
+
+
+class StreamCall:
+    """One bidirectional call: reads one message at a time, writes one at a time, in order.
+
+    `on_message` is called with each message, and once with None when the client has half-closed. It calls
+    `read_next` when the next message may come in, which may then be handled by another thread. When the
+    server stops, `on_drain` is called with the status to close with once nothing is in flight.
+
+    A client that sends but does not read is made to wait: no message is taken in while more than
+    `_MOST_UNSENT_BYTES` wait to be sent to it.
+    """
+
+    __slots__ = (
+        "_call",
+        "_closing",
+        "_finished",
+        "_lock",
+        "_on_cancel",
+        "_open",
+        "_outbox",
+        "_paused",
+        "_unsent",
+        "_writing",
+        "metadata",
+        "on_drain",
+        "on_message",
+    )
+
+    def __init__(self, event: Any, open_calls: OpenCalls) -> None:
+        self._call = event.call
+        self._open = open_calls
+        self._lock = threading.Lock()
+        self._outbox: deque[bytes] = deque()
+        self._unsent = 0
+        self._paused = False
+        self._writing = True
+        self._closing: tuple[int, str] | None = None
+        self._finished = False
+        self._on_cancel: Callable[[], None] | None = None
+        self.metadata: Metadata = event.invocation_metadata
+        self.on_message: Callable[[bytes | None], None] = ignore
+        self.on_drain: Callable[[int, str], None] = self.close
+
+    def start(self, on_message: Callable[[bytes | None], None], on_cancel: Callable[[], None]) -> None:
+        """Sends the headers and begins to read.
+
+        Args:
+            on_message: Takes each message, then None at half-close.
+            on_cancel: Called once if the client goes away before the stream was closed.
+        """
+        self.on_message = on_message
+        self._on_cancel = on_cancel
+        self._open.add_stream(self)
+        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
+        self._call.start_server_batch((SEND_NO_METADATA,), self._on_written)
+        self.read_next()
+
+    def read_next(self) -> None:
+        """Lets the next message come in, at once or when enough has been sent."""
+        with self._lock:
+            if self._finished:
+                return
+            if self._unsent > _MOST_UNSENT_BYTES:
+                self._paused = True
+            else:
+                self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
+
+    def _on_read(self, event: Any) -> None:
+        self.on_message(event.batch_operations[0].message())
+
+    def _on_close(self, event: Any) -> None:
+        cancelled = event.batch_operations[0].cancelled()
+        with self._lock:
+            # Nothing is started on the call from here on: the completion queue may be shut down.
+            self._finished = True
+            self._outbox.clear()
+            on_cancel, self._on_cancel = self._on_cancel, None
+        self._open.discard(self)
+        if cancelled and on_cancel is not None:
+            on_cancel()
+
+    def write(self, message: bytes) -> None:
+        """Sends a message after those written before it; from any thread."""
+        with self._lock:
+            if self._finished or self._closing is not None:
+                return
+            self._unsent += len(message)
+            if self._writing:
+                self._outbox.append(message)
+            else:
+                self._start_write(message)
+
+    def close(self, status: int = OK, details: str = "") -> None:
+        """Ends the stream once everything written before has been sent; from any thread."""
+        with self._lock:
+            if self._finished or self._closing is not None:
+                return
+            self._closing = (status, details)
+            if not self._writing:
+                self._start_close()
+
+    def refuse(self, status: int, details: str) -> None:
+        """Ends a stream that has not been started."""
+        abort(self._call, status, details)
+
+    def _start_write(self, message: bytes) -> None:
+        self._writing = True
+        self._call.start_server_batch(
+            (cygrpc.SendMessageOperation(message, 0),), lambda event: self._on_written(event, len(message))
+        )
+
+    def _on_written(self, event: Any, size: int = 0) -> None:
+        with self._lock:
+            self._unsent -= size
+            if self._finished:
+                return
+            if self._outbox:
+                self._start_write(self._outbox.popleft())
+            else:
+                self._writing = False
+                if self._closing is not None:
+                    self._start_close()
+                    return
+            if self._paused and self._unsent <= _MOST_UNSENT_BYTES:
+                self._paused = False
+                self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
+
+    def _start_close(self) -> None:
+        assert self._closing is not None, "called by close, or after it"
+        status, details = self._closing
+        operation = cygrpc.SendStatusFromServerOperation(None, status, shown(details), 0)
+        self._call.start_server_batch((operation,), ignore)
