@@ -1,0 +1,53 @@
+"""What the documentation shows works as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conch.backends.arrays import ArrayBackend
+from conch.core.model import Model
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
+from conch.core.tensor import Tensor
+
+_DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_backend_of_the_documentation_serves(tmp_path: Path) -> None:
+    code = re.findall(r"```python\n(.*?)```", (_DOCS / "backends.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code[0], namespace)
+    backend = namespace["ScaleBackend"]()
+    assert isinstance(backend, ArrayBackend)
+    (tmp_path / "factor.txt").write_text("2.5")
+    spec = ModelSpec(
+        name="scale",
+        version=1,
+        platform="",
+        backend="scale",
+        max_batch_size=4,
+        inputs=(TensorSpec("INPUT", "FP32", (2,)),),
+        outputs=(TensorSpec("OUTPUT", "FP32", (2,)),),
+        directory=tmp_path,
+        version_directory=tmp_path,
+        model_file="factor.txt",
+        instance_groups=(InstanceGroup("scale"),),
+    )
+    answers: list[InferenceResponse | None] = []
+    model = Model.create(spec, backend.load(spec))
+    try:
+        tensor = Tensor.from_array("INPUT", np.array([[1, 2]], np.float32))
+        request = InferenceRequest("scale", "", {"INPUT": tensor}, lambda _, r, final: answers.append(r), 0)
+        runner = model.submit(request, may_lead=True)
+        assert runner is not None
+        runner.lead()
+    finally:
+        model.close()
+    (answer,) = answers
+    assert answer is not None
+    assert answer.error is None
+    assert answer.outputs[0].numpy().tolist() == [[2.5, 5.0]]
