@@ -81,7 +81,7 @@ class OnnxRuntimeBackend(ArrayBackend):
         providers = execution_providers(self._ort, spec, placement)
         session = self._session(path, str(path) if content is None else content, options, providers)
         validate(spec, Signature.of(session))
-        return _SessionFunction(session, spec)
+        return _SessionFunction(session, self._ort.RunOptions(), spec)
 
     def _session(self, path: Path, source: str | bytes, options: Any, providers: list[Any]) -> Any:
         try:
@@ -111,9 +111,12 @@ class _OnnxModel(BackendModel):
 class _SessionFunction:
     """An ONNX Runtime session as a function of arrays."""
 
-    def __init__(self, session: Any, spec: ModelSpec) -> None:
+    def __init__(self, session: Any, options: Any, spec: ModelSpec) -> None:
         self._session = session
-        self._run = session.run
+        self._options = options  # one for all runs: making one takes a third of a small run
+        # What `run` does around this call, checks of names that have been checked and a fallback to other
+        # providers behind the operator's back, takes as long as a small model.
+        self._run = getattr(session, "_sess", session).run
         self._strings = frozenset(tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES")
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -121,7 +124,7 @@ class _SessionFunction:
             if name in inputs:
                 inputs[name] = _text(name, inputs[name])
         try:
-            results = self._run(outputs, inputs)
+            results = self._run(outputs, inputs, self._options)
         except ConchError:
             raise
         except Exception as error:

@@ -13,6 +13,7 @@ from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of
 from conch.core.tensor import Tensor as CoreTensor
 
 _CPU = (1, 0)
+_LARGE = 64 * 1024
 
 
 class Tensor:
@@ -67,10 +68,14 @@ class Tensor:
         if batch is None:
             return core.numpy()
         dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
-        # A bytearray is a copy and writable; for small tensors it is faster than copying an array.
-        array: Array = (
-            core.numpy().copy() if dtype is None else np.ndarray(core.shape, dtype, bytearray(core.data))
-        )
+        if dtype is None:
+            array: Array = core.numpy().copy()
+        elif core.nbytes < _LARGE:
+            # A bytearray is a copy and writable; for small tensors it is faster than copying an array.
+            array = np.ndarray(core.shape, dtype, bytearray(core.data))
+        else:
+            # Copied as bytes: numpy then does it at once and without the interpreter's lock.
+            array = np.frombuffer(core.data, np.uint8).copy().view(dtype).reshape(core.shape)
         batch.bytes_copied += array.nbytes
         self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
         self._batch = None
