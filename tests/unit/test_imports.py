@@ -36,14 +36,8 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
     rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS),
-    rule(
-        "conch.frontends.grpc.adapter",
-        "conch.core",
-        "conch.frontends",
-        "grpc",
-        "grpc._cython",
-        "google.protobuf",
-    ),
+    rule("conch.frontends.grpc.adapter.library", "grpc", "grpc._cython"),
+    rule("conch.frontends.grpc.adapter", "conch.core", "conch.frontends"),
     rule("conch.frontends", "numpy", "conch.core", "conch.protocol", "conch.frontends", "google.protobuf"),
     rule("conch.observe", "conch.core", "conch.observe"),
     rule("conch.protocol", "conch.protocol", "google.protobuf"),
@@ -141,6 +135,18 @@ def test_every_module_imports_only_what_its_place_allows(path: Path, root: Path)
     assert violations(path, root) == []
 
 
+def test_the_adapter_is_imported_as_a_whole() -> None:
+    """Nobody gets at grpcio through its modules."""
+    adapter = "conch.frontends.grpc.adapter"
+    parts = {path.stem for path, root in sources() if lies_under(module_name(path, root), adapter)}
+    inner = {f"{adapter}.{part}" for part in parts}
+    assert f"{adapter}.library" in inner
+    for path, root in sources():
+        if not lies_under(module_name(path, root), adapter):
+            found = {name for name, _, _ in imports(ast.parse(path.read_text()), "")}
+            assert not [name for name in found if any(lies_under(name, module) for module in inner)], path
+
+
 def test_all_packages_are_read() -> None:
     names = {module_name(path, root) for path, root in sources()}
     assert {
@@ -171,6 +177,11 @@ def test_all_packages_are_read() -> None:
         ("conch/backends/bad.py", "import onnxruntime", "conch.backends.bad:1 imports onnxruntime"),
         ("conch/backends/bad.py", "import conch.frontends", "conch.backends.bad:1 imports conch.frontends"),
         ("conch/frontends/grpc/bad.py", "import grpc", "conch.frontends.grpc.bad:1 imports grpc"),
+        (
+            "conch/frontends/grpc/adapter/bad.py",
+            "import grpc",
+            "conch.frontends.grpc.adapter.bad:1 imports grpc",
+        ),
         (
             "conch/frontends/http/bad.py",
             "from grpc._cython import cygrpc",

@@ -77,10 +77,10 @@ def busy_for(ns: int) -> None:
 
 
 def submit(model: Model, request: InferenceRequest, may_lead: bool) -> None:
-    work = model.submit(request, may_lead)
-    if work is not None:
-        assert may_lead, "work for a caller that may not lead"
-        work.run()
+    runner = model.submit(request, may_lead)
+    if runner is not None:
+        assert may_lead, "a promise from a caller that may not lead"
+        assert not runner.lead(), "promised again although the time was not limited"
 
 
 def storm(model: Model, answers: Answers, threads: int, each: int) -> list[InferenceRequest]:
@@ -389,13 +389,25 @@ def test_a_delay_collects_a_batch_and_a_full_batch_does_not_wait() -> None:
     assert model.close()
 
 
-def test_a_delay_ends_although_nothing_else_comes() -> None:
-    model = make_model(make_spec(8, batching=DynamicBatching((), 2 * MS)))
+@pytest.mark.parametrize("order", [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("budget_ns", [None, 0, MS])
+def test_a_delay_ends_although_nothing_else_comes(order: tuple[bool, ...], budget_ns: int | None) -> None:
+    """Whoever leads does not wait for it: a thread of the model's own does."""
+    ran_on: set[threading.Thread] = set()
+
+    def note(batch: Batch) -> list[InferenceResponse | None]:
+        ran_on.add(threading.current_thread())
+        return echo(batch)
+
+    model = make_model(make_spec(8, batching=DynamicBatching((), 20 * MS)), note)
     answers = Answers()
-    for may_lead in (False, True):
-        request = make_request(answers, 1)
-        assert model.submit(request, may_lead) is None
+    for may_lead in order:
+        runner = model.submit(make_request(answers, 1), may_lead)
+        assert (runner is not None) == may_lead
+        if runner is not None:
+            assert runner.lead(budget_ns) is False
     assert answers.wait(2)
+    assert threading.current_thread() not in ran_on
     assert model.close()
 
 

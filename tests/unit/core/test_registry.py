@@ -46,7 +46,7 @@ def test_the_version_that_serves(registry: Registry, version: str, serves: int) 
     ("name", "version", "kind", "text"),
     [
         ("x", "", NotFoundError, "Request for unknown model: 'x' is not found"),
-        ("x", "99", NotFoundError, "Request for unknown model: 'x' version 99 is not found"),
+        ("x", "99", NotFoundError, "Request for unknown model: 'x' is not found"),
         ("m", "99", NotFoundError, "Request for unknown model: 'm' version 99 is not found"),
         ("off", "", NotFoundError, "Request for unknown model: 'off' has no available versions"),
         ("off", "1", UnavailableError, "Request for unknown model: 'off' version 1 is not at ready state"),
@@ -74,7 +74,21 @@ def test_texts(registry: Registry, name: str, version: str, kind: type[ConchErro
 
 
 def test_parse_version() -> None:
-    assert [parse_version(text) for text in ("", "1", "12")] == [-1, 1, 12]
+    assert [parse_version(text) for text in ("", "1", "12", str(2**63 - 1))] == [-1, 1, 12, 2**63 - 1]
+
+
+@pytest.mark.parametrize(
+    "text", [str(2**63), "9" * 30, "9" * 5000, "-" + "9" * 5000, "1" * 10_000_000, "\u0663", "1_0", " 1"]
+)
+def test_what_no_version_can_be_is_refused_at_once(text: str) -> None:
+    """Python refuses to read more than 4300 digits, and takes its time for a little less than that."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        parse_version(text)
+    message = caught.value.message
+    start = f"failed to get model version from specified version string '{text[:20]}"
+    assert message.startswith(start)
+    assert message.endswith("' (details: stol), version should be an integral value > 0")
+    assert len(message) < 1000
 
 
 def test_a_removed_name_is_unknown(registry: Registry) -> None:

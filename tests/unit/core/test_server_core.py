@@ -61,9 +61,12 @@ def test_no_request_notices_a_swap(core: ServerCore, registry: Registry) -> None
         while not stop.is_set():
             answers = Answers()
             request = make_request(answers)
-            work = core.submit(request, may_lead=number != 0)
-            if work is not None:
-                work.run()
+            runner = core.submit(request, may_lead=number != 0)
+            if runner is not None:
+                if number == 1:
+                    runner.lead()
+                else:
+                    runner.hand_over()
             assert answers.wait(1)
             assert len(answers.calls) == 1
             assert answers.response(request).error is None
@@ -93,9 +96,9 @@ def test_a_model_that_closed_after_it_was_looked_up_is_looked_up_again(
     assert old.close()
     answers = Answers()
     request = make_request(answers)
-    work = core.submit(request, may_lead=True, model=old)
-    assert work is not None
-    work.run()
+    runner = core.submit(request, may_lead=True, model=old)
+    assert runner is not None
+    assert not runner.lead()
     assert answers.response(request).error is None
     assert request.model is new
     assert new.close()

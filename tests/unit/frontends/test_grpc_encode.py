@@ -112,8 +112,12 @@ def test_every_output_has_its_entry_even_where_it_is_empty() -> None:
 
 
 def test_a_response_of_nothing_names_its_request() -> None:
-    message = pb.ModelInferResponse.FromString(joined(ENCODER.parts(request_for("m", "3", "7"), None)))
-    assert message == pb.ModelInferResponse(model_name="m", model_version="3", id="7")
+    """With the version it asked for, which may be none, and not with the one that served it."""
+    for asked in ("", "3"):
+        request = request_for("m", "3", "7")
+        request.model_version = asked
+        message = pb.ModelInferResponse.FromString(joined(ENCODER.parts(request, None)))
+        assert message == pb.ModelInferResponse(model_name="m", model_version=asked, id="7")
 
 
 def test_the_join_is_the_only_copy() -> None:
