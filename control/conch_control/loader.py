@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from conch.core.backend import Backend
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model import Model
-from conch.core.spec import ModelSpec
+from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.complete import complete
 from conch_control.config.normalize import normalize, normalize_instance_groups
 from conch_control.config.spec import build_spec, stays_within
 from conch_control.config.support import check_supported
 from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
+from conch_control.config.warmup import read_warmup
 from conch_control.definition import Definition
 from conch_control.options import ControlOptions
-
-log = logging.getLogger(__name__)
 
 GetBackend = Callable[[str], Backend]
 """Finds a backend by name; raises InvalidArgumentError for one that does not exist."""
@@ -38,7 +36,7 @@ class Loader:
         self._options = options
 
     def load(self, definition: Definition, version: int) -> Model:
-        """Loads a version with all its instances.
+        """Loads a version with all its instances, warmed up.
 
         Raises:
             Exception: Whatever the backend raises; nothing is left behind.
@@ -48,11 +46,13 @@ class Loader:
         check_supported(config)
         backend = self._get_backend(config.backend)
         _check_runtime(config)
-        spec = self._finish(config, backend, definition.directory, version)
-        return Model.create(spec, backend.load(spec))
+        spec, warmup = self._finish(config, backend, definition.directory, version)
+        return Model.create(spec, backend.load(spec), warmup=warmup)
 
-    def _finish(self, config: ModelConfig, backend: Backend, directory: Path, version: int) -> ModelSpec:
-        """Completes and checks a config."""
+    def _finish(
+        self, config: ModelConfig, backend: Backend, directory: Path, version: int
+    ) -> tuple[ModelSpec, tuple[WarmupSample, ...]]:
+        """Completes and checks a config, and reads the files it names."""
         backend_options = self._options.options_of(config.backend)
         version_directory = directory / str(version)
         model_file = _model_file(config, backend, directory, version_directory)
@@ -67,10 +67,8 @@ class Loader:
         validate_instance_groups(config, gpu_count)
         validate_tensors(config)
         check_supported(config)  # again, as the backend may have asked for more
-        if config.model_warmup:
-            # Served all the same: only its first requests are slower for it.
-            log.warning("'model_warmup' of model '%s' is not supported yet and is not run", config.name)
-        return build_spec(config, directory, version, model_file, backend_options)
+        spec = build_spec(config, directory, version, model_file, backend_options)
+        return spec, read_warmup(config, directory)
 
 
 def _check_runtime(config: ModelConfig) -> None:

@@ -11,11 +11,12 @@ from conch.core.errors import CancelledError, ConchError
 from conch.core.instances.execution import Executor
 from conch.core.instances.placement import place
 from conch.core.instances.runner import Runner
+from conch.core.instances.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
-from conch.core.spec import ModelSpec
+from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import ModelStatistics
 from conch.core.validation import RequestValidator
 
@@ -63,16 +64,31 @@ class Model:
         )
 
     @classmethod
-    def create(cls, spec: ModelSpec, backend_model: BackendModel, clock: Clock = monotonic_ns) -> Model:
-        """Makes all instances of a loaded backend model; closes what it made if one of them fails.
+    def create(
+        cls,
+        spec: ModelSpec,
+        backend_model: BackendModel,
+        clock: Clock = monotonic_ns,
+        warmup: Sequence[WarmupSample] = (),
+    ) -> Model:
+        """Makes and warms up all instances of a loaded backend model; closes what it made if one fails.
+
+        Args:
+            spec: The model version.
+            backend_model: What the backend loaded; belongs to the model from here on.
+            clock: Monotonic time in nanoseconds.
+            warmup: Samples that run on each instance when it has been made.
 
         Raises:
-            ConchError: An instance can't be made.
+            ConchError: An instance can't be made, or a sample can't be run on it.
         """
         instances: list[BackendInstance] = []
         try:
+            warm_up = Warmup(spec, warmup, clock)
             for placement in place(spec.instance_groups):
-                instances.append(backend_model.create_instance(placement))
+                instance = backend_model.create_instance(placement)
+                instances.append(instance)
+                warm_up.run(instance, placement.name)
             return cls(spec, backend_model, instances, clock)
         except BaseException:
             _close_all(spec, instances, backend_model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,44 @@ class InstanceGroup:
     kind: str = "CPU"
     count: int = 1
     gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupInput:
+    """An input of the requests of a warm-up sample.
+
+    Attributes:
+        name: Input name.
+        datatype: Protocol name of the element type.
+        dims: Dimensions as clients see them, batch dimension excluded, all of them known.
+        source: Where the values come from.
+        data: The values in wire form where they come from a file, else empty.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    source: Literal["ZERO", "RANDOM", "FILE"] = "ZERO"
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    """Requests that run on every instance before a version takes any others.
+
+    Not part of `ModelSpec`: nobody needs its data once the version is ready.
+
+    Attributes:
+        name: Name for messages about it.
+        inputs: Inputs of each request.
+        batch_size: Requests of one row that run together, at least one.
+        count: How often they run, at least once.
+    """
+
+    name: str
+    inputs: tuple[WarmupInput, ...]
+    batch_size: int = 1
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

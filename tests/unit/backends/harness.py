@@ -6,7 +6,7 @@ import dataclasses
 import textwrap
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from conch.core.backend import Backend
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec, WarmupSample
 from conch.core.tensor import Array, Tensor
 
 WAIT_S = 20.0
@@ -105,8 +105,8 @@ class Harness:
         )
         return dataclasses.replace(spec, **changes)
 
-    def load(self, backend: Backend, spec: ModelSpec) -> Model:
-        model = Model.create(spec, backend.load(spec))
+    def load(self, backend: Backend, spec: ModelSpec, warmup: Sequence[WarmupSample] = ()) -> Model:
+        model = Model.create(spec, backend.load(spec), warmup=warmup)
         self._models.append(model)
         return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +33,19 @@ WAIT_S = 20.0
 
 
 class EchoInstance(BackendInstance):
-    def __init__(self, gate: threading.Event | None, closed: list[str], label: str) -> None:
+    def __init__(self, backend: EchoBackend, gate: threading.Event | None, label: str) -> None:
+        self._backend = backend
         self._gate = gate
-        self._closed = closed
         self._label = label
 
     def execute(self, batch: Batch) -> list[InferenceResponse]:
         if self._gate is not None:
             assert self._gate.wait(WAIT_S)
+        self._backend.on_execute(batch)
         return [InferenceResponse(list(request.inputs.values())) for request in batch.requests]
 
     def close(self) -> None:
-        self._closed.append(self._label)
+        self._backend.closed.append(self._label)
 
 
 class EchoModel(BackendModel):
@@ -57,7 +58,7 @@ class EchoModel(BackendModel):
         if self._behaviour == "bad instance":
             raise NotFoundError(f"no room for {placement.name}")
         gate = self._backend.gate if self._behaviour == "slow" else None
-        return EchoInstance(gate, self._backend.closed, f"{self._spec.name}:{self._spec.version}")
+        return EchoInstance(self._backend, gate, f"{self._spec.name}:{self._spec.version}")
 
 
 class EchoBackend(Backend):
@@ -71,6 +72,7 @@ class EchoBackend(Backend):
         self.loading = threading.Semaphore(0)
         self.loaded: list[ModelSpec] = []
         self.closed: list[str] = []
+        self.on_execute: Callable[[Batch], None] = lambda batch: None
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]

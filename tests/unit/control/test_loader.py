@@ -94,9 +94,3 @@ def test_backend_options_reach_the_backend(site: Site) -> None:
     options = {"": {"a": "1", "b": "1"}, "echo": {"b": "2"}, "other": {"c": "3"}}
     site.agent(backend_options=options).load("m", {})
     assert site.serving("m")[1].spec.backend_options == {"a": "1", "b": "2"}
-
-
-def test_warmup_is_said_not_to_run(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    site.model("m", config=site.config('model_warmup { name: "w" batch_size: 1 }'))
-    site.agent().load("m", {})
-    assert "'model_warmup' of model 'm' is not supported yet and is not run" in caplog.messages

@@ -1,0 +1,85 @@
+"""Reads the warm-up samples of a config, and the files they name."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.spec import WarmupInput, WarmupSample
+from conch.core.tensor import ELEMENT_SIZES
+from conch.protocol.model_config_pb2 import ModelConfig, ModelWarmup
+from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.spec import stays_within
+
+_FOLDER = "warmup"
+
+
+def read_warmup(config: ModelConfig, directory: Path) -> tuple[WarmupSample, ...]:
+    """The samples of a model that are to be run.
+
+    Args:
+        config: The completed config.
+        directory: The model's directory; files come from its folder ``warmup``.
+
+    Raises:
+        ConchError: A sample says too little, or its file can't be read or is not in that folder.
+    """
+    # A batch size of zero is how a config keeps a sample without running it; it is not even looked at.
+    return tuple(_sample(sample, directory / _FOLDER) for sample in config.model_warmup if sample.batch_size)
+
+
+def _sample(sample: ModelWarmup, folder: Path) -> WarmupSample:
+    # By name: a map of a message has no order that would be the same at the next load.
+    inputs = tuple(_input(sample, name, folder) for name in sorted(sample.inputs))
+    return WarmupSample(sample.name, inputs, sample.batch_size, max(sample.count, 1))
+
+
+def _input(sample: ModelWarmup, name: str, folder: Path) -> WarmupInput:
+    given = sample.inputs[name]
+    prefix = f"warmup sample '{sample.name}':"
+    datatype = WIRE_NAMES.get(given.data_type)
+    if datatype is None:
+        raise InvalidArgumentError(f"{prefix} warmup setting expects input '{name}' to have data_type set")
+    dims = tuple(given.dims)
+    if any(dim < 0 for dim in dims):
+        raise InvalidArgumentError(
+            f"{prefix} warmup setting expects all variable-size dimensions are specified for input '{name}'"
+        )
+    match given.WhichOneof("input_data_type"):
+        case "zero_data":
+            return WarmupInput(name, datatype, dims, "ZERO")
+        case "random_data":
+            return WarmupInput(name, datatype, dims, "RANDOM")
+        case "input_data_file":
+            # Strings have no size to expect: the file is all of them, each after its length.
+            size = ELEMENT_SIZES.get(datatype)
+            expected = None if size is None else prod(dims) * size
+            data = _read(given.input_data_file, expected, name, prefix, folder)
+            return WarmupInput(name, datatype, dims, "FILE", data)
+    raise InvalidArgumentError(f"{prefix} warmup setting expects input '{name}' to have input_data_type set")
+
+
+def _read(file: str, expected: int | None, name: str, prefix: str, folder: Path) -> bytes:
+    """The bytes of a file, or so many of them as are expected."""
+    if not stays_within(folder, file):
+        raise InvalidArgumentError(
+            f"{prefix} file '{file}' of input '{name}' must stay within the folder '{_FOLDER}' of the model"
+        )
+    path = folder / file
+    try:
+        with path.open("rb") as opened:
+            # Before reading: dims are only what a config says, and may ask for any amount of memory.
+            size = os.fstat(opened.fileno()).st_size
+            if expected is not None and size < expected:
+                raise InvalidArgumentError(
+                    f"{prefix} warmup setting expects {expected} bytes, but the data provided from {file} "
+                    f"only has {size} bytes"
+                )
+            return opened.read() if expected is None else opened.read(expected)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InternalError(f"{prefix} failed to open text file for read {path}: {reason}") from error
+    except ValueError as error:  # no path at all
+        raise InvalidArgumentError(f"{prefix} file '{file}' of input '{name}': {error}") from error
