@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 import triton_python_backend_utils as pb_utils
 
 _LONGEST_S = 60.0
