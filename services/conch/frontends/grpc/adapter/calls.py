@@ -37,7 +37,7 @@ def deadline_ns_of(details: Any, now_ns: int) -> int | None:
     deadline: float = details.deadline
     if deadline > _NO_DEADLINE_S:
         return None
-    return now_ns + int((deadline - time.time()) * 1e9)
+    return now_ns + int(deadline * 1e9) - time.time_ns()
 
 
 class OpenCalls:
