@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
-from conch.core.errors import CancelledError, ResourceExhaustedError, UnavailableError
+from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.instances.runner import RunnerClosedError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -77,8 +77,8 @@ def test_a_passed_deadline_is_answered_while_the_only_instance_is_busy() -> None
     assert busy.answers.wait(2)
     for request in (near, passed):
         error = busy.answers.response(request).error
-        assert isinstance(error, CancelledError)
-        assert error.message == "[request id: <id_unknown>] Deadline expired in the queue"
+        assert isinstance(error, DeadlineExceededError)
+        assert error.message == "Deadline Exceeded"
     assert busy.answers.finals_of(distant) == 0
     busy.finish()
     assert busy.answers.response(distant).error is None
@@ -103,7 +103,7 @@ def test_what_has_expired_is_not_run_by_an_instance_that_comes_first() -> None:
     assert runner is not None
     runner.lead()
     assert answers.wait(1)
-    assert isinstance(answers.response(late).error, CancelledError)
+    assert isinstance(answers.response(late).error, DeadlineExceededError)
     assert model.statistics.snapshot().execution_count == 0
     assert model.close(WAIT_S)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
 from conch.core.errors import (
-    CancelledError,
     ConchError,
+    DeadlineExceededError,
     InternalError,
     UnavailableError,
     as_conch_error,
@@ -87,8 +87,8 @@ class Executor:
         self._statistics.record_failure(now - request.received_ns)
         error: ConchError
         if request.deadline_ns is not None and now >= request.deadline_ns:
-            # Mostly unseen: by now the client has told itself that its deadline is over.
-            error = CancelledError(f"{request.log_prefix}Deadline expired in the queue")
+            # What a client says to itself at its deadline: this may reach it first, and must read the same.
+            error = DeadlineExceededError("Deadline Exceeded")
         else:
             error = UnavailableError(f"{request.log_prefix}Request timeout expired")
         request.fail(error)
