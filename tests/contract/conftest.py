@@ -71,6 +71,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "four",
         "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 }",
     )
+    write_probe(
+        repository,
+        "impatient",
+        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 50000 } }",
+    )
     write_probe(repository, "versions", "version_policy { all { } }", versions=(1, 3))
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})

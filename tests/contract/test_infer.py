@@ -173,6 +173,47 @@ def test_client_timeout(client: Client, signal_files: tuple[Path, Path]) -> None
     probe(client)
 
 
+def test_queue_timeout_while_the_instance_is_busy(client: Client, signal_files: tuple[Path, Path]) -> None:
+    started, go = signal_files
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    client.async_infer(
+        "impatient",
+        probe_inputs(),
+        lambda result, error: answers.put((result, error)),
+        parameters={"started": str(started), "wait_for": str(go)},
+    )
+    eventually(started.exists, "the model runs")
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("impatient", probe_inputs(), request_id="late")
+    assert raised.value.status() == "StatusCode.UNAVAILABLE"
+    assert raised.value.message() == "[request id: late] Request timeout expired"
+    go.touch()
+    assert answers.get(timeout=WAIT_S)[1] is None
+
+
+def test_deadline_that_passes_in_the_queue(client: Client, signal_files: tuple[Path, Path]) -> None:
+    started, go = signal_files
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    before = client.get_inference_statistics("probe", as_json=True)["model_stats"][0]["inference_stats"]
+    client.async_infer(
+        "probe",
+        probe_inputs(),
+        lambda result, error: answers.put((result, error)),
+        parameters={"started": str(started), "wait_for": str(go)},
+    )
+    eventually(started.exists, "the model runs")
+    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+        client.infer("probe", probe_inputs(), client_timeout=0.1)
+
+    def failures() -> int:
+        after = client.get_inference_statistics("probe", as_json=True)["model_stats"][0]["inference_stats"]
+        return int(after["fail"].get("count", 0)) - int(before["fail"].get("count", 0))
+
+    eventually(lambda: failures() == 1, "the request is taken out of the queue and counted")
+    go.touch()
+    assert answers.get(timeout=WAIT_S)[1] is None
+
+
 def test_requests_of_many_clients_share_a_batch(server: ServerProcess) -> None:
     seen: list[Any] = []
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec
-from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, QueuePolicy, TensorSpec
+from conch.protocol.model_config_pb2 import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInput,
+    ModelInstanceGroup,
+    ModelOutput,
+    ModelQueuePolicy,
+)
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.jsonform import to_json
+
+_MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
 
 
 def build_spec(
@@ -30,7 +40,7 @@ def build_spec(
         backend_options: Options of the backend from the command line.
 
     Raises:
-        ConchError: A labels file can't be read, or is not the model's own.
+        ConchError: A labels file can't be read, or is not the model's own; a parameter makes no sense.
     """
     return ModelSpec(
         name=config.name,
@@ -45,6 +55,7 @@ def build_spec(
         model_file=model_file,
         instance_groups=tuple(_group(group) for group in config.instance_group),
         batching=_batching(config),
+        max_queue_size=_max_queue_size(config),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
         config=to_json(config),
@@ -106,10 +117,51 @@ def _group(group: ModelInstanceGroup) -> InstanceGroup:
 
 
 def _batching(config: ModelConfig) -> DynamicBatching | None:
-    if not config.HasField("dynamic_batching") or config.max_batch_size == 0:
-        return None  # without a batch dimension the dynamic batcher never merges either
+    if not config.HasField("dynamic_batching"):
+        return None
     batching = config.dynamic_batching
+    policies = _policies(batching)
+    if config.max_batch_size == 0 and not policies:
+        return None  # without a batch dimension the dynamic batcher never merges either
     return DynamicBatching(
         preferred_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
+        policies=policies,
+        default_level=batching.default_priority_level or 1,
     )
+
+
+def _policies(batching: ModelDynamicBatching) -> tuple[QueuePolicy, ...]:
+    """The policy of each level; nothing where there is one level without limits."""
+    default = _policy(batching.default_queue_policy)
+    named = batching.priority_queue_policy
+    policies = tuple(
+        _policy(named[level]) if level in named else default
+        for level in range(1, batching.priority_levels + 1)
+    )
+    policies = policies or (default,)
+    # The action and the override have no effect where there is no timeout.
+    if len(policies) == 1 and not (policies[0].timeout_ns or policies[0].max_size):
+        return ()
+    return policies
+
+
+def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        delays=policy.timeout_action == ModelQueuePolicy.DELAY,
+        timeout_ns=policy.default_timeout_microseconds * 1000,
+        allow_override=policy.allow_timeout_override,
+        max_size=policy.max_queue_size,
+    )
+
+
+def _max_queue_size(config: ModelConfig) -> int:
+    if _MAX_QUEUE_SIZE not in config.parameters:
+        return 0
+    text = config.parameters[_MAX_QUEUE_SIZE].string_value
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise InvalidArgumentError(
+            f"parameter '{_MAX_QUEUE_SIZE}' of model '{config.name}' must be a whole number >= 0, got "
+            f"'{text}'"
+        )
+    return int(text)

@@ -15,8 +15,9 @@ from conch.protocol.model_config_pb2 import (
     ModelInput,
     ModelInstanceGroup,
     ModelOutput,
-    ModelQueuePolicy,
 )
+
+_MOST_LEVELS = 1000
 
 
 def check_supported(config: ModelConfig) -> None:
@@ -58,20 +59,12 @@ def _unsupported_of_tensor(kind: str, tensor: ModelInput | ModelOutput) -> Itera
 
 
 def _unsupported_of_batching(config: ModelConfig, batching: ModelDynamicBatching) -> Iterator[str]:
-    if batching.priority_levels > 1:
-        yield "dynamic_batching.priority_levels"
-    if _limits(batching.default_queue_policy):
-        yield "dynamic_batching.default_queue_policy"
-    if any(_limits(policy) for policy in batching.priority_queue_policy.values()):
-        yield "dynamic_batching.priority_queue_policy"
+    # Each level has queues of its own, so their number must not be a client's free choice.
+    if batching.priority_levels > _MOST_LEVELS:
+        yield f"dynamic_batching.priority_levels > {_MOST_LEVELS}"
     # One instance runs one batch at a time, so there the order is kept anyhow.
     if batching.preserve_ordering and _instances(config) > 1:
         yield "dynamic_batching.preserve_ordering"
-
-
-def _limits(policy: ModelQueuePolicy) -> bool:
-    # The action and the override have no effect where there is no timeout.
-    return bool(policy.default_timeout_microseconds or policy.max_queue_size)
 
 
 def _instances(config: ModelConfig) -> int:

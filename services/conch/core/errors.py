@@ -1,6 +1,7 @@
 """The one tree of errors, each class with its Triton code, gRPC status and HTTP status.
 
-Codes and mappings follow Triton's error model (eight codes, each with one gRPC and one HTTP status).
+Codes and mappings follow Triton's error model (eight codes, each with one gRPC and one HTTP status), with two
+codes of our own.
 The message of a `ConchError` is always safe to show to a client; anything else that is raised reaches
 clients only through `as_conch_error`, and its traceback only the log.
 """
@@ -72,6 +73,15 @@ class UnavailableError(ConchError):
     http_status = 503
 
 
+class ResourceExhaustedError(ConchError):
+    """Too much waits already; a later try may succeed. Not one of Triton's codes."""
+
+    code = "RESOURCE_EXHAUSTED"
+    label = "Resource exhausted"
+    grpc_status = 8
+    http_status = 429
+
+
 class UnsupportedError(ConchError):
     """A feature this server, or this model, does not have."""
 
@@ -99,6 +109,15 @@ class CancelledError(ConchError):
     http_status = 400
 
 
+class DeadlineExceededError(ConchError):
+    """Nobody waits for the answer any longer. Not one of Triton's codes."""
+
+    code = "DEADLINE_EXCEEDED"
+    label = "Deadline exceeded"
+    grpc_status = 4
+    http_status = 504
+
+
 ERRORS_BY_CODE: dict[str, type[ConchError]] = {
     error.code: error
     for error in (
@@ -107,9 +126,11 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
         NotFoundError,
         InvalidArgumentError,
         UnavailableError,
+        ResourceExhaustedError,
         UnsupportedError,
         AlreadyExistsError,
         CancelledError,
+        DeadlineExceededError,
     )
 }
 

@@ -16,6 +16,7 @@ from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.scheduler.priority import PriorityBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import ModelStatistics
 from conch.core.validation import RequestValidator
@@ -25,11 +26,18 @@ log = logging.getLogger(__name__)
 
 def scheduler_for(spec: ModelSpec) -> Scheduler:
     """The scheduler a model's config chooses."""
-    if spec.batching is None:
-        return DefaultScheduler()
-    return DynamicBatcher(
-        spec.max_batch_size, spec.batching.preferred_sizes, spec.batching.max_queue_delay_ns
+    batching = spec.batching
+    if batching is None:
+        return DefaultScheduler(spec.max_queue_size)
+    settings = (
+        spec.max_batch_size,
+        batching.preferred_sizes,
+        batching.max_queue_delay_ns,
+        spec.max_queue_size,
     )
+    if batching.policies:
+        return PriorityBatcher(*settings, batching.policies, batching.default_level)
+    return DynamicBatcher(*settings)
 
 
 class Model:
@@ -104,6 +112,8 @@ class Model:
 
         Raises:
             InvalidArgumentError: The request does not fit the model.
+            UnavailableError: Its priority level has no place left.
+            ResourceExhaustedError: The queue has none.
             RunnerClosedError: The version takes no more requests.
         """
         self._validate(request)

@@ -38,16 +38,43 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePolicy:
+    """What becomes of the requests that wait on one priority level.
+
+    Attributes:
+        delays: Whether requests whose timeout has passed wait behind the others, not answered with an error.
+        timeout_ns: How long a request may wait, in nanoseconds; 0 for as long as it takes.
+        allow_override: Whether a request may shorten that.
+        max_size: Most requests that may wait; 0 for any number.
+    """
+
+    delays: bool = False
+    timeout_ns: int = 0
+    allow_override: bool = False
+    max_size: int = 0
+
+    def timeout_for(self, requested_us: int) -> int:
+        """The timeout, in nanoseconds, of a request that asks for one in microseconds; 0 for none."""
+        if self.allow_override and 0 < requested_us * 1000 < self.timeout_ns:
+            return requested_us * 1000
+        return self.timeout_ns
+
+
+@dataclass(frozen=True, slots=True)
 class DynamicBatching:
     """Settings of the dynamic batcher.
 
     Attributes:
         preferred_sizes: Batch sizes worth waiting for, ascending.
         max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
+        policies: The queue policy of each priority level, highest first; empty for one level without limits.
+        default_level: Level of requests without one, counted from 1.
     """
 
     preferred_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
+    policies: tuple[QueuePolicy, ...] = ()
+    default_level: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +149,7 @@ class ModelSpec:
         model_file: File name inside the version directory.
         instance_groups: Instance groups, at least one.
         batching: Dynamic batching, or None for the default scheduler.
+        max_queue_size: Most requests that may wait, of all priority levels together; 0 for any number.
         decoupled: Whether a request may have any number of responses.
         parameters: The config's ``parameters``, key to string value.
         config: The whole config as Triton prints it in JSON: snake_case keys, enum names.
@@ -141,6 +169,7 @@ class ModelSpec:
     model_file: str
     instance_groups: tuple[InstanceGroup, ...]
     batching: DynamicBatching | None = None
+    max_queue_size: int = 0
     decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, object] = field(default_factory=dict)

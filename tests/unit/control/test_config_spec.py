@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from conch.core.errors import ConchError
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, QueuePolicy, TensorSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import parse_config
 from conch_control.config.spec import build_spec, stays_within
@@ -50,6 +50,57 @@ def test_everything_the_core_reads(tmp_path: Path) -> None:
 
 def test_dynamic_batching_without_a_batch_dimension_merges_nothing(tmp_path: Path) -> None:
     assert spec('name: "m" dynamic_batching {}', tmp_path).batching is None
+
+
+def test_each_priority_level_has_its_own_policy_or_the_default_one(tmp_path: Path) -> None:
+    made = spec(
+        """
+        name: "m"
+        dynamic_batching {
+          priority_levels: 3 default_priority_level: 2
+          default_queue_policy { max_queue_size: 7 }
+          priority_queue_policy { key: 3 value {
+            timeout_action: DELAY default_timeout_microseconds: 5 allow_timeout_override: true } }
+        }
+        """,
+        tmp_path,
+    )
+    common = QueuePolicy(max_size=7)
+    assert made.batching is not None, "policies hold without batching as well"
+    assert made.batching.policies == (common, common, QueuePolicy(True, 5_000, True))
+    assert made.batching.default_level == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "policies"),
+    [
+        ("", ()),
+        ("priority_levels: 1 default_priority_level: 1", ()),
+        ("default_queue_policy { timeout_action: DELAY allow_timeout_override: true }", ()),
+        ("priority_queue_policy { key: 1 value { max_queue_size: 3 } }", ()),
+        ("default_queue_policy { max_queue_size: 2 }", (QueuePolicy(max_size=2),)),
+        ("priority_levels: 2 default_priority_level: 1", (QueuePolicy(), QueuePolicy())),
+    ],
+)
+def test_policies_that_change_nothing_are_left_out(
+    text: str, policies: tuple[QueuePolicy, ...], tmp_path: Path
+) -> None:
+    batching = spec(f'name: "m" max_batch_size: 2 dynamic_batching {{ {text} }}', tmp_path).batching
+    assert batching is not None
+    assert batching.policies == policies
+
+
+def test_the_bound_of_the_queue(tmp_path: Path) -> None:
+    text = 'name: "m" parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "%s" } }'
+    assert spec('name: "m"', tmp_path).max_queue_size == 0
+    assert spec(text % "0", tmp_path).max_queue_size == 0
+    assert spec(text % "12", tmp_path).max_queue_size == 12
+    for wrong in ("", "-1", "1.5", "many", "9" * 5000):
+        with pytest.raises(ConchError) as raised:
+            spec(text % wrong, tmp_path)
+        assert raised.value.message == (
+            f"parameter 'CONCH_MAX_QUEUE_SIZE' of model 'm' must be a whole number >= 0, got '{wrong}'"
+        )
 
 
 @pytest.mark.parametrize(

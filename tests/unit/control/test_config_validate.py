@@ -150,15 +150,7 @@ def test_legal_tensors(tensor: str) -> None:
         ('input { name: "x" allow_ragged_batch: true }', "'input[x].allow_ragged_batch'"),
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),
-        ("dynamic_batching { priority_levels: 2 }", "'dynamic_batching.priority_levels'"),
-        (
-            "dynamic_batching { default_queue_policy { max_queue_size: 1 } }",
-            "'dynamic_batching.default_queue_policy'",
-        ),
-        (
-            "dynamic_batching { priority_queue_policy { key: 1 value { default_timeout_microseconds: 1 } } }",
-            "'dynamic_batching.priority_queue_policy'",
-        ),
+        ("dynamic_batching { priority_levels: 1001 }", "'dynamic_batching.priority_levels > 1000'"),
         (
             "dynamic_batching { preserve_ordering: true } instance_group { count: 2 }",
             "'dynamic_batching.preserve_ordering'",

@@ -23,8 +23,10 @@ from conch.core.errors import (
         ("NOT_FOUND", "Not found", "NOT_FOUND", 404),
         ("INVALID_ARG", "Invalid argument", "INVALID_ARGUMENT", 400),
         ("UNAVAILABLE", "Unavailable", "UNAVAILABLE", 503),
+        ("RESOURCE_EXHAUSTED", "Resource exhausted", "RESOURCE_EXHAUSTED", 429),
         ("UNSUPPORTED", "Unsupported", "UNIMPLEMENTED", 501),
         ("ALREADY_EXISTS", "Already exists", "ALREADY_EXISTS", 400),
+        ("DEADLINE_EXCEEDED", "Deadline exceeded", "DEADLINE_EXCEEDED", 504),
         ("CANCELLED", "Cancelled", "CANCELLED", 400),
     ],
 )
@@ -38,7 +40,7 @@ def test_each_code(code: str, label: str, grpc_status: str, http_status: int) ->
 
 
 def test_there_are_no_other_codes() -> None:
-    assert len(ERRORS_BY_CODE) == 8
+    assert len(ERRORS_BY_CODE) == 10
     assert set(ConchError.__subclasses__()) == set(ERRORS_BY_CODE.values())
 
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
+from conch.core.errors import (
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    UnavailableError,
+    as_conch_error,
+    without_traceback,
+)
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -73,6 +80,18 @@ class Executor:
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 request.respond(response, True)
+
+    def expire(self, request: InferenceRequest) -> None:
+        """Answers a request that may not wait any longer."""
+        now = self._clock()
+        self._statistics.record_failure(now - request.received_ns)
+        error: ConchError
+        if request.deadline_ns is not None and now >= request.deadline_ns:
+            # What a client says to itself at its deadline: this may reach it first, and must read the same.
+            error = DeadlineExceededError("Deadline Exceeded")
+        else:
+            error = UnavailableError(f"{request.log_prefix}Request timeout expired")
+        request.fail(error)
 
     def _finish_decoupled(self, batch: Batch) -> None:
         """Counts a batch whose requests answer for themselves, possibly after this."""

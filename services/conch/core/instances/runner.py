@@ -3,6 +3,10 @@
 An idle instance pulls its next batch from the scheduler. The thread that submits requests may promise to run
 batches on an idle instance itself (it leads); otherwise one of the model's own threads does. Those threads
 are started when they are first needed, never more than there are instances.
+
+While all instances are busy none of these threads looks at the queue, so requests that may wait only for so
+long are seen to by one more thread, started with the first of them. It sleeps until the earliest time that
+it has been told of; later requests with later times, as most are, do not wake it.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from conch.core.clock import Clock
 from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
+from conch.core.scheduler.expiry import NEVER
 
 _FAST_NS = 500_000
+_LONGEST_WAIT_S = 3600.0  # the platform's own limit is passed by timeouts a config may well have
 
 
 class RunnerClosedError(Exception):
@@ -57,6 +63,13 @@ class Runner:
         self._closing = False
         self._leads = all(instance.leads for instance in instances)
         self._mean_ns = 0
+        self._expiries = scheduler.expiries
+        self._reaper: threading.Thread | None = None
+        self._reaper_woken = threading.Condition(self._lock)
+        self._reaper_wakes_ns = NEVER
+        # Taken out of the queue for good, and how many of them have not been answered yet.
+        self._expired: list[InferenceRequest] = []
+        self._unanswered = 0
 
     @property
     def pending(self) -> int:
@@ -89,6 +102,8 @@ class Runner:
                 raise RunnerClosedError
             now = self._clock()
             self._scheduler.submit(request, now)
+            if self._expiries.next_ns < self._reaper_wakes_ns:
+                self._wake_reaper()
             if self._promised or not self._idle:
                 return False  # the one who promised, or whichever instance is done first, pulls it
             if may_lead and self._leads:
@@ -151,6 +166,8 @@ class Runner:
         if not self._idle:
             return None
         now = self._clock()
+        if self._expiries.next_ns <= now:
+            self._expire(now)
         decision = self._scheduler.next_batch(now)
         if type(decision) is Batch:
             instance = self._idle.pop()
@@ -182,9 +199,10 @@ class Runner:
         with self._lock:
             self._closing = True
             self._wake_all()
+            self._reaper_woken.notify()
             done = self._drained.wait_for(self._is_drained, timeout_s)
         if done:
-            for thread in self._threads:
+            for thread in (*self._threads, *([] if self._reaper is None else [self._reaper])):
                 if thread is not threading.current_thread():
                     thread.join()
         return done
@@ -203,13 +221,62 @@ class Runner:
         return taken
 
     def _is_drained(self) -> bool:
-        return self._scheduler.pending == 0 and len(self._idle) == self._count
+        return self._scheduler.pending == 0 and not self._unanswered and len(self._idle) == self._count
 
     def _check_drained(self) -> None:
         """Lets `close` and the threads end if nothing is left to do; called with the lock held."""
         if self._closing and self._is_drained():
             self._drained.notify_all()
             self._wake_all()
+            self._reaper_woken.notify()
+
+    def _expire(self, now: int) -> None:
+        """Takes out what may not wait any longer, for the reaper to answer; called with the lock held."""
+        expired = self._scheduler.expired(now)
+        if expired:
+            self._expired += expired
+            self._unanswered += len(expired)
+            self._wake_reaper()
+
+    def _wake_reaper(self) -> None:
+        # What it is told of is noted here: until it runs, only still earlier times need to wake it.
+        self._reaper_wakes_ns = self._expiries.next_ns
+        if self._reaper is None:
+            self._reaper = threading.Thread(
+                target=self._reap, name=f"conch-{self._name}-timeouts", daemon=True
+            )
+            self._reaper.start()
+        else:
+            self._reaper_woken.notify()
+
+    def _reap(self) -> None:
+        """Answers requests that have waited for too long, outside the lock: a responder may take time."""
+        while expired := self._next_expired():
+            for request in expired:
+                self._executor.expire(request)
+            with self._lock:
+                self._unanswered -= len(expired)
+                self._check_drained()
+            del expired, request  # or their messages live for as long as the thread sleeps
+
+    def _next_expired(self) -> list[InferenceRequest]:
+        """Waits for requests to expire; an empty list once the runner is closed and empty."""
+        with self._lock:
+            while not (self._closing and self._is_drained()):
+                now = self._clock()
+                if self._expiries.next_ns <= now:
+                    self._expired += (expired := self._scheduler.expired(now))
+                    self._unanswered += len(expired)
+                    self._wake_if_due(now)  # without them, the others may fit together
+                if self._expired:
+                    taken, self._expired = self._expired, []
+                    self._check_drained()
+                    return taken
+                wakes_ns = self._reaper_wakes_ns = self._expiries.next_ns
+                self._reaper_woken.wait(
+                    None if wakes_ns >= NEVER else min((wakes_ns - now) / 1e9, _LONGEST_WAIT_S)
+                )
+        return []
 
     def _is_due(self, now: int) -> bool:
         due = self._scheduler.due_ns(now)
@@ -253,6 +320,8 @@ class Runner:
                 timed = False
                 if self._idle:
                     now = self._clock()
+                    if self._expiries.next_ns <= now:
+                        self._expire(now)
                     decision = self._scheduler.next_batch(now)
                     if type(decision) is Batch:
                         instance = self._idle.pop()

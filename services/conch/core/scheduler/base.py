@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from conch.core.request import InferenceRequest
+from conch.core.scheduler.expiry import Expiries
 
 
 class Batch:
@@ -65,8 +66,14 @@ class Scheduler(Protocol):
     """A queue with a policy: no threads, no clock of its own, no locks.
 
     Callers serialise all calls and pass the time. A request is in exactly one place: queued here, in one
-    batch, or finished; `cancel` takes it out only while it is queued here.
+    batch, or finished; `cancel` and `expired` take it out only while it is queued here.
+
+    Attributes:
+        expiries: The queued requests that have a time to leave; `expired` is called when the first one's
+            has come, before any other batch is asked for.
     """
+
+    expiries: Expiries
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         """Queues a request.
@@ -86,6 +93,9 @@ class Scheduler(Protocol):
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Takes a queued request out; False if it is not queued any more."""
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        """Takes out the requests that may not wait any longer; the caller answers them."""
 
     @property
     def pending(self) -> int:

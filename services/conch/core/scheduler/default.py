@@ -6,15 +6,29 @@ from collections import deque
 
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import IDLE, Batch, Decision
+from conch.core.scheduler.expiry import Expiries
+from conch.core.scheduler.queue import bound_of, queue_full
 
 # Members of an enumeration are slow to look up on the way of every request.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
 
+_LEAST_SWEPT = 64
+
 
 class DefaultScheduler:
-    """Queue of a model without a scheduling choice; requests run alone, as clients sent them."""
+    """Queue of a model without a scheduling choice; requests run alone, as clients sent them.
 
-    def __init__(self) -> None:
+    Args:
+        max_queue_size: Most requests that may wait; 0 for any number.
+
+    Attributes:
+        expiries: The waiting requests that have a deadline.
+    """
+
+    def __init__(self, max_queue_size: int = 0) -> None:
+        self.expiries = Expiries()
+        self._tracks = False  # until the first request with a deadline
+        self._bound = bound_of(max_queue_size)
         self._queue: deque[InferenceRequest] = deque()
         self._pending = 0
 
@@ -24,11 +38,21 @@ class DefaultScheduler:
         return self._pending
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queues a request."""
+        """Queues a request.
+
+        Raises:
+            ResourceExhaustedError: The queue is full.
+        """
+        pending = self._pending
+        if pending >= self._bound:
+            raise queue_full(request, self._bound)
         request.queued_ns = now_ns
         request.state = _QUEUED
         self._queue.append(request)
-        self._pending += 1
+        self._pending = pending + 1
+        if request.deadline_ns is not None:
+            self._tracks = True
+            self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """Now, as long as anything waits."""
@@ -42,6 +66,8 @@ class DefaultScheduler:
             if request.state is _QUEUED:
                 request.state = _RUNNING
                 self._pending -= 1
+                if self._tracks:
+                    self.expiries.discard(request)
                 return Batch([request], request.batch_size)
         return IDLE
 
@@ -49,9 +75,20 @@ class DefaultScheduler:
         """Nothing to do: executions do not affect the queue."""
 
     def cancel(self, request: InferenceRequest) -> bool:
-        """Takes a queued request out; it stays in the deque as an empty place until it reaches the head."""
+        """Takes a queued request out; its place stays, empty, until it is the head's or most places are."""
         if request.state is not _QUEUED:
             return False
         request.state = _NEW
         self._pending -= 1
+        if self._tracks:
+            self.expiries.discard(request)
+        if len(self._queue) > 2 * self._pending + _LEAST_SWEPT:
+            self._queue = deque(request for request in self._queue if request.state is _QUEUED)
         return True
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        """Takes out the requests whose deadline has passed."""
+        taken = self.expiries.take(now_ns)
+        for request in taken:
+            self.cancel(request)
+        return taken

@@ -9,12 +9,17 @@ reached is sent at once, and anything else when the oldest request has waited fo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import IDLE, Batch, Decision, WaitUntil
+from conch.core.scheduler.expiry import Expiries
+from conch.core.scheduler.queue import Queue, bound_of, queue_full
 
 # Members of an enumeration are slow to look up on the way of every request.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
+
+_LEAST_SWEPT = 64
 
 
 class DynamicBatcher:
@@ -27,20 +32,35 @@ class DynamicBatcher:
         max_batch_size: Largest number of rows in one execution; 0 runs requests alone.
         preferred_sizes: Sizes sent as soon as they are reached; empty for the maximum alone.
         max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
+        max_queue_size: Most requests that may wait; 0 for any number.
+        queue: Where they wait; None for first come, first served.
+
+    Attributes:
+        expiries: The waiting requests that have a deadline.
     """
 
     def __init__(
-        self, max_batch_size: int, preferred_sizes: tuple[int, ...] = (), max_queue_delay_ns: int = 0
+        self,
+        max_batch_size: int,
+        preferred_sizes: tuple[int, ...] = (),
+        max_queue_delay_ns: int = 0,
+        max_queue_size: int = 0,
+        queue: Queue | None = None,
     ) -> None:
+        self.expiries = Expiries()
+        # Whether anybody wants to know which requests leave; nobody does until one has a deadline.
+        self._tracks = False
+        self._bound = bound_of(max_queue_size)
         # Without batching every request is a full batch of its own.
         self._max = max(max_batch_size, 1)
         self._preferred = frozenset(preferred_sizes or (self._max,))
         self._largest_preferred = max(self._preferred)
         self._delay_ns = max_queue_delay_ns
-        self._queue: deque[InferenceRequest] = deque()
+        self._queue: Queue = deque[InferenceRequest]() if queue is None else queue
         self._pending = 0
         self._forming: list[InferenceRequest] = []
         self._forming_size = 0
+        self._oldest_ns = 0  # when the first request of the batch being formed was queued
         self._closed = False
         self._best_count = 0
         self._best_size = 0
@@ -51,18 +71,28 @@ class DynamicBatcher:
         return self._pending
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queues a request."""
+        """Queues a request.
+
+        Raises:
+            ResourceExhaustedError: The queue is full.
+        """
+        pending = self._pending
+        if pending >= self._bound:
+            raise queue_full(request, self._bound)
         request.queued_ns = now_ns
         request.state = _QUEUED
         self._queue.append(request)
-        self._pending += 1
+        self._pending = pending + 1
+        if request.deadline_ns is not None:
+            self._tracks = True
+            self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
         """When the batch being formed is sent, as things stand."""
         if not self._pending:
             return None
         self._grow()
-        due_ns = self._forming[0].queued_ns + self._delay_ns
+        due_ns = self._oldest_ns + self._delay_ns
         if self._best_count or self._closed or self._forming_size >= self._largest_preferred:
             return min(due_ns, now_ns)
         return due_ns
@@ -70,14 +100,22 @@ class DynamicBatcher:
     def next_batch(self, now_ns: int) -> Decision:
         """The batch to run now, or the time at which the one being formed is due."""
         if self._pending == 1 and not self._delay_ns and not self._forming:
-            return self._take_only()
+            # Nothing can join the one that waits, so nothing needs to be weighed.
+            request = self._queue.popleft()
+            while request.state is not _QUEUED:
+                request = self._queue.popleft()
+            request.state = _RUNNING
+            self._pending = 0
+            if self._tracks:
+                self._departed((request,))
+            return Batch([request], request.batch_size)
         due_ns = self.due_ns(now_ns)
         if due_ns is None:
             self._queue.clear()
             return IDLE
         if due_ns > now_ns:
             return WaitUntil(due_ns)
-        if self._best_count and (not self._delay_ns or now_ns < self._forming[0].queued_ns + self._delay_ns):
+        if self._best_count and (not self._delay_ns or now_ns < self._oldest_ns + self._delay_ns):
             return self._take(self._best_count, self._best_size)
         return self._take(len(self._forming), self._forming_size)
 
@@ -93,7 +131,32 @@ class DynamicBatcher:
         if self._closed or request in self._forming:
             # What is being formed never holds a cancelled request, and is not closed by one either.
             self._reform()
+        if self._tracks:
+            self._departed((request,))
+        self._sweep()
         return True
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        """Takes out the requests whose deadline has passed."""
+        taken = self.expiries.take(now_ns)
+        for request in taken:
+            self.cancel(request)
+        return taken
+
+    def _departed(self, requests: Iterable[InferenceRequest]) -> None:
+        """Forgets what is known of requests that do not wait any more."""
+        for request in requests:
+            self.expiries.discard(request)
+
+    def _sweep(self) -> None:
+        """Drops the places of cancelled requests once they are the most; each keeps its tensors alive."""
+        # While no instance asks for a batch, nothing else does it.
+        queue = self._queue
+        if len(queue) > 2 * self._pending + _LEAST_SWEPT:
+            waiting = [request for request in queue if request.state is _QUEUED]
+            queue.clear()
+            for request in waiting:
+                queue.append(request)
 
     def _grow(self) -> None:
         """Moves waiting requests into the batch being formed until one does not fit."""
@@ -113,21 +176,14 @@ class DynamicBatcher:
                 if grown > self._max or request.batch_key != forming[0].batch_key:
                     self._closed = True
                     break
+            else:
+                self._oldest_ns = request.queued_ns
             forming.append(request)
             queue.popleft()
             size = grown
             if size in self._preferred:
                 self._best_count, self._best_size = len(forming), size
         self._forming_size = size
-
-    def _take_only(self) -> Batch:
-        """The one request that waits; nothing can join it, so nothing needs to be weighed."""
-        request = self._queue.popleft()
-        while request.state is not _QUEUED:
-            request = self._queue.popleft()
-        request.state = _RUNNING
-        self._pending = 0
-        return Batch([request], request.batch_size)
 
     def _take(self, count: int, size: int) -> Batch:
         taken = self._forming[:count]
@@ -137,6 +193,8 @@ class DynamicBatcher:
         for request in taken:
             request.state = _RUNNING
         self._pending -= count
+        if self._tracks:
+            self._departed(taken)
         return Batch(taken, size)
 
     def _reform(self) -> None:

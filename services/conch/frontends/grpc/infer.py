@@ -49,8 +49,10 @@ class InferHandler:
     def __call__(self, call: UnaryCall, message: bytes) -> None:
         """Takes one request; it is answered when its batch has run."""
         try:
-            request = self._decode(message, self._respond, self._clock())
+            now_ns = self._clock()
+            request = self._decode(message, self._respond, now_ns)
             request.context = call
+            request.deadline_ns = call.deadline_ns(now_ns)
             if self._forward is not None:
                 self._forward(request, call.metadata)
             core = self._core

@@ -48,7 +48,11 @@ class _Place:
 
 
 class InferStream:
-    """The requests of one ModelStreamInfer call."""
+    """The requests of one ModelStreamInfer call.
+
+    Attributes:
+        deadline_ns: Monotonic time after which the client has gone, or None.
+    """
 
     def __init__(self, call: StreamCall, handler: StreamInferHandler, real_errors: bool) -> None:
         self._call = call
@@ -59,6 +63,7 @@ class InferStream:
         self._ordered: deque[_Place] = deque()
         self._half_closed = False
         self._closing = (_OK, "")
+        self.deadline_ns: int | None = None
 
     def on_message(self, message: bytes | None) -> None:
         """Takes a request, or None once the client has no more."""
@@ -173,6 +178,7 @@ class StreamInferHandler:
         """Opens a stream."""
         real_errors = any(key == "triton_grpc_error" and value == "true" for key, value in call.metadata)
         stream = InferStream(call, self, real_errors)
+        stream.deadline_ns = call.deadline_ns(self._clock())
         call.on_drain = stream.on_drain
         call.start(stream.on_message, stream.on_cancel)
 
@@ -181,6 +187,7 @@ class StreamInferHandler:
         try:
             request = self._decode(message, self._respond, self._clock())
             request.context = place
+            request.deadline_ns = place.stream.deadline_ns
             place.request = request
             if self._forward is not None:
                 self._forward(request, call.metadata)

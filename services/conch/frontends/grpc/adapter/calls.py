@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,6 +26,18 @@ _MOST_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
 _IDLE_TICK_S = 0.05
 _TICKS_BEFORE_WATCHING = 5
+_NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in the year 5138
+
+
+def deadline_ns_of(details: Any, now_ns: int) -> int | None:
+    """The deadline in a call's details on the monotonic clock that says `now_ns`; None without one.
+
+    The C core gives it in seconds of the wall clock, which may be set at any time: convert it at once.
+    """
+    deadline: float = details.deadline
+    if deadline > _NO_DEADLINE_S:
+        return None
+    return now_ns + int(deadline * 1e9) - time.time_ns()
 
 
 class OpenCalls:
@@ -121,12 +134,23 @@ class Watcher:
 class UnaryCall:
     """One unary call: gets one message, is answered once."""
 
-    __slots__ = ("_call", "_open", "_subject", "_watcher", "handler", "metadata", "on_cancel", "waited")
+    __slots__ = (
+        "_call",
+        "_details",
+        "_open",
+        "_subject",
+        "_watcher",
+        "handler",
+        "metadata",
+        "on_cancel",
+        "waited",
+    )
 
     def __init__(
         self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls, watcher: Watcher
     ) -> None:
         self._call = event.call
+        self._details = event.call_details
         self._open = open_calls
         self._watcher = watcher
         self._subject: Any = None
@@ -143,6 +167,10 @@ class UnaryCall:
             self.abort(UNIMPLEMENTED, "the method takes exactly one request message, none was sent")
         else:
             self.handler(self, message)
+
+    def deadline_ns(self, now_ns: int) -> int | None:
+        """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never."""
+        return deadline_ns_of(self._details, now_ns)
 
     def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
         """Calls `on_cancel(subject)`, once, if the client goes away before the answer has been sent.
@@ -208,6 +236,7 @@ class StreamCall:
     __slots__ = (
         "_call",
         "_closing",
+        "_details",
         "_finished",
         "_lock",
         "_on_cancel",
@@ -223,6 +252,7 @@ class StreamCall:
 
     def __init__(self, event: Any, open_calls: OpenCalls) -> None:
         self._call = event.call
+        self._details = event.call_details
         self._open = open_calls
         self._lock = threading.Lock()
         self._outbox: deque[bytes] = deque()
@@ -249,6 +279,10 @@ class StreamCall:
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
         self._call.start_server_batch((SEND_NO_METADATA,), self._on_written)
         self.read_next()
+
+    def deadline_ns(self, now_ns: int) -> int | None:
+        """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never."""
+        return deadline_ns_of(self._details, now_ns)
 
     def read_next(self) -> None:
         """Lets the next message come in, at once or when enough has been sent."""

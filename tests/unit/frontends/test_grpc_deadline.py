@@ -1,0 +1,24 @@
+"""Deadlines of calls: from seconds of the wall clock to the core's monotonic nanoseconds."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from conch.frontends.grpc.adapter.calls import deadline_ns_of
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 2.0**63])
+def test_a_call_without_a_deadline(seconds: float) -> None:
+    """The C core was seen to say 2**63 seconds."""
+    assert deadline_ns_of(SimpleNamespace(deadline=seconds), 5) is None
+
+
+@pytest.mark.parametrize("seconds", [-3.0, 0.0, 0.25, 60.0])
+def test_a_call_with_one(seconds: float) -> None:
+    details = SimpleNamespace(deadline=time.time() + seconds)
+    deadline = deadline_ns_of(details, 10_000_000_000_000)
+    assert deadline is not None
+    assert deadline - 10_000_000_000_000 == pytest.approx(seconds * 1e9, abs=2e8)
