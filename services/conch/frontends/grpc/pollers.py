@@ -42,7 +42,13 @@ class Leadable(Protocol):
 
 
 class _Pause:
-    """The time in which the thread that has the turn leads instead of polling."""
+    """The time in which the thread that has the turn leads instead of polling.
+
+    Attributes:
+        since_ns: When it began.
+        left: What has been promised and not been led to the end.
+        turn_lost: Whether another thread has been given the turn.
+    """
 
     __slots__ = ("left", "since_ns", "turn_lost")
 
@@ -107,7 +113,10 @@ class Pollers:
         self._promised.append(model)
 
     def tick(self) -> None:
-        """Has another thread poll if a batch that should have been short is not; to be called often."""
+        """Has another thread poll if a batch that should have been short is not; to be called often.
+
+        What the batch holds up is handed over, also to other instances of the same model.
+        """
         with self._role:
             pause = self._pause
             if pause is None or self._clock() - pause.since_ns < _LONGEST_PAUSE_NS:
@@ -172,22 +181,21 @@ class Pollers:
         Returns:
             Whether the caller still has the turn.
         """
-        pause = _Pause(self._clock(), [*models[1:], *others])
+        pause = _Pause(self._clock(), [*models, *others])
         with self._role:
             self._pause = pause
         for model in models:
-            if model is not models[0]:
-                with self._role:
-                    if pause.turn_lost:
-                        return False
+            more = self._lead(model, _BUDGET_NS)
+            with self._role:
+                lost = pause.turn_lost
+                if not lost:
                     pause.left.remove(model)
-            if self._lead(model, _BUDGET_NS):
-                with self._role:
-                    lost = pause.turn_lost
-                if lost:
+                    if more:
+                        self._promised.append(model)
+            if lost:
+                if more:
                     model.hand_over()
-                else:
-                    self._promised.append(model)
+                return False
         with self._role:
             if pause.turn_lost:
                 return False

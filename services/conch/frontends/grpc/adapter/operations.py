@@ -14,6 +14,8 @@ SEND_NO_METADATA = cygrpc.SendInitialMetadataOperation(None, 0)
 SEND_OK = cygrpc.SendStatusFromServerOperation(None, OK, b"", 0)
 
 _MOST_DETAILS = 4096
+"""In bytes as they travel, percent-encoded."""
+_PERCENT = ord("%")
 
 
 def ignore(event: Any) -> None:
@@ -34,6 +36,10 @@ def abort(call: Any, status: int, details: str) -> None:
 def shown(details: str) -> bytes:
     """Status details as they can be sent: clients refuse trailers of more than some kilobytes."""
     encoded = details.encode(errors="replace")
-    if len(encoded) > _MOST_DETAILS:
-        encoded = encoded[:_MOST_DETAILS].decode(errors="ignore").encode() + " …".encode()
+    left = _MOST_DETAILS
+    if 3 * len(encoded) > left:
+        for position, byte in enumerate(encoded):
+            left -= 1 if 0x20 <= byte < 0x7F and byte != _PERCENT else 3  # as %XX
+            if left < 0:
+                return encoded[:position].decode(errors="ignore").encode() + " …".encode()
     return encoded
