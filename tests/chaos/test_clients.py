@@ -147,6 +147,27 @@ def test_cancelled_requests_leave_the_queue(server: ServerProcess, tmp_path: Pat
         assert counts(client) == (before[0] + 101, before[1] + 100)
 
 
+def test_cancelled_requests_that_the_model_answers_are_freed(server: ServerProcess, tmp_path: Path) -> None:
+    """Their answers, too late, are not kept by a call that has ended."""
+    memory = psutil.Process(server.process.pid).memory_info
+    before = 0
+    with closing(RawClient(server.address)) as raw:
+        for number in range(30):
+            begun, noticed = tmp_path / f"started{number}", tmp_path / f"noticed{number}"
+            message = probe_request(started=str(begun), until_cancelled=str(noticed))
+            request = service_pb2.ModelInferRequest.FromString(message)
+            request.inputs[0].shape[:] = [1, 1 << 20]
+            request.raw_input_contents[:] = [bytes(4 << 20)]
+            call = raw.channel.unary_unary(INFER).future(request.SerializeToString(), timeout=WAIT_S)
+            eventually(begun.exists, "the model runs")
+            call.cancel()
+            eventually(noticed.exists, "the model sees that nobody waits")
+            if number == 5:
+                before = memory().rss
+        assert raw.infer(probe_request())
+    assert memory().rss < before + 40 * 2**20
+
+
 def test_a_cancelled_stream_leaves_the_queue(server: ServerProcess, tmp_path: Path) -> None:
     with client_of(server) as client, closing(RawClient(server.address)) as raw:
         before = counts(client)
@@ -180,6 +201,49 @@ def test_a_slow_reader_holds_up_nobody(repository: Path, tmp_path: Path) -> None
                 check_simple(client.infer("simple", simple_inputs(start)), start)
             numbers = [m.infer_response.raw_output_contents[0][0] for m in (first, *call)]
         assert numbers == [number % 251 for number in range(500)]
+
+
+def test_a_sender_that_does_not_read_is_made_to_wait(server: ServerProcess) -> None:
+    """The server takes in no more of its requests than it can answer, and answers all once it reads."""
+    total, floats = 200, 1 << 18
+    sent = 0
+
+    def requests() -> Iterator[bytes]:
+        nonlocal sent
+        for number in range(total):
+            array = np.full(floats, number, np.float32)
+            request = service_pb2.ModelInferRequest(model_name="probe", raw_input_contents=[array.tobytes()])
+            request.inputs.add(name="IN", datatype="FP32", shape=[1, floats])
+            request.id = str(number)
+            yield request.SerializeToString()
+            sent += 1
+
+    memory = psutil.Process(server.process.pid).memory_info
+    with closing(RawClient(server.address)) as raw, client_of(server) as client:
+        probe(client)
+        before = memory().rss
+        call = raw.channel.stream_stream(STREAM)(requests(), timeout=2 * WAIT_S)
+        call.initial_metadata()
+        eventually(lambda: sent > 10, "it sends")
+        most, last, quiet = 0, sent, 0
+        while quiet < 20:  # a second without any progress
+            threading.Event().wait(0.05)
+            most = max(most, memory().rss)
+            quiet = quiet + 1 if sent == last else 0
+            last = sent
+        assert sent < total, "the server has taken in everything"
+        assert most - before < 300 * 2**20
+        probe(client)  # nobody else has to wait
+        for number, message in enumerate(call):
+            answer = service_pb2.ModelStreamInferResponse.FromString(message)
+            assert answer.error_message == ""
+            assert answer.infer_response.id == str(number)
+            assert (
+                answer.infer_response.raw_output_contents[0] == np.full(floats, number, np.float32).tobytes()
+            )
+            most = max(most, memory().rss)
+        assert number == total - 1 and sent == total
+        assert most - before < 300 * 2**20
 
 
 def test_a_reader_that_gives_up(repository: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import psutil
 import pytest
 from tests.support.servers import (
     WAIT_S,
+    RawClient,
     ServerProcess,
     check_simple,
     client_of,
@@ -20,9 +21,32 @@ from tests.support.servers import (
     probe_inputs,
     serving,
     simple_inputs,
+    write_model,
     write_probe,
 )
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
+
+SLOW = """
+import os
+import time
+from pathlib import Path
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        Path({running!r} + args["model_name"]).touch()
+        while not Path({go!r}).exists():
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        return []
+"""
+SLOW_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
+"""
 
 
 class Traffic:
@@ -169,3 +193,39 @@ def test_concurrent_loads_and_unloads(server: ServerProcess, repository: Path) -
             client.load_model("probe")
             probe(client)
     assert failures == []
+
+
+def test_slow_loads_hold_up_nothing_else(tmp_path: Path) -> None:
+    """More of them than any pool of threads that answers other calls may have."""
+    repository = tmp_path / "models"
+    write_probe(repository)
+    go = tmp_path / "go"
+    code = SLOW.format(running=str(tmp_path / "loading-"), go=str(go))
+    names = [f"slow{number}" for number in range(20)]
+    for name in names:
+        write_model(repository, name, SLOW_CONFIG, {"model.py": code})
+    flags = ["--model-control-mode=explicit", "--load-model=probe", "--model-load-thread-count=3"]
+    with (
+        serving(repository, flags=flags) as server,
+        client_of(server) as client,
+        closing(RawClient(server.address)) as raw,
+    ):
+        load = raw.channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        messages = [service_pb2.RepositoryModelLoadRequest(model_name=name) for name in names]
+        try:
+            loading = [load.future(message.SerializeToString(), timeout=2 * WAIT_S) for message in messages]
+            eventually(lambda: len(list(tmp_path.glob("loading-*"))) == 3, "as many load as may")
+            # On the same connection, so the server has read the loads before this one.
+            assert raw("ServerLive", service_pb2.ServerLiveRequest()).live
+            for _ in range(5):
+                index = client.get_model_repository_index(client_timeout=3).models
+                assert len(index) == 21
+                assert sum(line.state == "LOADING" for line in index) == 3
+                probe(client)
+            client.unload_model("probe", client_timeout=3)
+            assert not client.is_model_ready("probe", client_timeout=3)
+        finally:
+            go.touch()
+        for future in loading:
+            assert future.result() == b""
+        assert all(client.is_model_ready(name) for name in names)

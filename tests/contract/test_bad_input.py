@@ -401,3 +401,22 @@ def test_names_are_no_paths(raw: RawClient) -> None:
         with pytest.raises(grpc.RpcError) as raised:
             raw.infer(simple_request(model_name=name))
         assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/inference.GRPCInferenceService/ModelInfer",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/RepositoryIndex",
+        "/grpc.health.v1.Health/Check",
+    ],
+)
+def test_a_call_without_a_message(raw: RawClient, method: str) -> None:
+    """The client half-closes at once; as with grpcio's own servers it is told, and does not wait for ever."""
+    with pytest.raises(grpc.RpcError) as raised:
+        raw.channel.stream_unary(method)(iter(()), timeout=10)
+    error: Any = raised.value
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.details() == "the method takes exactly one request message, none was sent"
+    assert raw("ServerLive", service_pb2.ServerLiveRequest()).live

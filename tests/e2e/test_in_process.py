@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as triton
 from tests.support.leaks import no_leaks
-from tests.support.servers import WAIT_S, check_simple, copy_example, simple_inputs
+from tests.support.servers import (
+    ROOT,
+    WAIT_S,
+    check_simple,
+    copy_example,
+    simple_inputs,
+    write_model,
+    write_probe,
+)
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.frontends.grpc.server import GrpcOptions
@@ -47,6 +55,70 @@ for _ in range(100):
 client.close()
 assert server.stop()
 print("ok")
+"""
+
+
+LATE = """
+import sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.support.servers import RawClient, eventually
+from tests.chaos.test_clients import INFER, STREAM, probe_request
+from tritonclient.grpc import service_pb2
+from conch.frontends.grpc.server import GrpcOptions
+from conch.options import ServerOptions
+from conch.server import Server
+from conch_control.options import ControlOptions
+
+running, go = Path({running!r}), Path({go!r})
+control = ControlOptions(
+    repositories=(Path({repository!r}),), mode="explicit", startup_models=("probe",), load_threads=2
+)
+server = Server(ServerOptions(exit_timeout_s=1), control, GrpcOptions("127.0.0.1", 0))
+server.start()
+raw = RawClient(f"127.0.0.1:{{server.grpc_port}}")
+request = probe_request(started=str(running), wait_for=str(go))
+if {what!r} == "unary":
+    call = raw.channel.unary_unary(INFER).future(request, timeout=60)
+elif {what!r} == "stream":
+    call = raw.channel.stream_stream(STREAM)(iter([request]), timeout=60)
+else:
+    load = service_pb2.RepositoryModelLoadRequest(model_name="slow")
+    call = raw.channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad").future(
+        load.SerializeToString(), timeout=60
+    )
+eventually(running.exists, "it is under way")
+before = time.monotonic()
+assert server.stop() is False
+assert time.monotonic() - before < 8
+go.touch()  # and now comes the answer
+def over():
+    names = [thread.name for thread in threading.enumerate()]
+    loading = any(name.startswith(("conch-probe", "conch-grpc-load", "conch-unload")) for name in names)
+    return server.registry.entries["probe"].states[1].reason == "unloaded" and not loading
+eventually(over, "all is answered")
+assert server.stop() is False, "what has been given up stays so"
+raw.close()
+print("alive")
+"""
+SLOW = """
+import time
+from pathlib import Path
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        Path({running!r}).touch()
+        while not Path({go!r}).exists():
+            time.sleep(0.01)
+
+    def execute(self, requests):
+        return []
+"""
+SLOW_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }
 """
 
 
@@ -135,3 +207,21 @@ def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
 def test_stop_twice(models: Path) -> None:
     with running(models) as server:
         assert server.stop()
+
+
+@pytest.mark.parametrize("what", ["unary", "stream", "load"])
+def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str) -> None:
+    """The program lives on: the C core ends the process if anything is started on a queue that is shut."""
+    repository = tmp_path / "models"
+    running, go = str(tmp_path / "started"), str(tmp_path / "go")
+    write_probe(repository)
+    write_model(repository, "slow", SLOW_CONFIG, {"model.py": SLOW.format(running=running, go=go)})
+    code = LATE.format(root=str(ROOT), running=running, go=go, repository=str(repository), what=what)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -150,6 +151,27 @@ def test_exit_timeout_while_a_model_loads(repository: Path, files: tuple[Path, P
             server.signal(signal.SIGTERM)
             assert server.wait(10) == 1
             assert isinstance(loading.exception(WAIT_S), grpc.RpcError)
+
+
+def test_exit_timeout_with_a_hung_request_and_a_load(repository: Path, tmp_path: Path) -> None:
+    files = tmp_path / "started", tmp_path / "go"
+    loads = tmp_path / "loads"
+    never = str(tmp_path / "never")
+    write_model(repository, "slow", _SLOW_CONFIG, {"model.py": _SLOW.format(running=str(loads), go=never)})
+    flags = ["--model-control-mode=explicit", "--load-model=probe", "--exit-timeout-secs=2"]
+    with busy(repository, files, *flags) as (server, outcome), closing(RawClient(server.address)) as raw:
+        method = raw.channel.unary_unary("/inference.GRPCInferenceService/RepositoryModelLoad")
+        request = service_pb2.RepositoryModelLoadRequest(model_name="slow")
+        loading = method.future(request.SerializeToString(), timeout=WAIT_S)
+        eventually(loads.exists, "the model loads")
+        before = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 1
+        assert 1.5 < time.monotonic() - before < 6
+        assert server.logs()[-1]["message"] == "Exit timeout expired. Exiting immediately."
+        assert isinstance(loading.exception(WAIT_S), grpc.RpcError)
+        eventually(lambda: outcome, "the client notices")
+    assert isinstance(outcome[0], InferenceServerException)
 
 
 def test_open_streams_do_not_hold_up_the_end(repository: Path, tmp_path: Path) -> None:

@@ -187,10 +187,11 @@ class UnaryCall:
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
 
     def _on_close(self, event: Any) -> None:
-        on_cancel, self.on_cancel = self.on_cancel, None
+        # `on_cancel` stays, by which `_finish` knows that the close must not be asked for again: the C core
+        # would refuse the whole batch, and grpcio never frees a refused one.
         subject, self._subject = self._subject, None
-        if on_cancel is not None and event.batch_operations[0].cancelled():
-            on_cancel(subject)
+        if self.on_cancel is not None and event.batch_operations[0].cancelled():
+            self.on_cancel(subject)
 
     def reply(self, message: bytes) -> None:
         """Sends the answer with status OK; from any thread."""
