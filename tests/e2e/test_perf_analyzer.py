@@ -24,7 +24,16 @@ def test_perf_analyzer(mode: list[str], tmp_path: Path) -> None:
             [
                 *(ANALYZER, "-m", "simple", "-i", "grpc", "-u", server.address),
                 *("--concurrency-range", "4", "--measurement-mode", "count_windows"),
-                *("--measurement-request-count", "300", "-s", "90", "-r", "3", "-f", tmp_path / "report.csv"),
+                *(
+                    "--measurement-request-count",
+                    "300",
+                    "-s",
+                    "900",
+                    "-r",
+                    "10",
+                    "-f",
+                    tmp_path / "report.csv",
+                ),
                 *mode,
             ],
             capture_output=True,
