@@ -28,6 +28,7 @@ from conch_control.options import ControlOptions
 log = logging.getLogger(__name__)
 
 _REASON_WIDTH = 60
+_SIGNAL_LOOK_S = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -113,7 +114,9 @@ def _run(flags: FlagValues, control: ControlOptions, grpc: GrpcOptions | None) -
     gc.collect()
     gc.freeze()
     print(_summary(server, grpc), flush=True)
-    stop.wait()
+    # By turns: Python runs a signal's handler late if the signal comes just before a wait for ever begins.
+    while not stop.wait(_SIGNAL_LOOK_S):
+        pass
     log.info("Waiting for in-flight requests to complete.")
     if server.stop():
         return 0
