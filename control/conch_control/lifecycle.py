@@ -20,8 +20,8 @@ from conch.core.errors import (
     UnavailableError,
     as_conch_error,
 )
-from conch.core.model import Model
 from conch.core.registry import Entry, Registry, VersionState
+from conch.core.servable import Servable
 from conch_control.definition import Definition, read_definition
 from conch_control.loader import Loader
 from conch_control.options import ControlOptions
@@ -61,7 +61,7 @@ class Lifecycle:
         self._lock = threading.Lock()  # guards what follows, and changes of the registry
         self._model_locks: dict[str, threading.Lock] = {}
         self._fingerprints: dict[str, Fingerprint] = {}
-        self._draining: dict[threading.Thread, Model] = {}
+        self._draining: dict[threading.Thread, Servable] = {}
         self._closed = False
 
     def load(self, name: str, directory: Path, override: str | None = None) -> None:
@@ -152,7 +152,7 @@ class Lifecycle:
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
         fresh = [version for version in versions if version not in serving]
         self._set_states(name, dict.fromkeys(fresh, VersionState("LOADING")))
-        loaded: dict[int, Model] = {}
+        loaded: dict[int, Servable] = {}
         failures: dict[int, ConchError] = {}
         for version in versions:
             log.info("loading: %s:%d", name, version)
@@ -187,7 +187,7 @@ class Lifecycle:
         log.error("failed to load '%s' version %d: %s", name, version, _with_code(shown), exc_info=trace)
         return shown
 
-    def _swap(self, name: str, loaded: Mapping[int, Model], serving: Mapping[int, Model]) -> bool:
+    def _swap(self, name: str, loaded: Mapping[int, Servable], serving: Mapping[int, Servable]) -> bool:
         """Publishes new versions in place of all old ones; refuses once the lifecycle is closed."""
         unloading = {version: VersionState("UNLOADING") for version in serving if version not in loaded}
         with self._lock:
@@ -206,7 +206,7 @@ class Lifecycle:
             self._retire(model, unloading.get(version))
         return True
 
-    def _retire(self, model: Model, state: VersionState | None) -> None:
+    def _retire(self, model: Servable, state: VersionState | None) -> None:
         """Closes a model that is no longer published, in the background.
 
         Args:
@@ -221,7 +221,7 @@ class Lifecycle:
             self._draining[thread] = model
             thread.start()  # here, so that whoever finds it can join it
 
-    def _drain(self, model: Model, state: VersionState | None) -> None:
+    def _drain(self, model: Servable, state: VersionState | None) -> None:
         spec = model.spec
         try:
             model.close()

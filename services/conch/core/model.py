@@ -114,7 +114,7 @@ class Model:
             InvalidArgumentError: The request does not fit the model.
             UnavailableError: Its priority level has no place left.
             ResourceExhaustedError: The queue has none.
-            RunnerClosedError: The version takes no more requests.
+            ClosedError: The version takes no more requests.
         """
         self._validate(request)
         request.model = self
@@ -127,11 +127,15 @@ class Model:
             Whether it was still queued.
         """
         request.cancelled = True
-        if not self._runner.cancel(request):
-            return False
-        self.statistics.record_failure(self._clock() - request.received_ns)
-        request.fail(CancelledError(""))
-        return True
+        cancelled = self._runner.cancel(request)
+        for each in cancelled:
+            self.statistics.record_failure(self._clock() - each.received_ns)
+            each.fail(CancelledError(""))
+        return bool(cancelled)
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to a sequence that this version, possibly closing, has begun."""
+        return self._runner.continues(request)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes those it has, and frees the model.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from conch.core.model import Model
+from conch.core.servable import Servable
 
 _LARGEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 30
@@ -41,11 +41,11 @@ class Entry:
         states: State of every version that was ever attempted.
     """
 
-    ready: Mapping[int, Model] = field(default_factory=dict)
+    ready: Mapping[int, Servable] = field(default_factory=dict)
     states: Mapping[int, VersionState] = field(default_factory=dict)
 
     @property
-    def latest(self) -> Model | None:
+    def latest(self) -> Servable | None:
         """The highest ready version."""
         return self.ready[max(self.ready)] if self.ready else None
 
@@ -84,7 +84,7 @@ class Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: Mapping[str, Entry] = MappingProxyType({})
-        self._latest: dict[str, Model] = {}
+        self._latest: dict[str, Servable] = {}
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -109,7 +109,7 @@ class Registry:
                 {key: entry for key, entry in self._entries.items() if key != name}
             )
 
-    def resolve(self, name: str, version: str = "") -> Model:
+    def resolve(self, name: str, version: str = "") -> Servable:
         """The model that serves a name and version now.
 
         Args:

@@ -10,7 +10,7 @@ from conch.core.errors import ConchError
 from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
-    from conch.core.model import Model
+    from conch.core.servable import Servable
 
 Parameter = bool | int | float | str
 """A value of a request or response parameter."""
@@ -82,6 +82,8 @@ class InferenceRequest:
         queued_ns: Monotonic time at which the scheduler took it.
         cancelled: Set when the client no longer waits.
         context: Whatever the front end needs to send the answer.
+        sequence: What the scheduler knows of the sequence the request belongs to; None for none.
+        rescheduled: Set by a model that wants to run the request again instead of ending it.
         state: Where it is.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
@@ -107,6 +109,8 @@ class InferenceRequest:
         "queued_ns",
         "received_ns",
         "requested",
+        "rescheduled",
+        "sequence",
         "sequence_end",
         "sequence_start",
         "signature",
@@ -125,7 +129,7 @@ class InferenceRequest:
         requested: tuple[str, ...] | None = None,
         parameters: dict[str, Parameter] | None = None,
     ) -> None:
-        self.model: Model | None = None
+        self.model: Servable | None = None
         self.model_name = model_name
         self.model_version = model_version
         self.id = request_id
@@ -148,6 +152,8 @@ class InferenceRequest:
         self.state = _NEW
         self.signature: object = None
         self.context: object = None
+        self.sequence: object = None
+        self.rescheduled = False
         self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:

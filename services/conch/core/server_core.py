@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from conch.core.dispatch import Dispatcher
 from conch.core.errors import UnavailableError
-from conch.core.instances.runner import Runner, RunnerClosedError
-from conch.core.model import Model
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest
+from conch.core.servable import Leadable, Servable
 
 EXTENSIONS = (
     "classification",
@@ -83,6 +83,7 @@ class ServerCore:
         models_ready: Callable[[], bool],
     ) -> None:
         self.registry = registry
+        self._dispatcher = Dispatcher(registry)
         self.agent = agent
         self.server_id = server_id
         self.version = version
@@ -122,46 +123,16 @@ class ServerCore:
         if self._stopping:
             raise UnavailableError("Server exiting")
 
-    def model(self, name: str, version: str = "") -> Model:
+    def model(self, name: str, version: str = "") -> Servable:
         """The model that serves a name and version; see `Registry.resolve` for the errors."""
         return self.registry.resolve(name, version)
 
     def submit(
-        self, request: InferenceRequest, may_lead: bool = False, model: Model | None = None
-    ) -> Runner | None:
-        """Runs a request; its responder gets every outcome except those raised here.
-
-        Args:
-            request: The request.
-            may_lead: Whether the caller is willing to run batches soon.
-            model: The model its name and version stand for, if the caller has looked it up.
-
-        Returns:
-            What the caller has to lead or hand over soon, only if it may lead; else None.
-
-        Raises:
-            ConchError: There is no such model, or the request does not fit it.
-        """
-        while True:
-            if model is None:
-                model = self.registry.resolve(request.model_name, request.model_version)
-            try:
-                return model.submit(request, may_lead)
-            except RunnerClosedError:
-                # Replaced between the look-up and the call: its successor is published before it
-                # closes, so looking again finds that, or says that the model is gone.
-                decoupled = model.spec.decoupled
-                model = self.registry.resolve(request.model_name, request.model_version)
-                if model.spec.decoupled is not decoupled:
-                    # The front end has made up its mind how to answer by what it knew of the old one.
-                    raise UnavailableError(
-                        f"model '{request.model_name}' has become {'' if decoupled is False else 'not '}"
-                        f"decoupled while the request came in; send it again"
-                    ) from None
+        self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
+    ) -> Leadable | None:
+        """Runs a request; see `Dispatcher.submit`."""
+        return self._dispatcher.submit(request, may_lead, model)
 
     def cancel(self, request: InferenceRequest) -> None:
         """Says that nobody waits for a request any more."""
-        if request.model is not None:
-            request.model.cancel(request)
-        else:
-            request.cancelled = True
+        self._dispatcher.cancel(request)

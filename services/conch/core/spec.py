@@ -21,6 +21,7 @@ class TensorSpec:
         dims: Dimensions as clients see them; -1 for a variable one.
         reshape: Dimensions as the backend sees them, or None where they are the same.
         optional: Whether a request may leave the input out.
+        ragged: Whether requests with different dims of the input may share a batch.
         labels: Labels of a classification output, by index.
     """
 
@@ -29,6 +30,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None
     optional: bool = False
+    ragged: bool = False
     labels: tuple[str, ...] = ()
 
     @property
@@ -69,12 +71,163 @@ class DynamicBatching:
         max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
         policies: The queue policy of each priority level, highest first; empty for one level without limits.
         default_level: Level of requests without one, counted from 1.
+        preserve_ordering: Whether responses leave in the order in which their requests came.
+        eager: Whether a batch is formed while all instances are busy, for good, so that it can be gathered.
     """
 
     preferred_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
     policies: tuple[QueuePolicy, ...] = ()
     default_level: int = 1
+    preserve_ordering: bool = False
+    eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTensor:
+    """An input by which a model is told where its requests stand in their sequences.
+
+    Attributes:
+        name: Input name.
+        kind: What it says.
+        datatype: Protocol name of its element type.
+        false_value: Element for no; of no use for ``CORRID``.
+        true_value: Element for yes; of no use for ``CORRID``.
+    """
+
+    name: str
+    kind: Literal["START", "READY", "END", "CORRID"]
+    datatype: str
+    false_value: float = 0
+    true_value: float = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A tensor that the server keeps for each sequence between its requests.
+
+    Attributes:
+        input_name: Input that it is given to the model as.
+        output_name: Output that its next value comes from.
+        datatype: Protocol name of the element type.
+        dims: Dimensions, batch dimension excluded; -1 for a variable one.
+        initial_dims: Dimensions of the first value, all of them known.
+        initial_data: The first value in wire form; None for zeros.
+    """
+
+    input_name: str
+    output_name: str
+    datatype: str
+    dims: tuple[int, ...]
+    initial_dims: tuple[int, ...]
+    initial_data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """Settings of the sequence batcher.
+
+    Attributes:
+        strategy: ``DIRECT`` keeps a sequence in one row of the batches of one instance; ``OLDEST`` batches
+            the oldest requests of the sequences that an instance has.
+        max_idle_ns: How long a sequence may be without a request, in nanoseconds.
+        controls: Control inputs.
+        states: Tensors kept between the requests of a sequence.
+        max_queue_delay_ns: How long a request may wait for company, in nanoseconds.
+        min_slot_utilization: With ``DIRECT``, the share of slots that makes waiting pointless; 0 for any.
+        max_candidates: With ``OLDEST``, the sequences that an instance has at a time.
+        preferred_sizes: With ``OLDEST``, batch sizes worth waiting for, ascending.
+        preserve_ordering: With ``OLDEST``, whether responses leave in the order of their requests.
+        iterative: Whether a request is a sequence of its own that the model may run again and again.
+    """
+
+    strategy: Literal["DIRECT", "OLDEST"] = "DIRECT"
+    max_idle_ns: int = 1_000_000_000
+    controls: tuple[ControlTensor, ...] = ()
+    states: tuple[StateSpec, ...] = ()
+    max_queue_delay_ns: int = 0
+    min_slot_utilization: float = 0.0
+    max_candidates: int = 1
+    preferred_sizes: tuple[int, ...] = ()
+    preserve_ordering: bool = False
+    iterative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of an ensemble.
+
+    Attributes:
+        model_name: The model's name.
+        model_version: Its version; -1 for the newest that is ready.
+        input_map: Ensemble tensor by input of the model.
+        output_map: Ensemble tensor by output of the model.
+    """
+
+    model_name: str
+    model_version: int
+    input_map: Mapping[str, str]
+    output_map: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleScheduling:
+    """Which models an ensemble consists of, and how tensors go from one to the next.
+
+    Attributes:
+        steps: The models.
+        max_inflight: Most unfinished requests that the responses of one decoupled step may have; 0 for any.
+    """
+
+    steps: tuple[EnsembleStep, ...]
+    max_inflight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInput:
+    """An input that is made from the requests of a batch.
+
+    Attributes:
+        kind: What it holds, a ``Kind`` of Triton's ``BatchInput``.
+        names: Inputs of the model that get it.
+        datatype: Protocol name of the element type.
+        source: Request input that it is made from.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    datatype: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutput:
+    """How outputs without a batch dimension are split between the requests of a batch.
+
+    Attributes:
+        kind: How, a ``Kind`` of Triton's ``BatchOutput``.
+        names: Outputs that are split.
+        source: Request input that says how much each request gets.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Something an instance needs to run a batch, counted by the rate limiter.
+
+    Attributes:
+        name: Name of the resource.
+        count: How much of it.
+        shared: Whether there is one pool for all devices.
+    """
+
+    name: str
+    count: int
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +239,20 @@ class InstanceGroup:
         kind: ``CPU``, ``GPU`` or ``MODEL``.
         count: Instances per device.
         gpus: Device ids of a GPU group.
+        passive: Whether its instances are made but never given a batch.
+        profiles: Optimisation profiles, for backends that have them.
+        resources: What each instance needs to run a batch.
+        priority: Weight for the rate limiter: an instance of 2 runs half as often as one of 1.
     """
 
     name: str
     kind: str = "CPU"
     count: int = 1
     gpus: tuple[int, ...] = ()
+    passive: bool = False
+    profiles: tuple[str, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    priority: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +309,12 @@ class ModelSpec:
         version_directory: The version's directory.
         model_file: File name inside the version directory.
         instance_groups: Instance groups, at least one.
-        batching: Dynamic batching, or None for the default scheduler.
+        batching: Dynamic batching, or None.
+        sequence: Sequence batching, or None; with neither, nor an ensemble, requests run one by one.
+        ensemble: The steps of an ensemble, which has no instances; or None.
+        batch_inputs: Inputs made from the requests of a batch.
+        batch_outputs: Outputs split by more than the batch dimension.
+        cached: Whether responses may come from the response cache.
         max_queue_size: Most requests that may wait, of all priority levels together; 0 for any number.
         decoupled: Whether a request may have any number of responses.
         parameters: The config's ``parameters``, key to string value.
@@ -169,6 +335,11 @@ class ModelSpec:
     model_file: str
     instance_groups: tuple[InstanceGroup, ...]
     batching: DynamicBatching | None = None
+    sequence: SequenceBatching | None = None
+    ensemble: EnsembleScheduling | None = None
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: tuple[BatchOutput, ...] = ()
+    cached: bool = False
     max_queue_size: int = 0
     decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -14,10 +14,10 @@ import pytest
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.instances.placement import Placement
-from conch.core.model import Model
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
+from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch_control.agent import Agent
@@ -153,7 +153,7 @@ class Site:
         entry = self.registry.entries[name]
         return {version: (state.state, state.reason) for version, state in entry.states.items()}
 
-    def serving(self, name: str) -> dict[int, Model]:
+    def serving(self, name: str) -> dict[int, Servable]:
         return dict(self.registry.entries[name].ready)
 
     def loads(self) -> list[str]:

@@ -29,12 +29,13 @@ from conch.core.backend import BackendInstance
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.instances.execution import Executor
 from conch.core.instances.placement import Placement, place
-from conch.core.instances.runner import Runner, RunnerClosedError
+from conch.core.instances.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduler.base import Batch
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor
@@ -176,7 +177,7 @@ def test_a_submit_that_races_with_close_is_answered_or_refused(
             request = make_request(answers, 1)
             try:
                 submit(model, request, may_lead=(number + index) % 2 == 0)
-            except RunnerClosedError:
+            except ClosedError:
                 refused.append(request)
             else:
                 accepted.append(request)
@@ -199,7 +200,7 @@ def test_a_closed_model_takes_nothing() -> None:
     assert model.close()
     request = make_request()
     for may_lead in (True, False):
-        with pytest.raises(RunnerClosedError):
+        with pytest.raises(ClosedError):
             model.submit(request, may_lead)
     assert request.state is RequestState.NEW
     assert model.close(), "closing twice does no harm"

@@ -134,7 +134,7 @@ class PolicyMachine(RuleBasedStateMachine):
         if self.submitted:
             request = self.submitted[index % len(self.submitted)]
             queued = any(waiting.request is request for waiting in self.waiting)
-            assert self.scheduler.cancel(request) is queued
+            assert bool(self.scheduler.cancel(request)) is queued
             if queued:
                 self.forget([request])
 
@@ -214,6 +214,7 @@ class PolicyMachine(RuleBasedStateMachine):
             pass
         assert not self.waiting
         assert sorted(map(id, self.outcomes)) == sorted(map(id, self.submitted)), "each exactly once"
+        assert isinstance(self.scheduler.expiries, Expiries)
         assert not self.scheduler.expiries.take(NEVER), "a request that has left is still timed"
 
 

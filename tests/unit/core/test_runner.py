@@ -31,11 +31,12 @@ from tests.support.core import (
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.instances.execution import Executor
-from conch.core.instances.runner import Runner, RunnerClosedError
+from conch.core.instances.runner import Runner
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch, Scheduler
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.servable import ClosedError
 from conch.core.stats import ModelStatistics
 
 MS = 1_000_000
@@ -253,7 +254,7 @@ def test_close_during_a_promise_waits_for_it() -> None:
         answers = Answers()
         assert runner.submit(make_request(answers), True)
         assert runner.close(0.01) is False
-        with pytest.raises(RunnerClosedError):
+        with pytest.raises(ClosedError):
             runner.submit(make_request(answers), True)
         with ThreadPoolExecutor(1) as pool:
             closing = pool.submit(runner.close, WAIT_S)
@@ -410,7 +411,7 @@ def test_whatever_is_done_with_promises_everything_is_answered_once(
             request = make_request(answers, choose.choice((1, 2)))
             try:
                 promises += runner.submit(request, choose.random() < 0.8)
-            except RunnerClosedError:
+            except ClosedError:
                 break
             accepted.append(request)
             if choose.random() < 0.3 and runner.cancel(request):

@@ -143,7 +143,7 @@ class Driver:
             return
         request = self.submitted[index % len(self.submitted)]
         queued = any(request is waiting for waiting in self.queue)
-        assert self.scheduler.cancel(request) is queued
+        assert bool(self.scheduler.cancel(request)) is queued
         if queued:
             self.queue = [waiting for waiting in self.queue if waiting is not request]
             self.cancelled.append(request)

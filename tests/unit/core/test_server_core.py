@@ -10,8 +10,8 @@ import pytest
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from conch.core.instances.runner import RunnerClosedError
 from conch.core.registry import Entry, Registry
+from conch.core.servable import ClosedError
 from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_is_gone_is_not_found(core: ServerCore, registry: Registry)
     assert old.close()
     with pytest.raises(NotFoundError):
         core.submit(make_request(), model=old)
-    with pytest.raises(RunnerClosedError):
+    with pytest.raises(ClosedError):
         old.submit(make_request())
 
 

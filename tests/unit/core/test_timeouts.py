@@ -12,9 +12,9 @@ import pytest
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from conch.core.instances.runner import RunnerClosedError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
+from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, QueuePolicy
 
 MS = 1_000_000
@@ -186,7 +186,7 @@ def test_everything_is_answered_once_whatever_ends_its_wait(seed: int, close_ear
                 runner = model.submit(request, choose.random() < 0.5)
             except (UnavailableError, ResourceExhaustedError):
                 continue
-            except RunnerClosedError:
+            except ClosedError:
                 return
             accepted.append(request)
             if runner is not None:

@@ -12,7 +12,6 @@ from tests.support.core import make_request
 from tritonclient.grpc import service_pb2 as their_pb
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.grpc import encode
@@ -158,7 +157,7 @@ def test_a_response_that_grpc_can_not_send(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_request_that_was_never_submitted_is_not_answered() -> None:
     request = make_request()
-    model: Model | None = request.model
+    model: object = request.model
     assert model is None
     with pytest.raises(AssertionError):
         ENCODER.parts(request, None)

@@ -137,7 +137,7 @@ class Model:
         self._during = during
         self.fast = fast
 
-    def lead(self, budget_ns: int | None) -> bool:
+    def lead(self, budget_ns: int | None = None) -> bool:
         self._rig.note(LEAD, self._name, budget_ns)
         return bool(self._during())
 

@@ -81,8 +81,13 @@ class Executor:
             if response is not None:
                 request.respond(response, True)
 
-    def expire(self, request: InferenceRequest) -> None:
-        """Answers a request that may not wait any longer."""
+    def expire(self, request: InferenceRequest, text: str) -> None:
+        """Answers a request that may not wait any longer.
+
+        Args:
+            request: The request.
+            text: What it is told, unless its client's own deadline has passed.
+        """
         now = self._clock()
         self._statistics.record_failure(now - request.received_ns)
         error: ConchError
@@ -90,7 +95,7 @@ class Executor:
             # What a client says to itself at its deadline: this may reach it first, and must read the same.
             error = DeadlineExceededError("Deadline Exceeded")
         else:
-            error = UnavailableError(f"{request.log_prefix}Request timeout expired")
+            error = UnavailableError(text)
         request.fail(error)
 
     def _finish_decoupled(self, batch: Batch) -> None:

@@ -20,13 +20,10 @@ from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
 from conch.core.scheduler.expiry import NEVER
+from conch.core.servable import ClosedError
 
 _FAST_NS = 500_000
 _LONGEST_WAIT_S = 3600.0  # the platform's own limit is passed by timeouts a config may well have
-
-
-class RunnerClosedError(Exception):
-    """The model version takes no more requests; whoever submits looks its successor up."""
 
 
 class Runner:
@@ -54,6 +51,7 @@ class Runner:
         self._clock = clock
         self._count = len(instances)
         self._idle = list(instances)
+        self._by_number = dict(enumerate(instances))  # for batches that name their instance
         self._lock = threading.Lock()
         self._sleeping: list[threading.Condition] = []
         self._drained = threading.Condition(self._lock)
@@ -94,12 +92,12 @@ class Runner:
             the model's own threads are left asleep.
 
         Raises:
-            RunnerClosedError: The version is being replaced or unloaded; the request was not queued.
+            ClosedError: The version is being replaced or unloaded; the request was not queued.
             ConchError: The queue does not take the request.
         """
         with self._lock:
-            if self._closing:
-                raise RunnerClosedError
+            if self._closing and not self._scheduler.continues(request):
+                raise ClosedError
             now = self._clock()
             self._scheduler.submit(request, now)
             if self._expiries.next_ns < self._reaper_wakes_ns:
@@ -170,7 +168,7 @@ class Runner:
             self._expire(now)
         decision = self._scheduler.next_batch(now)
         if type(decision) is Batch:
-            instance = self._idle.pop()
+            instance = self._instance_for(decision)
             if wake:
                 self._wake_if_due(now)
             return instance, decision
@@ -178,14 +176,31 @@ class Runner:
             self._wake()
         return None
 
-    def cancel(self, request: InferenceRequest) -> bool:
-        """Takes a request out of the queue; False if it already runs or has been answered."""
+    def _instance_for(self, batch: Batch) -> BackendInstance:
+        """Takes the idle instance that runs a batch."""
+        if batch.instance is None:
+            return self._idle.pop()
+        instance = self._by_number[batch.instance]
+        self._idle.remove(instance)
+        return instance
+
+    def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Takes a request out of the queue, with those that can't be served without it.
+
+        Returns:
+            What was taken out, for the caller to answer; nothing if it already runs or has been answered.
+        """
         with self._lock:
             cancelled = self._scheduler.cancel(request)
             if cancelled:
                 self._wake_if_due(self._clock())  # without it, the others may fit together
             self._check_drained()
             return cancelled
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to something that this version has begun."""
+        with self._lock:
+            return self._scheduler.continues(request)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuses new requests, finishes those it has, and ends the threads.
@@ -198,6 +213,7 @@ class Runner:
         """
         with self._lock:
             self._closing = True
+            self._scheduler.begin_closing(self._clock())
             self._wake_all()
             self._reaper_woken.notify()
             done = self._drained.wait_for(self._is_drained, timeout_s)
@@ -209,19 +225,15 @@ class Runner:
 
     def take_queued(self) -> list[InferenceRequest]:
         """Takes everything out of the queue, for a shutdown that can't wait; the caller answers it."""
-        taken: list[InferenceRequest] = []
         with self._lock:
-            while True:
-                # Far in the future every delay is over, so this empties the queue.
-                decision = self._scheduler.next_batch(1 << 62)
-                if type(decision) is not Batch:
-                    break
-                taken.extend(decision.requests)
+            taken = self._scheduler.drain()
             self._check_drained()
-        return taken
+            return taken
 
     def _is_drained(self) -> bool:
-        return self._scheduler.pending == 0 and not self._unanswered and len(self._idle) == self._count
+        scheduler = self._scheduler
+        idle = len(self._idle) == self._count
+        return idle and not (scheduler.pending or scheduler.held or self._unanswered)
 
     def _check_drained(self) -> None:
         """Lets `close` and the threads end if nothing is left to do; called with the lock held."""
@@ -253,7 +265,7 @@ class Runner:
         """Answers requests that have waited for too long, outside the lock: a responder may take time."""
         while expired := self._next_expired():
             for request in expired:
-                self._executor.expire(request)
+                self._executor.expire(request, self._scheduler.expiry_text(request))
             with self._lock:
                 self._unanswered -= len(expired)
                 self._check_drained()
@@ -268,6 +280,7 @@ class Runner:
                     self._expired += (expired := self._scheduler.expired(now))
                     self._unanswered += len(expired)
                     self._wake_if_due(now)  # without them, the others may fit together
+                    self._check_drained()
                 if self._expired:
                     taken, self._expired = self._expired, []
                     self._check_drained()
@@ -324,13 +337,13 @@ class Runner:
                         self._expire(now)
                     decision = self._scheduler.next_batch(now)
                     if type(decision) is Batch:
-                        instance = self._idle.pop()
+                        instance = self._instance_for(decision)
                         self._wake_if_due(now)
                         return instance, decision
                     if type(decision) is WaitUntil and not self._timed:
                         timed = self._timed = True
                         timeout = (decision.time_ns - now) / 1e9
-                if self._closing and self._scheduler.pending == 0:
+                if self._closing and not (self._scheduler.pending or self._scheduler.held):
                     return None
                 self._sleeping.append(woken)
                 woken.wait(timeout)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.expiry import Expiries
 
 
 class Batch:
@@ -14,6 +15,7 @@ class Batch:
     Attributes:
         requests: The requests, in the order they were queued.
         size: Rows of all requests together.
+        instance: Number of the one instance that may run it; None where any may.
         compute_start_ns: Monotonic time at which an instance took the batch.
         compute_input_end_ns: When its inputs were ready for the model.
         compute_output_start_ns: When the model had its results.
@@ -27,13 +29,15 @@ class Batch:
         "compute_input_end_ns",
         "compute_output_start_ns",
         "compute_start_ns",
+        "instance",
         "requests",
         "size",
     )
 
-    def __init__(self, requests: list[InferenceRequest], size: int) -> None:
+    def __init__(self, requests: list[InferenceRequest], size: int, instance: int | None = None) -> None:
         self.requests = requests
         self.size = size
+        self.instance = instance
         self.compute_start_ns = 0
         self.compute_input_end_ns = 0
         self.compute_output_start_ns = 0
@@ -62,19 +66,29 @@ IDLE = Idle()
 Decision = Batch | WaitUntil | Idle
 
 
-class Scheduler(Protocol):
+class Timers(Protocol):
+    """What a scheduler wants to be called for at a certain time."""
+
+    @property
+    def next_ns(self) -> int:
+        """No time comes before this monotonic one; it may be too early, and is `NEVER` for none at all."""
+
+
+class Scheduler(ABC):
     """A queue with a policy: no threads, no clock of its own, no locks.
 
     Callers serialise all calls and pass the time. A request is in exactly one place: queued here, in one
-    batch, or finished; `cancel` and `expired` take it out only while it is queued here.
+    batch, or finished; `cancel` and `expired` take it out only while it is queued here. Callers ask for a
+    batch only while an instance is idle; a scheduler whose batches name their instance sees by itself, from
+    the batches that it gave and that were completed, which ones are.
 
     Attributes:
-        expiries: The queued requests that have a time to leave; `expired` is called when the first one's
-            has come, before any other batch is asked for.
+        expiries: When `expired` is to be called, before any other batch is asked for.
     """
 
-    expiries: Expiries
+    expiries: Timers
 
+    @abstractmethod
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
         """Queues a request.
 
@@ -82,21 +96,53 @@ class Scheduler(Protocol):
             ConchError: The queue does not take it; the request was not queued.
         """
 
+    @abstractmethod
     def due_ns(self, now_ns: int) -> int | None:
         """When `next_batch` will have a batch: at once if not after `now_ns`, or never as things stand."""
 
+    @abstractmethod
     def next_batch(self, now_ns: int) -> Decision:
         """Decides what an idle instance does next; a returned batch has left the queue."""
 
     def complete(self, batch: Batch, now_ns: int) -> None:
-        """Says that an instance has finished a batch."""
+        """Says that an instance has finished a batch.
 
-    def cancel(self, request: InferenceRequest) -> bool:
-        """Takes a queued request out; False if it is not queued any more."""
+        Called also where it failed. Requests of it that are to run again have `rescheduled` set.
+        """
 
+    @abstractmethod
+    def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Takes a queued request out, with those that can't be served without it.
+
+        Returns:
+            What was taken out, for the caller to answer; nothing if it is not queued any more.
+        """
+
+    @abstractmethod
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out the requests that may not wait any longer; the caller answers them."""
 
+    def expiry_text(self, request: InferenceRequest) -> str:
+        """What a request is told that has expired before its client's own deadline."""
+        return f"{request.log_prefix}Request timeout expired"
+
+    @abstractmethod
+    def drain(self) -> list[InferenceRequest]:
+        """Takes out everything queued; the caller answers it."""
+
     @property
+    @abstractmethod
     def pending(self) -> int:
         """Number of requests queued."""
+
+    def begin_closing(self, now_ns: int) -> None:
+        """Says that from now on only requests that `continues` allows are submitted."""
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to something begun here, so that only this scheduler can take it."""
+        return False
+
+    @property
+    def held(self) -> int:
+        """What has been begun and may have further requests, such as sequences; a close waits for it."""
+        return 0

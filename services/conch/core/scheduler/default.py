@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduler.base import IDLE, Batch, Decision
+from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler
 from conch.core.scheduler.expiry import Expiries
 from conch.core.scheduler.queue import bound_of, queue_full
 
@@ -15,7 +15,7 @@ _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RU
 _LEAST_SWEPT = 64
 
 
-class DefaultScheduler:
+class DefaultScheduler(Scheduler):
     """Queue of a model without a scheduling choice; requests run alone, as clients sent them.
 
     Args:
@@ -24,6 +24,8 @@ class DefaultScheduler:
     Attributes:
         expiries: The waiting requests that have a deadline.
     """
+
+    expiries: Expiries
 
     def __init__(self, max_queue_size: int = 0) -> None:
         self.expiries = Expiries()
@@ -71,24 +73,27 @@ class DefaultScheduler:
                 return Batch([request], request.batch_size)
         return IDLE
 
-    def complete(self, batch: Batch, now_ns: int) -> None:
-        """Nothing to do: executions do not affect the queue."""
-
-    def cancel(self, request: InferenceRequest) -> bool:
+    def cancel(self, request: InferenceRequest) -> tuple[InferenceRequest, ...]:
         """Takes a queued request out; its place stays, empty, until it is the head's or most places are."""
         if request.state is not _QUEUED:
-            return False
+            return ()
         request.state = _NEW
         self._pending -= 1
         if self._tracks:
             self.expiries.discard(request)
         if len(self._queue) > 2 * self._pending + _LEAST_SWEPT:
             self._queue = deque(request for request in self._queue if request.state is _QUEUED)
-        return True
+        return (request,)
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out the requests whose deadline has passed."""
         taken = self.expiries.take(now_ns)
         for request in taken:
             self.cancel(request)
+        return taken
+
+    def drain(self) -> list[InferenceRequest]:
+        """Takes out everything queued."""
+        taken = [request for request in self._queue if self.cancel(request)]
+        self._queue.clear()
         return taken

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduler.base import IDLE, Batch, Decision, WaitUntil
+from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduler.expiry import Expiries
 from conch.core.scheduler.queue import Queue, bound_of, queue_full
 
@@ -22,7 +22,7 @@ _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RU
 _LEAST_SWEPT = 64
 
 
-class DynamicBatcher:
+class DynamicBatcher(Scheduler):
     """Queue of a model with dynamic batching.
 
     The batch being formed is kept between calls, so each request is examined once however often
@@ -38,6 +38,8 @@ class DynamicBatcher:
     Attributes:
         expiries: The waiting requests that have a deadline.
     """
+
+    expiries: Expiries
 
     def __init__(
         self,
@@ -119,13 +121,10 @@ class DynamicBatcher:
             return self._take(self._best_count, self._best_size)
         return self._take(len(self._forming), self._forming_size)
 
-    def complete(self, batch: Batch, now_ns: int) -> None:
-        """Nothing to do: executions do not affect the queue."""
-
-    def cancel(self, request: InferenceRequest) -> bool:
+    def cancel(self, request: InferenceRequest) -> tuple[InferenceRequest, ...]:
         """Takes a queued request out, also from the batch being formed."""
         if request.state is not _QUEUED:
-            return False
+            return ()
         request.state = _NEW
         self._pending -= 1
         if self._closed or request in self._forming:
@@ -134,7 +133,7 @@ class DynamicBatcher:
         if self._tracks:
             self._departed((request,))
         self._sweep()
-        return True
+        return (request,)
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out the requests whose deadline has passed."""
@@ -142,6 +141,18 @@ class DynamicBatcher:
         for request in taken:
             self.cancel(request)
         return taken
+
+    def drain(self) -> list[InferenceRequest]:
+        """Takes out everything queued."""
+        waiting = [request for request in (*self._forming, *self._queue) if request.state is _QUEUED]
+        self._drop_forming()
+        self._queue.clear()
+        for request in waiting:
+            request.state = _NEW
+        if self._tracks:
+            self._departed(waiting)
+        self._pending = 0
+        return waiting
 
     def _departed(self, requests: Iterable[InferenceRequest]) -> None:
         """Forgets what is known of requests that do not wait any more."""

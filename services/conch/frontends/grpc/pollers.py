@@ -17,28 +17,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from conch.core.clock import Clock
+from conch.core.servable import Leadable
 
 log = logging.getLogger(__name__)
 
 _BUDGET_NS = 1_000_000
 _LONGEST_PAUSE_NS = 5_000_000
-
-
-class Leadable(Protocol):
-    """A model with requests that the polling thread has promised to see to."""
-
-    @property
-    def fast(self) -> bool:
-        """Whether a batch is short enough to be run while nobody polls."""
-
-    def lead(self, budget_ns: int | None) -> bool:
-        """Runs batches until nothing is left, or the budget is used up: then True."""
-
-    def hand_over(self) -> None:
-        """Leaves the requests to the model's own threads."""
 
 
 class _Pause:

@@ -1,0 +1,59 @@
+"""From a request to the model version that serves it: the way in for front ends and for ensembles."""
+
+from __future__ import annotations
+
+from conch.core.errors import UnavailableError
+from conch.core.registry import Registry
+from conch.core.request import InferenceRequest
+from conch.core.servable import ClosedError, Leadable, Servable
+
+
+class Dispatcher:
+    """Hands requests to the models of a registry.
+
+    Args:
+        registry: The models.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def submit(
+        self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
+    ) -> Leadable | None:
+        """Runs a request; its responder gets every outcome except those raised here.
+
+        Args:
+            request: The request.
+            may_lead: Whether the caller is willing to run batches soon.
+            model: The model its name and version stand for, if the caller has looked it up.
+
+        Returns:
+            What the caller has to lead or hand over soon, only if it may lead; else None.
+
+        Raises:
+            ConchError: There is no such model, or the request does not fit it.
+        """
+        while True:
+            if model is None:
+                model = self._registry.resolve(request.model_name, request.model_version)
+            try:
+                return model.submit(request, may_lead)
+            except ClosedError:
+                # Replaced between the look-up and the call: its successor is published before it
+                # closes, so looking again finds that, or says that the model is gone.
+                decoupled = model.spec.decoupled
+                model = self._registry.resolve(request.model_name, request.model_version)
+                if model.spec.decoupled is not decoupled:
+                    # The caller has made up its mind how to answer by what it knew of the old one.
+                    raise UnavailableError(
+                        f"model '{request.model_name}' has become {'' if decoupled is False else 'not '}"
+                        f"decoupled while the request came in; send it again"
+                    ) from None
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Says that nobody waits for a request any more."""
+        if request.model is not None:
+            request.model.cancel(request)
+        else:
+            request.cancelled = True
