@@ -1,0 +1,303 @@
+"""The core alone: a model that does nothing, no transport; what a request costs and how that grows.
+
+Run with ``python -m bench.core``. Every scene is a function that puts a number of requests through models
+made by the core's own classes and returns once all are answered. Scenes take turns, several rounds each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from bench.facts import machine, revision, versions
+from conch.core.backend import BackendInstance, BackendModel
+from conch.core.dispatch import Dispatcher
+from conch.core.instances.placement import Placement
+from conch.core.model import Model
+from conch.core.registry import Entry, Registry, VersionState
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.scheduler.base import Batch
+from conch.core.servable import Leadable
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
+from conch.core.tensor import Tensor
+
+_ROOT = Path(__file__).parent.parent
+_BATCH = 64
+_WINDOW = 1024
+_SEQUENCES = 1000
+_TENSOR = Tensor.from_array("IN", np.zeros((1, 16), np.float32))
+_OUTPUTS = [Tensor.from_array("OUT", np.zeros((1, 16), np.float32))]
+
+
+class _Nothing(BackendInstance):
+    """Answers every request with the same tensor."""
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
+        return [InferenceResponse(_OUTPUTS) for _ in batch.requests]
+
+
+class _NothingModel(BackendModel):
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        return _Nothing()
+
+
+def _models(
+    count: int, batching: DynamicBatching | None = None, sequence: SequenceBatching | None = None
+) -> tuple[Dispatcher, list[Model]]:
+    """Models named ``m0``, ``m1``, … in a registry of their own."""
+    registry = Registry()
+    models = []
+    entries = {}
+    for number in range(count):
+        spec = ModelSpec(
+            name=f"m{number}",
+            version=1,
+            platform="",
+            backend="none",
+            max_batch_size=_BATCH,
+            inputs=(TensorSpec("IN", "FP32", (16,)),),
+            outputs=(TensorSpec("OUT", "FP32", (16,)),),
+            directory=Path("/"),
+            version_directory=Path("/1"),
+            model_file="",
+            instance_groups=(InstanceGroup("g"),),
+            batching=batching,
+            sequence=sequence,
+        )
+        models.append(Model.create(spec, _NothingModel()))
+        entries[spec.name] = Entry({1: models[-1]}, {1: VersionState("READY")})
+    for name, entry in entries.items():
+        registry.publish(name, entry)
+    return Dispatcher(registry), models
+
+
+def _request(name: str, responder: Responder) -> InferenceRequest:
+    """A request as the decoder makes it: one that has been seen before but for its tensor's bytes."""
+    request = InferenceRequest(name, "", {"IN": _TENSOR}, responder, time.monotonic_ns(), "1")
+    request.signature = name
+    return request
+
+
+class _Counter:
+    """A responder that counts, and says when room has come in a window."""
+
+    def __init__(self, window: int) -> None:
+        self.done = 0
+        self.sent = 0
+        self.wanted = -1
+        self._window = window
+        self.reached = threading.Event()
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        self.done += 1
+        if self.done == self.wanted:
+            self.wanted = -1
+            self.reached.set()
+
+    def wait_until(self, done: int) -> None:
+        """Waits until so many have been answered."""
+        self.reached.clear()
+        self.wanted = done
+        if self.done < done:
+            self.reached.wait()
+        self.wanted = -1
+
+
+def thread_pair(requests: int) -> Callable[[], None]:
+    """One thread submits, the model's own thread batches and answers; at most a window is in flight."""
+    dispatcher, _ = _models(1, DynamicBatching())
+
+    def run() -> None:
+        counter = _Counter(_WINDOW)
+        submit = dispatcher.submit
+        for sent in range(1, requests + 1):
+            submit(_request("m0", counter))
+            if sent - counter.done >= _WINDOW:
+                counter.wait_until(sent - _WINDOW // 2)
+        counter.wait_until(requests)
+
+    return run
+
+
+def many_models(models: int, requests: int) -> Callable[[], None]:
+    """One thread submits to each model in turn and leads it: every request is a batch of its own."""
+    dispatcher, _ = _models(models, DynamicBatching())
+    names = [f"m{number}" for number in range(models)]
+
+    def run() -> None:
+        counter = _Counter(1)
+        submit = dispatcher.submit
+        for sent in range(requests):
+            leadable = submit(_request(names[sent % models], counter), True)
+            assert leadable is not None
+            leadable.lead(None)
+        assert counter.done == requests
+
+    return run
+
+
+def deep_queue(depth: int, requests: int) -> Callable[[], None]:
+    """So many requests wait all the time; each step adds a batch of them and runs one."""
+    dispatcher, _ = _models(1, DynamicBatching())
+
+    def run() -> None:
+        counter = _Counter(1)
+        submit = dispatcher.submit
+        leadable: Leadable | None = None
+        for _ in range(depth):
+            leadable = submit(_request("m0", counter), True) or leadable
+        assert leadable is not None
+        for _ in range(requests // _BATCH):
+            for _ in range(_BATCH):
+                submit(_request("m0", counter), True)
+            leadable.lead(0)  # one batch; what is left stays promised
+        while leadable.lead(None):
+            pass
+
+    return run
+
+
+def rounds_of_requests(requests: int, sequence: SequenceBatching | None) -> Callable[[], None]:
+    """A thousand callers with a request each, time and again; with or without sequences."""
+    dispatcher, _ = _models(1, None if sequence else DynamicBatching(), sequence)
+    first = True
+
+    def run() -> None:
+        nonlocal first
+        counter = _Counter(1)
+        submit = dispatcher.submit
+        for _ in range(requests // _SEQUENCES):
+            leadable: Leadable | None = None
+            for number in range(1, _SEQUENCES + 1):
+                request = _request("m0", counter)
+                if sequence is not None:
+                    request.correlation_id = number
+                    request.sequence_start = first
+                leadable = submit(request, True) or leadable
+            first = False
+            assert leadable is not None
+            leadable.lead(None)
+        assert counter.done == requests // _SEQUENCES * _SEQUENCES
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Scene:
+    name: str
+    requests: int
+    run: Callable[[], None]
+    reference: str = ""
+
+
+def _scenes(requests: int) -> list[_Scene]:
+    hour = 3_600_000_000_000
+    oldest = SequenceBatching("OLDEST", hour, max_candidates=_SEQUENCES)
+    direct = SequenceBatching("DIRECT", hour)
+    scenes = [_Scene("thread pair", requests, thread_pair(requests))]
+    for count in (1, 10, 100, 1000):
+        scenes.append(_Scene(f"models: {count}", requests, many_models(count, requests), "models: 1"))
+    for depth in (1, 100, 1000, 10_000):
+        total = requests // _BATCH * _BATCH + depth
+        scenes.append(_Scene(f"queued: {depth}", total, deep_queue(depth, requests), "queued: 1"))
+    whole = requests // _SEQUENCES * _SEQUENCES
+    dynamic = f"dynamic, {_SEQUENCES} callers"
+    scenes.append(_Scene(dynamic, whole, rounds_of_requests(requests, None)))
+    scenes.append(
+        _Scene(f"oldest, {_SEQUENCES} sequences", whole, rounds_of_requests(requests, oldest), dynamic)
+    )
+    scenes.append(_Scene(f"direct, {_BATCH} slots", whole, rounds_of_slots(requests, direct), dynamic))
+    return scenes
+
+
+def rounds_of_slots(requests: int, sequence: SequenceBatching) -> Callable[[], None]:
+    """As many sequences as the direct strategy has slots, a request each, time and again."""
+    dispatcher, _ = _models(1, None, sequence)
+    first = True
+
+    def run() -> None:
+        nonlocal first
+        counter = _Counter(1)
+        submit = dispatcher.submit
+        for _ in range(requests // _BATCH):
+            leadable: Leadable | None = None
+            for number in range(1, _BATCH + 1):
+                request = _request("m0", counter)
+                request.correlation_id = number
+                request.sequence_start = first
+                leadable = submit(request, True) or leadable
+            first = False
+            assert leadable is not None
+            leadable.lead(None)
+
+    return run
+
+
+def _measure(scene: _Scene) -> tuple[float, float]:
+    """Requests per second, and microseconds of CPU time per request."""
+    gc.collect()
+    cpu = time.process_time_ns()
+    start = time.perf_counter_ns()
+    scene.run()
+    elapsed = time.perf_counter_ns() - start
+    cpu = time.process_time_ns() - cpu
+    return scene.requests / elapsed * 1e9, cpu / scene.requests / 1e3
+
+
+def _spread(values: list[float], digits: int) -> str:
+    return f"{median(values):,.{digits}f} [{min(values):,.{digits}f}-{max(values):,.{digits}f}]"
+
+
+def _table(scenes: list[_Scene], rounds: dict[str, list[tuple[float, float]]]) -> str:
+    lines = ["| scene | req/s [min-max] | CPU µs/req [min-max] | CPU ratio |", "|---|---:|---:|---:|"]
+    for scene in scenes:
+        rates, costs = (list(column) for column in zip(*rounds[scene.name], strict=True))
+        ratio = "-"
+        if scene.reference and scene.reference != scene.name:
+            # Of the same round: the machine changes its mind about its speed in between.
+            pairs = zip(rounds[scene.name], rounds[scene.reference], strict=True)
+            ratio = f"{median(mine[1] / theirs[1] for mine, theirs in pairs):.2f}"
+        lines.append(f"| {scene.name} | {_spread(rates, 0)} | {_spread(costs, 2)} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Runs all scenes and prints a table, or writes a results file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=100_000, help="requests of a scene in one round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="scenes whose name begins with this")
+    parser.add_argument("--out", type=Path, help="results file to write")
+    options = parser.parse_args()
+    facts = {**machine(), **versions(), "revision": revision(_ROOT)}
+    scenes = [scene for scene in _scenes(options.requests) if scene.name.startswith(options.only)]
+    gc.collect()
+    gc.freeze()  # as the server does: what is loaded is not looked at again
+    rounds: dict[str, list[tuple[float, float]]] = {scene.name: [] for scene in scenes}
+    for number in range(options.rounds + 1):
+        for scene in scenes:
+            measured = _measure(scene)
+            if number:  # the first round warms up
+                rounds[scene.name].append(measured)
+    table = _table(scenes, rounds)
+    print(table)
+    if options.out is not None:
+        described = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+        options.out.write_text(
+            f"# Benchmark: the core alone\n\n| | |\n|---|---|\n{described}\n\n"
+            f"{options.requests} requests a round, {options.rounds} rounds after one to warm up, scenes in "
+            f"turns; `python -m bench.core`. The model answers every request with the same tensor. Ratios "
+            f"are of CPU time per request, medians over rounds.\n\n{table}\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
