@@ -14,7 +14,7 @@ from conch.core.instances.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec
+from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
 
 FP32_16 = (TensorSpec("IN", "FP32", (16,)),)
@@ -32,6 +32,7 @@ def make_spec(
     batching: DynamicBatching | None = None,
     instances: int = 1,
     decoupled: bool = False,
+    sequence: SequenceBatching | None = None,
 ) -> ModelSpec:
     """A spec with everything that tests do not care about filled in."""
     return ModelSpec(
@@ -47,6 +48,7 @@ def make_spec(
         model_file="model",
         instance_groups=(InstanceGroup(name, count=instances),),
         batching=batching,
+        sequence=sequence,
         decoupled=decoupled,
     )
 
