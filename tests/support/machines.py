@@ -26,6 +26,6 @@ def run_machine(machine: type[RuleBasedStateMachine], examples: int) -> tuple[An
     """
     usual = machine.TestCase
     usual.settings = settings(max_examples=examples, stateful_step_count=STEPS, deadline=None)
-    slow = type(f"Slow{machine.__name__}", (machine,), {}).TestCase
+    slow: Any = type(f"Slow{machine.__name__}", (machine,), {})
     slow.settings = settings(max_examples=examples * _SLOW_FACTOR, stateful_step_count=STEPS, deadline=None)
-    return usual, pytest.mark.slow(slow)
+    return usual, pytest.mark.slow(slow.TestCase)
