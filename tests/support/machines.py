@@ -27,5 +27,7 @@ def run_machine(machine: type[RuleBasedStateMachine], examples: int) -> tuple[An
     usual = machine.TestCase
     usual.settings = settings(max_examples=examples, stateful_step_count=STEPS, deadline=None)
     slow: Any = type(f"Slow{machine.__name__}", (machine,), {})
-    slow.settings = settings(max_examples=examples * _SLOW_FACTOR, stateful_step_count=STEPS, deadline=None)
+    slow.TestCase.settings = settings(
+        max_examples=examples * _SLOW_FACTOR, stateful_step_count=STEPS, deadline=None
+    )
     return usual, pytest.mark.slow(slow.TestCase)
