@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from conch.core.errors import ConchError
 from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
+    from conch.core.scheduler.sequence.table import LiveSequence
     from conch.core.servable import Servable
 
 Parameter = bool | int | float | str
@@ -87,7 +88,11 @@ class InferenceRequest:
         state: Where it is.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
+        filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
+            nobody gets its responses.
     """
+
+    filler: ClassVar[bool] = False
 
     __slots__ = (
         "_responder",
@@ -152,7 +157,7 @@ class InferenceRequest:
         self.state = _NEW
         self.signature: object = None
         self.context: object = None
-        self.sequence: object = None
+        self.sequence: LiveSequence | None = None
         self.rescheduled = False
         self._responder = responder
 
