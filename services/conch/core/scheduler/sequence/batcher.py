@@ -163,10 +163,8 @@ class SequenceBatcher(Scheduler):
             if sequence is None:
                 continue  # a filler
             sequence.running = False
-            if request.rescheduled:
-                request.rescheduled = False
-                if self._iterative and request.state is not _DONE:
-                    self._queue_again(request, sequence, now_ns)
+            if self._iterative:
+                self._iterated(request, sequence, now_ns)
             queue = sequence.queue
             if queue:
                 seats.ready(queue[0])
@@ -314,11 +312,18 @@ class SequenceBatcher(Scheduler):
                     **sequence.identity,
                     **sequence.states,
                 }
-            if self._tracks:
-                self.expiries.unwatch(request)
+            if self._tracks and not self._iterative:
+                self.expiries.unwatch(request)  # those that may wait again keep their time
 
-    def _queue_again(self, request: InferenceRequest, sequence: LiveSequence, now_ns: int) -> None:
+    def _iterated(self, request: InferenceRequest, sequence: LiveSequence, now_ns: int) -> None:
         """Puts a request that its model wants to run again before the others of its sequence."""
+        if self._tracks:
+            self.expiries.unwatch(request)
+        if not request.rescheduled:
+            return
+        request.rescheduled = False
+        if request.state is _DONE:
+            return  # it has its last answer
         request.sequence_start = False
         request.state = _QUEUED
         request.queued_ns = now_ns
