@@ -78,8 +78,8 @@ def validate_sequences(config: ModelConfig) -> None:
 def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching | None:
     """What the core is told of a config's ``sequence_batching``; None where it has none.
 
-    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` need nothing: a state goes from the
-    output that holds it to the input that wants it without a copy, whatever its size.
+    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` need nothing: they say how to save memory
+    on a GPU, and here a state lives in host memory of its own, of any size.
 
     Args:
         config: The config, normalised and validated.
