@@ -85,6 +85,7 @@ class InferenceRequest:
         context: Whatever the front end needs to send the answer.
         sequence: What the scheduler knows of the sequence the request belongs to; None for none.
         rescheduled: Set by a model that wants to run the request again instead of ending it.
+        kept: What a backend keeps of a rescheduled request until it runs again; unset before it is used.
         state: Where it is.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
@@ -106,6 +107,7 @@ class InferenceRequest:
         "empty_final",
         "id",
         "inputs",
+        "kept",
         "model",
         "model_name",
         "model_version",
@@ -122,6 +124,8 @@ class InferenceRequest:
         "state",
         "timeout_us",
     )
+
+    kept: object
 
     def __init__(
         self,
