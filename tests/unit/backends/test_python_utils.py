@@ -53,10 +53,12 @@ def test_received_request(harness: Harness) -> None:
     assert [tensor.name() for tensor in request.inputs()] == ["A"]
     assert pb_utils.get_input_tensor_by_name(request, "A") is request.inputs()[0]
     assert pb_utils.get_input_tensor_by_name(request, "X") is None
-    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-    assert request._core.rescheduled
-    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
-    assert not request._core.rescheduled
+    for flags, again in (
+        (pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, True),
+        (pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, False),
+    ):
+        request.set_release_flags(flags)
+        assert request._core.rescheduled is again
     request._batch.compute_output_start_ns = 1
     with pytest.raises(pb_utils.TritonModelException, match="after 'execute' has returned"):
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
