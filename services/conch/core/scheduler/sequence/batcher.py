@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, RequestState
@@ -28,6 +29,13 @@ log = logging.getLogger(__name__)
 # Members of an enumeration are slow to look up on the way of every request.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
 _DONE = RequestState.DONE
+
+
+class _KeyWithStates(NamedTuple):
+    """The batch key of a request whose states have shapes of their own."""
+
+    own: object
+    shapes: tuple[tuple[int, ...], ...]
 
 
 class SequenceBatcher(Scheduler):
@@ -51,6 +59,8 @@ class SequenceBatcher(Scheduler):
         self._controls = Controls(settings.controls, most > 0)
         self._initial = SequenceStates(spec).initial
         self._adds = bool(settings.controls or settings.states)
+        # Only states of different shapes keep requests apart that fit together as they came.
+        self._keyed = any(-1 in state.dims for state in settings.states)
         self._iterative = settings.iterative
         self._last_id = 0  # of the sequences made here
         self._seats: list[Seats] = [
@@ -121,7 +131,7 @@ class SequenceBatcher(Scheduler):
         if len(queue) == 1 and not sequence.running:
             self.expiries.wake(sequence)
             if seats is not None:
-                seats.ready(request)
+                self._ready(request, sequence, seats)
         if request.deadline_ns is not None or request.timeout_us:
             self._watch(request, sequence)
 
@@ -167,7 +177,7 @@ class SequenceBatcher(Scheduler):
                 self._iterated(request, sequence, now_ns)
             queue = sequence.queue
             if queue:
-                seats.ready(queue[0])
+                self._ready(queue[0], sequence, seats)
             elif sequence.ended:
                 self._release(sequence)
             else:
@@ -278,11 +288,20 @@ class SequenceBatcher(Scheduler):
         if sequence is None or not sequence.queue:
             return
         assert sequence.seats is not None
-        sequence.seats.ready(sequence.queue[0])
+        self._ready(sequence.queue[0], sequence, sequence.seats)
         if self._tracks:
             for request in sequence.queue:
                 self.expiries.unwatch(request)
                 self._watch(request, sequence)
+
+    def _ready(self, request: InferenceRequest, sequence: LiveSequence, seats: Seats) -> None:
+        """Lets the first request of a sequence run, with those whose inputs and states have equal shapes."""
+        if self._keyed:
+            key = request.batch_key
+            own = key.own if isinstance(key, _KeyWithStates) else key
+            shapes = tuple(tensor.shape for tensor in sequence.states.values())
+            request.batch_key = _KeyWithStates(own, shapes)
+        seats.ready(request)
 
     def _watch(self, request: InferenceRequest, sequence: LiveSequence) -> None:
         """Sees to it that a request does not wait for too long: its timeout counts in the backlog only."""
