@@ -1,4 +1,4 @@
-"""Writes the two hand-made ONNX models: `simple` (add and subtract) and `autocomplete_onnx`."""
+"""Writes the hand-made ONNX models: `simple` (add and subtract), `autocomplete_onnx` and `anomaly`."""
 
 from pathlib import Path
 
@@ -62,6 +62,42 @@ def fahrenheit() -> onnx.GraphProto:
     )
 
 
+def anomaly() -> onnx.GraphProto:
+    """Compares each value with the exponentially weighted mean and variance of those before it."""
+    return helper.make_graph(
+        [
+            # The first value of a sequence has nothing before it, so it is what was expected.
+            helper.make_node("Where", ["start", "value", "mean_before"], ["expected"]),
+            helper.make_node("Sub", ["value", "expected"], ["difference"]),
+            helper.make_node("Sqrt", ["variance_before"], ["deviation"]),
+            helper.make_node("Div", ["difference", "deviation"], ["score"]),
+            helper.make_node("Mul", ["difference", "weight"], ["step"]),
+            helper.make_node("Add", ["expected", "step"], ["mean"]),
+            helper.make_node("Mul", ["difference", "step"], ["spread"]),
+            helper.make_node("Add", ["variance_before", "spread"], ["sum"]),
+            helper.make_node("Mul", ["sum", "rest"], ["shrunk"]),
+            helper.make_node("Max", ["shrunk", "floor"], ["variance"]),
+        ],
+        "anomaly",
+        [
+            tensor("value", TensorProto.FLOAT, 1),
+            tensor("start", TensorProto.BOOL, 1),
+            tensor("mean_before", TensorProto.FLOAT, 1),
+            tensor("variance_before", TensorProto.FLOAT, 1),
+        ],
+        [tensor(name, TensorProto.FLOAT, 1) for name in ("score", "expected", "mean", "variance")],
+        [
+            constant("weight", np.array([0.1])),
+            constant("rest", np.array([0.9])),
+            constant("floor", np.array([1e-4])),  # a series that never changes must not divide by zero
+        ],
+    )
+
+
 if __name__ == "__main__":
     save(add_sub(), MODELS / "simple" / "1" / "model.onnx")
     save(fahrenheit(), MODELS / "autocomplete_onnx" / "1" / "model.onnx")
+    save(anomaly(), MODELS / "anomaly" / "1" / "model.onnx")
+    variance = MODELS / "anomaly" / "initial_state" / "variance"
+    variance.parent.mkdir(exist_ok=True)
+    variance.write_bytes(np.array([1.0], dtype="<f4").tobytes())

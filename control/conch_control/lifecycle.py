@@ -103,6 +103,7 @@ class Lifecycle:
             with self._lock:
                 self._fingerprints.pop(name, None)
                 entry = self._registry.entries[name]
+                self._begin_draining(entry.ready)
                 unloading = {version: VersionState("UNLOADING") for version in entry.ready}
                 # A failed version that is unloaded has been dealt with.
                 states = {
@@ -201,10 +202,17 @@ class Lifecycle:
                 if state.state == "UNLOADING" or state == UNLOADED
             }
             ready = dict.fromkeys(loaded, READY)
+            self._begin_draining(serving)
             self._registry.publish(name, Entry(dict(loaded), {**past, **unloading, **ready}))
         for version, model in serving.items():
             self._retire(model, unloading.get(version))
         return True
+
+    def _begin_draining(self, models: Mapping[int, Servable]) -> None:
+        """Keeps versions in reach of those who have begun something on them, until they are closed."""
+        for model in models.values():
+            if model.spec.sequence is not None:
+                self._registry.begin_draining(model.spec.name, model)
 
     def _retire(self, model: Servable, state: VersionState | None) -> None:
         """Closes a model that is no longer published, in the background.
@@ -227,6 +235,8 @@ class Lifecycle:
             model.close()
             log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
         finally:
+            if spec.sequence is not None:
+                self._registry.end_draining(spec.name, model)
             with self._lock:
                 entry = self._registry.entries.get(spec.name, _NO_ENTRY)
                 # By identity: an equal state may belong to a later unload of the same version.

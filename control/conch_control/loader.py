@@ -12,7 +12,8 @@ from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.complete import complete
 from conch_control.config.normalize import normalize, normalize_instance_groups
-from conch_control.config.spec import build_spec, stays_within
+from conch_control.config.paths import stays_within
+from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
 from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
 from conch_control.config.warmup import read_warmup

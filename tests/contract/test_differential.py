@@ -6,44 +6,27 @@ Both serve the same Python models. What is known to differ is listed in `KNOWN`,
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
 from tests.contract.test_bad_input import CASES
+from tests.support.peers import NEEDS_TRITON, Both, compare, outcomes, serving_both
 from tests.support.servers import (
-    PEERS,
     WAIT_S,
     RawClient,
     copy_example,
-    eventually,
-    free_port,
-    serving,
     simple_request,
     write_model,
     write_probe,
 )
 from tritonclient.grpc import service_pb2
 
-SITE = PEERS / "triton" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-TRITON = SITE / "pytriton" / "tritonserver"
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.skipif(
-        not (TRITON / "bin" / "tritonserver").exists(),
-        reason=f"no Triton in {PEERS}; make bench-setup installs it",
-    ),
-]
+pytestmark = NEEDS_TRITON
 
 KNOWN = {
     "unknown datatype": "conch repeats the datatype it was given, Triton says '<invalid>'",
@@ -74,14 +57,6 @@ UPPER_CONFIG = """
 """
 
 
-@dataclass(frozen=True)
-class Both:
-    """Clients of both servers."""
-
-    triton: RawClient
-    conch: RawClient
-
-
 def write_models(repository: Path) -> None:
     """Models for both: `simple` as a Python model, among others."""
     simple = copy_example(repository, "simple")
@@ -100,69 +75,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """Both servers with the same models."""
     repository = tmp_path_factory.mktemp("both")
     write_models(repository)
-    port = free_port()
-    base = Path(sys.base_prefix) / "lib"
-    environment = {
-        "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{base}",
-        "PYTHONPATH": str(SITE),
-        "PATH": f"{PEERS / 'triton' / 'bin'}:/usr/bin:/bin",
-    }
-    flags = [f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
-    with (repository / "triton.log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                TRITON / "bin" / "tritonserver",
-                f"--model-repository={repository}",
-                f"--backend-directory={TRITON / 'backends'}",
-                *flags,
-            ],
-            env=environment,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        with (
-            serving(repository) as server,
-            closing(RawClient(server.address)) as conch,
-            closing(RawClient(f"127.0.0.1:{port}")) as triton,
-        ):
-            eventually(lambda: ready(triton), "Triton is ready", 60)
-            assert ready(conch)
-            yield Both(triton, conch)
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(WAIT_S)
-        finally:
-            process.kill()
-            process.wait(WAIT_S)
-
-
-def ready(client: RawClient) -> bool:
-    """Whether a server answers that it is ready."""
-    try:
-        return bool(client("ServerReady", service_pb2.ServerReadyRequest()).ready)
-    except grpc.RpcError:
-        return False
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    """The answer as plain data, or the error's code and text."""
-    try:
-        return MessageToDict(call(), preserving_proto_field_name=True)
-    except grpc.RpcError as error:
-        return error.code().name, error.details()
-
-
-def outcomes(both: Both, method: str, message: Any) -> tuple[Any, Any]:
-    """Sends a message to Triton and to conch."""
-    return outcome(lambda: both.triton(method, message)), outcome(lambda: both.conch(method, message))
-
-
-def compare(both: Both, method: str, message: Any) -> None:
-    """Sends a message to both, which must answer the same."""
-    theirs, ours = outcomes(both, method, message)
-    assert ours == theirs
+    with serving_both(repository) as both:
+        yield both
 
 
 def infer_request(model: str, inputs: dict[str, Any], **more: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from conch_control.config.sequences import normalize_sequences
 
 
 def normalize(config: ModelConfig) -> None:
@@ -14,6 +15,7 @@ def normalize(config: ModelConfig) -> None:
         preferred = config.dynamic_batching.preferred_batch_size
         if not preferred and config.max_batch_size > 0:
             preferred.append(config.max_batch_size)
+    normalize_sequences(config)
     if not config.HasField("ensemble_scheduling"):
         for memory in ("input_pinned_memory", "output_pinned_memory"):
             if not config.optimization.HasField(memory):

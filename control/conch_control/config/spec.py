@@ -19,6 +19,8 @@ from conch.protocol.model_config_pb2 import (
 )
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.jsonform import to_json
+from conch_control.config.paths import stays_within
+from conch_control.config.sequences import sequence_batching
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
 
@@ -40,7 +42,8 @@ def build_spec(
         backend_options: Options of the backend from the command line.
 
     Raises:
-        ConchError: A labels file can't be read, or is not the model's own; a parameter makes no sense.
+        ConchError: A labels file or a state's can't be read, or is not the model's own; a state or a
+            parameter makes no sense.
     """
     return ModelSpec(
         name=config.name,
@@ -55,6 +58,7 @@ def build_spec(
         model_file=model_file,
         instance_groups=tuple(_group(group) for group in config.instance_group),
         batching=_batching(config),
+        sequence=sequence_batching(config, directory),
         max_queue_size=_max_queue_size(config),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
@@ -62,17 +66,6 @@ def build_spec(
         config_message=config.SerializeToString(),
         backend_options=dict(backend_options),
     )
-
-
-def stays_within(directory: Path, relative: str) -> bool:
-    """Whether a path stays in a directory by its text.
-
-    Links are followed wherever they lead, as repositories use them to share files; they are the
-    operator's. The text of a config may be a client's.
-    """
-    root = os.path.abspath(directory)
-    path = os.path.abspath(os.path.join(root, relative))
-    return os.path.commonpath([root, path]) == root
 
 
 def _input(tensor: ModelInput) -> TensorSpec:

@@ -33,7 +33,7 @@ def check_supported(config: ModelConfig) -> None:
 
 
 def _unsupported(config: ModelConfig) -> Iterator[str]:
-    for field in ("sequence_batching", "ensemble_scheduling", "model_repository_agents"):
+    for field in ("ensemble_scheduling", "model_repository_agents"):
         if config.HasField(field):
             yield field
     for field in ("batch_input", "batch_output"):

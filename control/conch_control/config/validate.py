@@ -21,6 +21,7 @@ from conch.protocol.model_config_pb2 import (
 )
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.platforms import check_pair
+from conch_control.config.sequences import validate_sequences
 
 _DIMENSION_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 _MIN_COMPUTE_CAPABILITY = "6.000000"
@@ -40,6 +41,7 @@ def validate_config(config: ModelConfig) -> None:
         _check_dynamic_batching(config.dynamic_batching, config)
     if config.response_cache.enable:
         _check_response_cache(config)
+    validate_sequences(config)
     if config.HasField("model_metrics"):
         _check_metrics(config.model_metrics)
 

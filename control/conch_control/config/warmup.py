@@ -11,7 +11,7 @@ from conch.core.spec import WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelWarmup
 from conch_control.config.datatypes import WIRE_NAMES
-from conch_control.config.spec import stays_within
+from conch_control.config.paths import stays_within
 
 _FOLDER = "warmup"
 

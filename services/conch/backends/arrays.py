@@ -35,8 +35,10 @@ class ArrayFunction(Protocol):
         Args:
             inputs: An array for each input the requests have, batch dimension first where the model has
                 one. They may be the requests' own memory, so they are read-only. BYTES come as object
-                arrays of `bytes`. Optional inputs that were left out are absent.
-            outputs: The outputs somebody wants, in the config's order; others would be thrown away.
+                arrays of `bytes`. Optional inputs that were left out are absent. Controls and states of a
+                sequence batcher are inputs like all others.
+            outputs: The outputs somebody wants, in the config's order; others would be thrown away. The
+                states of a sequence batcher are always wanted.
 
         Returns:
             At least the outputs wanted. Their memory must not be written again by a later call.
@@ -75,8 +77,10 @@ class ArrayInstance(BackendInstance):
         self._spec = spec
         self._function = function
         self._batches = spec.max_batch_size > 0
-        self._outputs = {tensor.name: tensor for tensor in spec.outputs}
+        self._outputs = {tensor.name: tensor for tensor in spec.model_outputs}
         self._all = tuple(self._outputs)
+        states = () if spec.sequence is None else spec.sequence.states
+        self._states = frozenset(state.output_name for state in states)
         # Datatype and dims of the last good result by output: most results are like the one before.
         self._passed: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
 
@@ -114,7 +118,7 @@ class ArrayInstance(BackendInstance):
                     [
                         _tensor(spec, array[start:end])
                         for spec, array in arrays
-                        if requested is None or spec.name in requested
+                        if requested is None or spec.name in requested or spec.name in self._states
                     ]
                 )
             )
@@ -126,7 +130,7 @@ class ArrayInstance(BackendInstance):
         first = requests[0].requested
         if first is None:
             return self._all
-        names = set(first)
+        names = {*first, *self._states}
         for request in requests:
             requested = request.requested
             if requested is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conch.core.errors import UnavailableError
-from conch.core.registry import Registry
+from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError, Leadable, Servable
 
@@ -18,6 +18,19 @@ class Dispatcher:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
+    def find(self, request: InferenceRequest) -> Servable:
+        """The model for a request: the one that has begun its sequence, also if it is being replaced.
+
+        Raises:
+            ConchError: There is no such model; see `Registry.resolve`.
+        """
+        registry = self._registry
+        if registry.draining and request.correlation_id and not request.sequence_start:
+            model = self._draining(request)
+            if model is not None:
+                return model
+        return registry.resolve(request.model_name, request.model_version)
+
     def submit(
         self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
     ) -> Leadable | None:
@@ -26,7 +39,7 @@ class Dispatcher:
         Args:
             request: The request.
             may_lead: Whether the caller is willing to run batches soon.
-            model: The model its name and version stand for, if the caller has looked it up.
+            model: The model that `find` gave for it, if the caller has looked it up.
 
         Returns:
             What the caller has to lead or hand over soon, only if it may lead; else None.
@@ -36,14 +49,14 @@ class Dispatcher:
         """
         while True:
             if model is None:
-                model = self._registry.resolve(request.model_name, request.model_version)
+                model = self.find(request)
             try:
                 return model.submit(request, may_lead)
             except ClosedError:
                 # Replaced between the look-up and the call: its successor is published before it
                 # closes, so looking again finds that, or says that the model is gone.
                 decoupled = model.spec.decoupled
-                model = self._registry.resolve(request.model_name, request.model_version)
+                model = self.find(request)
                 if model.spec.decoupled is not decoupled:
                     # The caller has made up its mind how to answer by what it knew of the old one.
                     raise UnavailableError(
@@ -57,3 +70,18 @@ class Dispatcher:
             request.model.cancel(request)
         else:
             request.cancelled = True
+
+    def _draining(self, request: InferenceRequest) -> Servable | None:
+        """A version that is being replaced or unloaded and has the request's sequence."""
+        models = self._registry.draining.get(request.model_name)
+        if models is None:
+            return None
+        number = parse_version(request.model_version)
+        entry = self._registry.entries.get(request.model_name)
+        ready = None if entry is None else entry.latest if number < 0 else entry.ready.get(number)
+        if ready is not None and ready.continues(request):
+            return None  # its id has been used again since
+        for model in reversed(models):
+            if number in (-1, model.spec.version) and model.continues(request):
+                return model
+        return None

@@ -17,6 +17,7 @@ from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
 from conch.core.scheduler.priority import PriorityBatcher
+from conch.core.scheduler.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import ModelStatistics
 from conch.core.validation import RequestValidator
@@ -24,8 +25,10 @@ from conch.core.validation import RequestValidator
 log = logging.getLogger(__name__)
 
 
-def scheduler_for(spec: ModelSpec) -> Scheduler:
-    """The scheduler a model's config chooses."""
+def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
+    """The scheduler a model's config chooses, for so many instances."""
+    if spec.sequence is not None:
+        return SequenceBatcher(spec, instances)
     batching = spec.batching
     if batching is None:
         return DefaultScheduler(spec.max_queue_size)
@@ -65,7 +68,7 @@ class Model:
         self._validate = RequestValidator(spec)
         self._runner = Runner(
             spec.name,
-            scheduler_for(spec),
+            scheduler_for(spec, len(self._instances)),
             self._instances,
             Executor(spec, self.statistics, clock),
             clock,

@@ -79,10 +79,16 @@ def _not_a_version(text: str) -> InvalidArgumentError:
 
 
 class Registry:
-    """The models of a server."""
+    """The models of a server.
+
+    Attributes:
+        draining: By name, versions that are being replaced or unloaded and may have live sequences, oldest
+            first; the mapping is never changed, only replaced.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
         self._latest: dict[str, Servable] = {}
 
@@ -108,6 +114,21 @@ class Registry:
             self._entries = MappingProxyType(
                 {key: entry for key, entry in self._entries.items() if key != name}
             )
+
+    def begin_draining(self, name: str, model: Servable) -> None:
+        """Keeps a version in reach of its live sequences; to be called before its successor is published."""
+        with self._lock:
+            models = (*self.draining.get(name, ()), model)
+            self.draining = MappingProxyType({**self.draining, name: models})
+
+    def end_draining(self, name: str, model: Servable) -> None:
+        """Forgets a version that was being drained, if it is known."""
+        with self._lock:
+            draining = dict(self.draining)
+            draining[name] = tuple(each for each in draining.get(name, ()) if each is not model)
+            if not draining[name]:
+                del draining[name]
+            self.draining = MappingProxyType(draining)
 
     def resolve(self, name: str, version: str = "") -> Servable:
         """The model that serves a name and version now.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from conch.core.errors import ConchError
 from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
+    from conch.core.scheduler.sequence.table import LiveSequence
     from conch.core.servable import Servable
 
 Parameter = bool | int | float | str
@@ -84,10 +85,15 @@ class InferenceRequest:
         context: Whatever the front end needs to send the answer.
         sequence: What the scheduler knows of the sequence the request belongs to; None for none.
         rescheduled: Set by a model that wants to run the request again instead of ending it.
+        kept: What a backend keeps of a rescheduled request until it runs again; unset before it is used.
         state: Where it is.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
+        filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
+            nobody gets its responses.
     """
+
+    filler: ClassVar[bool] = False
 
     __slots__ = (
         "_responder",
@@ -101,6 +107,7 @@ class InferenceRequest:
         "empty_final",
         "id",
         "inputs",
+        "kept",
         "model",
         "model_name",
         "model_version",
@@ -117,6 +124,8 @@ class InferenceRequest:
         "state",
         "timeout_us",
     )
+
+    kept: object
 
     def __init__(
         self,
@@ -152,7 +161,7 @@ class InferenceRequest:
         self.state = _NEW
         self.signature: object = None
         self.context: object = None
-        self.sequence: object = None
+        self.sequence: LiveSequence | None = None
         self.rescheduled = False
         self._responder = responder
 

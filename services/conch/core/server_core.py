@@ -72,6 +72,7 @@ class ServerCore:
         agent: The control plane's side of the repository.
         server_id: Name of the server in its metadata.
         version: Version of the server in its metadata.
+        model_for: Looks up the model for a request; see `Dispatcher.find`.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class ServerCore:
     ) -> None:
         self.registry = registry
         self._dispatcher = Dispatcher(registry)
+        self.model_for = self._dispatcher.find
         self.agent = agent
         self.server_id = server_id
         self.version = version

@@ -350,3 +350,21 @@ class ModelSpec:
     def full_dims(self, tensor: TensorSpec) -> tuple[int, ...]:
         """The shape clients see: the dims, with the batch dimension where the model batches."""
         return (-1, *tensor.dims) if self.max_batch_size > 0 else tensor.dims
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """All inputs of the backend's model: those of clients, then those that the server gives it."""
+        if self.sequence is None:
+            return self.inputs
+        controls = (TensorSpec(tensor.name, tensor.datatype, (1,)) for tensor in self.sequence.controls)
+        states = (TensorSpec(state.input_name, state.datatype, state.dims) for state in self.sequence.states)
+        return (*self.inputs, *controls, *states)
+
+    @property
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """All outputs of the backend's model: those for clients, then those that only the server takes."""
+        if self.sequence is None:
+            return self.outputs
+        shown = {tensor.name for tensor in self.outputs}
+        states = (TensorSpec(state.output_name, state.datatype, state.dims) for state in self.sequence.states)
+        return (*self.outputs, *(tensor for tensor in states if tensor.name not in shown))

@@ -85,16 +85,30 @@ class ModelStatistics:
         # By batch size: executions, then nanoseconds of input, inference and output.
         self._batches: dict[int, list[int]] = {}
 
-    def record_batch(self, batch: Batch, failed: int, failed_ns: int, failed_rows: int = 0) -> None:
+    def record_batch(
+        self,
+        batch: Batch,
+        failed: int,
+        failed_ns: int,
+        failed_rows: int = 0,
+        held: int = 0,
+        held_ns: int = 0,
+    ) -> None:
         """Counts one executed batch.
+
+        Requests that run again count as inferences when they are done; the time of all their runs counts.
 
         Args:
             batch: The batch, with all its times set.
             failed: Number of its requests that ended in an error.
             failed_ns: Time from receipt to response of those requests together.
             failed_rows: Rows of those requests together.
+            held: Number of its requests that run again, one row each.
+            held_ns: Time since receipt of those requests together.
         """
         requests = batch.requests
+        if batch.fillers:
+            requests = [request for request in requests if not request.filler]
         start = batch.compute_start_ns
         end = batch.compute_end_ns
         success_ns = queue_ns = 0
@@ -115,10 +129,10 @@ class ModelStatistics:
                 # The time in the queue is known for the whole batch; failed requests take their share.
                 queue_ns = queue_ns * count // len(requests)
             self._last_inference_ns = end
-            self._inference_count += size - failed_rows
+            self._inference_count += size - batch.fillers - failed_rows - held
             self._execution_count += 1
-            self._succeeded += count
-            self._success_ns += success_ns - failed_ns
+            self._succeeded += count - held
+            self._success_ns += success_ns - failed_ns - held_ns
             self._queue_ns += queue_ns
             self._input_ns += input_ns * count
             self._infer_ns += infer_ns * count

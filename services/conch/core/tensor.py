@@ -149,6 +149,14 @@ class Tensor:
         array = None if self._array is None else self._array.reshape(shape)
         return Tensor(self.name, self.datatype, shape, self._data, array)
 
+    def detached(self, name: str) -> Tensor:
+        """The same elements under another name, in memory that nobody else writes to or keeps alive."""
+        array, data = self._array, self._data
+        if array is not None:
+            return Tensor(name, self.datatype, self.shape, None, array.copy())
+        assert data is not None, "a tensor holds data or an array"
+        return Tensor(name, self.datatype, self.shape, bytes(data))
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest
-from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.spec import ControlTensor, ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 
 _MOST_REMEMBERED = 4096
@@ -45,6 +45,10 @@ class RequestValidator:
         self._keyed = len(self._required) != len(self._rules) or any(
             -1 in tensor.dims for tensor in spec.inputs
         )
+        # Requests that belong to sequences have no signature, so this is looked at for each of them.
+        controls = () if spec.sequence is None else spec.sequence.controls
+        self._assigns_ids = spec.sequence is not None and spec.sequence.iterative
+        self._correlation = next((control for control in controls if control.kind == "CORRID"), None)
 
     def __call__(self, request: InferenceRequest) -> None:
         """Checks the request and sets its batch size and batch key.
@@ -124,6 +128,19 @@ class RequestValidator:
             self._check_outputs(request.requested)
         if self._keyed:
             request.batch_key = tuple(sorted((name, t.shape[skip:]) for name, t in inputs.items()))
+        if self._correlation is not None:
+            self._check_correlation(request, self._correlation)
+
+    def _check_correlation(self, request: InferenceRequest, control: ControlTensor) -> None:
+        """Checks that a request's correlation id can be given to the model; one of 0 is a number too."""
+        if self._assigns_ids and not request.correlation_id:
+            return  # it is given one
+        given = "BYTES" if isinstance(request.correlation_id, str) else "UINT64"
+        if (given == "BYTES") is not (control.datatype == "BYTES"):
+            raise InvalidArgumentError(
+                f"{request.log_prefix}sequence batching control '{control.name}' data-type is '{given}', but "
+                f"model '{self._spec.name}' expects '{control.datatype}'"
+            )
 
     def _check_outputs(self, requested: tuple[str, ...]) -> None:
         for output in requested:

@@ -21,7 +21,7 @@ from conch.core.scheduler.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
 
 
-def received(harness: Harness, **attributes: Any) -> pb_utils.InferenceRequest:
+def received(harness: Harness, **attributes: Any) -> ReceivedRequest:
     spec = harness.spec(inputs=tensor_specs(A=("FP32", (2,))), outputs=tensor_specs(B=("FP32", (2,))))
     context = SenderContext(Converter(spec), Shaper(spec), False, "m_0_0", ("B",))
     request, _ = harness.request({"A": rows(1)}, **attributes)
@@ -53,9 +53,15 @@ def test_received_request(harness: Harness) -> None:
     assert [tensor.name() for tensor in request.inputs()] == ["A"]
     assert pb_utils.get_input_tensor_by_name(request, "A") is request.inputs()[0]
     assert pb_utils.get_input_tensor_by_name(request, "X") is None
-    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
-    with pytest.raises(pb_utils.TritonModelException, match="RESCHEDULE\\) is not supported yet"):
-        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    for flags, again in (
+        (pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, True),
+        (pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, False),
+    ):
+        request.set_release_flags(flags)
+        assert request._core.rescheduled is again
+    request._batch.compute_output_start_ns = 1
+    with pytest.raises(pb_utils.TritonModelException, match="after 'execute' has returned"):
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
     with pytest.raises(pb_utils.TritonModelException, match="Unknown request release flags 8"):
         request.set_release_flags(8)
     with pytest.raises(pb_utils.TritonModelException, match="cannot be set"):

@@ -142,7 +142,6 @@ def test_legal_tensors(tensor: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
-        ("sequence_batching {}", "'sequence_batching'"),
         ("ensemble_scheduling {}", "'ensemble_scheduling'"),
         ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
         ("response_cache { enable: true }", "'response_cache'"),

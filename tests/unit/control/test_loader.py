@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     [
         ('backend: "nope"', "Invalid argument: unable to find backend library for backend 'nope', try spec"),
         (
-            'backend: "echo" sequence_batching {}',
-            "Unsupported: model 'm' uses 'sequence_batching': not supported yet",
+            'backend: "echo" sequence_batching { state { input_name: "x" output_name: "y" } }',
+            "Invalid argument: state input 'x' must specify 'data_type'",
         ),
         (
             'platform: "ensemble" ensemble_scheduling {}',
@@ -76,7 +76,7 @@ def test_strict_configs_are_not_completed(site: Site) -> None:
     ("completed", "message"),
     [
         ('{"max_batch": 4}', "Internal: backend 'echo' completed the config of model 'm' to something"),
-        ('{"sequence_batching": {}}', "Unsupported: model 'm' uses 'sequence_batching'"),
+        ('{"model_repository_agents": {}}', "Unsupported: model 'm' uses 'model_repository_agents'"),
         ('{"max_batch_size": -4}', "Invalid argument: 'max_batch_size' must be non-negative value for m"),
         ("no JSON", "Internal: Expecting value"),
     ],

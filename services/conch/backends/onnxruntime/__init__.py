@@ -117,7 +117,7 @@ class _SessionFunction:
         # What `run` does around this call, checks of names that have been checked and a fallback to other
         # providers behind the operator's back, takes as long as a small model.
         self._run = getattr(session, "_sess", session).run
-        self._strings = frozenset(tensor.name for tensor in spec.inputs if tensor.datatype == "BYTES")
+        self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         for name in self._strings:

@@ -115,10 +115,22 @@ def complete(config: dict[str, Any], signature: Signature, options: Mapping[str,
             f"max_batch_size is specified"
         )
     skip = 1 if size > 0 else 0
+    hidden = _server_side(config.get("sequence_batching") or {})
     for key, tensors in (("input", signature.inputs), ("output", signature.outputs)):
         if not config.get(key):
-            config[key] = [_entry(tensor, name, skip) for tensor in tensors]
+            config[key] = [_entry(tensor, name, skip) for tensor in tensors if tensor.name not in hidden]
     return config
+
+
+def _server_side(sequences: Mapping[str, Any]) -> frozenset[str]:
+    """The controls and states of a config's sequence batching: tensors that are not for clients."""
+    states = sequences.get("state") or ()
+    return frozenset(
+        (
+            *(tensor.get("name", "") for tensor in sequences.get("control_input") or ()),
+            *(state.get(key, "") for state in states for key in ("input_name", "output_name")),
+        )
+    )
 
 
 def _default_max_batch_size(options: Mapping[str, str]) -> int:
@@ -153,14 +165,15 @@ def validate(spec: ModelSpec, signature: Signature) -> None:
     Raises:
         ConchError: It does not; the text is Triton's.
     """
-    if len(spec.inputs) != len(signature.inputs):
+    inputs = spec.model_inputs
+    if len(inputs) != len(signature.inputs):
         raise InvalidArgumentError(
-            f"unable to load model '{spec.name}', configuration expects {len(spec.inputs)} inputs, model "
+            f"unable to load model '{spec.name}', configuration expects {len(inputs)} inputs, model "
             f"provides {len(signature.inputs)}"
         )
     for kind, wanted, provided in (
-        ("input", spec.inputs, signature.inputs),
-        ("output", spec.outputs, signature.outputs),
+        ("input", inputs, signature.inputs),
+        ("output", spec.model_outputs, signature.outputs),
     ):
         by_name = {tensor.name: tensor for tensor in provided}
         for tensor in wanted:

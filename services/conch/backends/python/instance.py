@@ -22,6 +22,7 @@ from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.scheduler.base import Batch
+from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -93,12 +94,16 @@ class PythonInstance(BackendInstance):
         self._execute = model.execute
         self._decoupled = spec.decoupled
         self._convert = Converter(spec)
+        sequence = spec.sequence
+        self._iterative = sequence is not None and sequence.iterative
         self._context = SenderContext(
             self._convert,
             Shaper(spec),
             spec.decoupled,
             placement.name,
             tuple(tensor.name for tensor in spec.outputs),
+            SequenceStates(spec) if sequence is not None and sequence.states else None,
+            reschedules=not (spec.decoupled and inspect.iscoroutinefunction(model.execute)),
         )
         self._loop: EventLoop | None = None
 
@@ -106,6 +111,8 @@ class PythonInstance(BackendInstance):
         """Runs a batch; see `BackendInstance.execute`."""
         context = self._context
         requests = [ReceivedRequest(core, batch, context) for core in batch.requests]
+        if self._iterative:
+            _resume(requests)
         if self._decoupled:
             for request in requests:
                 # Made now, so that a request the model forgets altogether is answered too.
@@ -118,8 +125,13 @@ class PythonInstance(BackendInstance):
             batch.compute_output_start_ns = monotonic_ns()
             if self._decoupled:
                 self._check_decoupled(returned)
-                return None
-            return self._responses(requests, returned)
+                responses = None
+            else:
+                responses = self._responses(requests, returned)
+            if context.rescheduled:
+                context.rescheduled = False
+                _pause(requests)
+            return responses
         except BaseException as error:  # the thread is the server's, whatever a model raises
             raise self._failure(requests, error) from None
 
@@ -145,6 +157,8 @@ class PythonInstance(BackendInstance):
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:"
                 f"{len(returned)}\n"
             )
+        if self._context.rescheduled:
+            _check_rescheduled(requests, returned)
         convert = self._convert
         responses: list[CoreResponse | None] = []
         for request, response in zip(requests, returned, strict=True):
@@ -157,15 +171,17 @@ class PythonInstance(BackendInstance):
     def _as_list(self, requests: list[ReceivedRequest], returned: Any) -> list[Any]:
         if isinstance(returned, list):
             return returned
-        if returned is None and all(request._sender is not None for request in requests):
+        if returned is None and all(
+            request._sender is not None or request._core.rescheduled for request in requests
+        ):
             return [None] * len(requests)
         raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
 
     def _other(self, request: ReceivedRequest, response: Any) -> CoreResponse | None:
         """An entry of the returned list that is not simply a response, or whose request has a sender."""
         sender = request._sender
-        if response is None and sender is not None:
-            return None  # it is answered through the sender, now or later
+        if response is None and (sender is not None or request._core.rescheduled or request._core.filler):
+            return None  # it is answered through the sender, now or later, or when it has run again
         if not isinstance(response, InferenceResponse):
             raise TritonModelException(
                 f"Expected an 'InferenceResponse' object in the execute function return list, found type "
@@ -211,10 +227,34 @@ class PythonInstance(BackendInstance):
         what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
         message = f"Failed to process the request(s) for model '{self._name}', message: {what}"
         log.error("%s", message)
+        self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:
                 request._sender._fail(message)
         return InternalError(message)
+
+
+def _check_rescheduled(requests: list[ReceivedRequest], returned: list[Any]) -> None:
+    for request, response in zip(requests, returned, strict=True):
+        if request._core.rescheduled and response is not None:
+            raise TritonModelException(
+                f"Expected a None object in the execute function return list for reschduled request, found "
+                f"type '{type(response)}'."
+            )
+
+
+def _pause(requests: list[ReceivedRequest]) -> None:
+    """Keeps the senders of requests that run again: the model may go on using them."""
+    for request in requests:
+        if request._core.rescheduled:
+            request._core.kept = request._sender
+
+
+def _resume(requests: list[ReceivedRequest]) -> None:
+    """Gives requests that run again the senders that they had."""
+    for request in requests:
+        request._sender = getattr(request._core, "kept", None)
+        request._core.kept = None
 
 
 class AsyncPythonInstance(PythonInstance):

@@ -207,11 +207,17 @@ class ReceivedRequest(InferenceRequest):
         return sender
 
     def set_release_flags(self, flags: int) -> None:
-        """What becomes of the request when `execute` returns: only release is there yet."""
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE:
-            raise not_supported("Rescheduling a request (TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)")
-        if flags != TRITONSERVER_REQUEST_RELEASE_ALL:
+        """What becomes of the request when `execute` returns: it is released, or runs again."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unknown request release flags {flags}.")
+        if self._batch.compute_output_start_ns or not self._context.reschedules:
+            raise TritonModelException(
+                "The release flags of a request cannot be set when it has been released: after 'execute' has "
+                "returned, or in the coroutine of a decoupled model."
+            )
+        if not self._core.filler:
+            self._core.rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+            self._context.rescheduled = True
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from conch.backends.python.errors import TritonError, TritonModelException, as_core_error
 from conch.backends.python.tensor import Tensor
@@ -63,11 +63,16 @@ def _check_parameters(parameters: object) -> None:
 
 
 class Converter:
-    """Turns a model's responses into the core's; as Triton does, it keeps the outputs that were asked for."""
+    """Turns a model's responses into the core's.
+
+    As Triton does, it keeps the outputs that were asked for, and, beyond Triton, the states of a sequence.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self._all = frozenset(tensor.name for tensor in spec.outputs)
+        self._all = frozenset(tensor.name for tensor in spec.model_outputs)
+        states = () if spec.sequence is None else spec.sequence.states
+        self._states = frozenset(state.output_name for state in states)
         self._warned: set[str] = set()
 
     def __call__(self, request: CoreRequest, response: InferenceResponse) -> CoreResponse:
@@ -79,7 +84,9 @@ class Converter:
         if response._error is not None:
             return CoreResponse([], as_core_error(response._error))
         requested = request.requested
-        wanted = self._all if requested is None else requested
+        wanted: Collection[str] = self._all if requested is None else requested
+        if self._states and requested is not None:
+            wanted = self._states.union(requested)
         try:
             tensors = response._tensors
             outputs = [core for tensor in tensors if (core := tensor._core).name in wanted]

@@ -10,6 +10,8 @@ from conch.backends.python.types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as 
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
+from conch.core.request import RequestState
+from conch.core.scheduler.sequence.state import SequenceStates
 
 
 class SenderContext:
@@ -21,9 +23,23 @@ class SenderContext:
         decoupled: Whether a request may have any number of responses.
         name: The instance's name.
         output_names: The names of the model's outputs.
+        states: Takes the states of a sequence out of responses, where the model has any.
+        reschedules: Whether a request can be rescheduled: by what its model does in `execute`.
+
+    Attributes:
+        rescheduled: Whether a request of the batch that runs has been rescheduled.
     """
 
-    __slots__ = ("convert", "decoupled", "name", "output_names", "shaper")
+    __slots__ = (
+        "convert",
+        "decoupled",
+        "name",
+        "output_names",
+        "rescheduled",
+        "reschedules",
+        "shaper",
+        "states",
+    )
 
     def __init__(
         self,
@@ -32,12 +48,17 @@ class SenderContext:
         decoupled: bool,
         name: str,
         output_names: tuple[str, ...],
+        states: SequenceStates | None = None,
+        reschedules: bool = True,
     ) -> None:
         self.convert = convert
         self.shaper = shaper
         self.decoupled = decoupled
         self.name = name
         self.output_names = output_names
+        self.states = states
+        self.reschedules = reschedules
+        self.rescheduled = False
 
 
 class ResponseSender:
@@ -87,6 +108,8 @@ class ResponseSender:
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context
         converted = context.convert(self._request, response)
+        if context.states is not None:
+            context.states.collect(self._request, converted)
         if converted.error is None and (context.shaper.reshapes_outputs or self._request.classes is not None):
             context.shaper.shape_response(self._request, converted)
         return converted
@@ -119,6 +142,8 @@ class ResponseSender:
         if closed or (self._sent > 0 and not self._context.decoupled):
             return
         request, context = self._request, self._context
+        if request.state is RequestState.DONE or request.filler:
+            return  # it has been answered without the model, or nobody made it
         answer = context.convert.failed(
             f"model '{context.name}' dropped the response sender of a request without sending the final flag"
         )

@@ -8,20 +8,29 @@ from collections.abc import Sequence
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
 from conch.core.errors import (
+    CancelledError,
     ConchError,
     DeadlineExceededError,
     InternalError,
+    InvalidArgumentError,
     UnavailableError,
     as_conch_error,
     without_traceback,
 )
 from conch.core.instances.shaping import Shaper
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduler.base import Batch
+from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
 
 log = logging.getLogger(__name__)
+
+_NOT_ITERATIVE = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
+    "handle such a flag."
+)
+_DONE = RequestState.DONE
 
 
 class Executor:
@@ -38,6 +47,10 @@ class Executor:
         self._statistics = statistics
         self._clock = clock
         self._shaper = Shaper(spec)
+        sequence = spec.sequence
+        self._sequences = sequence is not None
+        self._iterative = sequence is not None and sequence.iterative
+        self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
         """Runs a batch on an instance; never raises, every request of the batch gets an answer."""
@@ -48,19 +61,13 @@ class Executor:
         if shaper.reshapes_inputs:
             for request in requests:
                 shaper.shape_inputs(request)
-        try:
-            responses: Sequence[InferenceResponse | None] | None = instance.execute(batch)
-            if responses is None:
-                self._finish_decoupled(batch)
-                return
-            if len(responses) != len(requests):
-                raise InternalError(
-                    f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
-                    f"{len(requests)} requests"
-                )
-        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
-            responses = self._failures(batch, error)
+        responses = self._responses(instance, batch)
+        if responses is None:
+            return
+        if self._sequences:
+            requests, responses = self._sequence(batch, responses)
         failed = failed_ns = failed_rows = 0
+        again = False
         now = batch.compute_end_ns = clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
@@ -68,7 +75,8 @@ class Executor:
             batch.compute_output_start_ns = now
         for request, response in zip(requests, responses, strict=True):
             if response is None:
-                continue  # the model answers this one itself
+                again |= request.rescheduled
+                continue  # the model answers this one itself, or runs it again
             if response.error is None and (request.requested is not None or shaper.reshapes_outputs):
                 self._shape(request, response)
             if response.error is not None:
@@ -76,7 +84,10 @@ class Executor:
                 failed_ns += now - request.received_ns
                 failed_rows += request.batch_size
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
-        self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
+        if again:
+            self._finish_rescheduled(batch, failed, failed_ns, failed_rows)
+        else:
+            self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 request.respond(response, True)
@@ -98,11 +109,79 @@ class Executor:
             error = UnavailableError(text)
         request.fail(error)
 
+    def _responses(
+        self, instance: BackendInstance, batch: Batch
+    ) -> Sequence[InferenceResponse | None] | None:
+        """What an instance makes of a batch; None where the requests answer for themselves."""
+        try:
+            responses = instance.execute(batch)
+            if responses is None:
+                self._finish_decoupled(batch)
+            elif len(responses) != len(batch.requests):
+                raise InternalError(
+                    f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
+                    f"{len(batch.requests)} requests"
+                )
+            return responses
+        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
+            return self._failures(batch, error)
+
     def _finish_decoupled(self, batch: Batch) -> None:
         """Counts a batch whose requests answer for themselves, possibly after this."""
         batch.compute_end_ns = batch.compute_output_start_ns = self._clock()
         batch.compute_input_end_ns = batch.compute_start_ns
-        self._statistics.record_batch(batch, 0, 0)
+        if any([request.rescheduled for request in batch.requests]):
+            self._finish_rescheduled(batch)
+        else:
+            self._statistics.record_batch(batch, 0, 0)
+
+    def _sequence(
+        self, batch: Batch, responses: Sequence[InferenceResponse | None]
+    ) -> tuple[list[InferenceRequest], Sequence[InferenceResponse | None]]:
+        """The requests that clients made and their responses, which have given up their states."""
+        requests = batch.requests
+        if batch.fillers:
+            pairs = [pair for pair in zip(requests, responses, strict=True) if not pair[0].filler]
+            requests, responses = [request for request, _ in pairs], [response for _, response in pairs]
+        if self._states is not None:
+            for request, response in zip(requests, responses, strict=True):
+                if response is not None:
+                    self._states.collect(request, response)
+        return requests, responses
+
+    def _finish_rescheduled(
+        self, batch: Batch, failed: int = 0, failed_ns: int = 0, failed_rows: int = 0
+    ) -> None:
+        """Counts a batch of which the model wants to run some requests again; answers those that it can't."""
+        now = batch.compute_end_ns
+        held = held_ns = 0
+        refused: list[tuple[InferenceRequest, ConchError]] = []
+        for request in batch.requests:
+            if not request.rescheduled:
+                continue
+            error = self._refusal(request)
+            if error is not None:
+                refused.append((request, error))
+                failed += 1
+                failed_ns += now - request.received_ns
+                failed_rows += request.batch_size
+            request.rescheduled = error is None and not request.filler and request.state is not _DONE
+            if request.rescheduled:
+                held += 1
+                held_ns += now - request.received_ns
+                if self._shaper.reshapes_inputs:
+                    self._shaper.restore_inputs(request)
+        self._statistics.record_batch(batch, failed, failed_ns, failed_rows, held, held_ns)
+        for request, error in refused:
+            request.fail(error)
+
+    def _refusal(self, request: InferenceRequest) -> ConchError | None:
+        """Why a request does not run again, for its client; None where it does or nobody waits for it."""
+        if request.filler or request.state is _DONE:
+            return None
+        if request.cancelled:
+            return CancelledError("")
+        return None if self._iterative else InvalidArgumentError(_NOT_ITERATIVE)
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:
@@ -118,4 +197,6 @@ class Executor:
 
     def _failures(self, batch: Batch, error: BaseException) -> Sequence[InferenceResponse]:
         shown = without_traceback(self._shown(error))
+        for request in batch.requests:
+            request.rescheduled = False
         return [InferenceResponse([], shown) for _ in batch.requests]

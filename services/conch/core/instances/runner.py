@@ -56,7 +56,7 @@ class Runner:
         self._sleeping: list[threading.Condition] = []
         self._drained = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
-        self._timed = False
+        self._timed_ns = NEVER  # until when a thread sleeps that is then to look again
         self._promised = False
         self._closing = False
         self._leads = all(instance.leads for instance in instances)
@@ -172,7 +172,7 @@ class Runner:
             if wake:
                 self._wake_if_due(now)
             return instance, decision
-        if type(decision) is WaitUntil and not self._timed:
+        if type(decision) is WaitUntil and decision.time_ns < self._timed_ns:
             self._wake()
         return None
 
@@ -249,6 +249,8 @@ class Runner:
             self._expired += expired
             self._unanswered += len(expired)
             self._wake_reaper()
+        else:
+            self._check_drained()  # the last sequence may have been given up
 
     def _wake_reaper(self) -> None:
         # What it is told of is noted here: until it runs, only still earlier times need to wake it.
@@ -299,7 +301,7 @@ class Runner:
         """Has a thread look at the queue, if it holds something nobody has promised to see to."""
         if self._idle and not self._promised:
             due = self._scheduler.due_ns(now)
-            if due is not None and (due <= now or not self._timed):
+            if due is not None and (due <= now or due < self._timed_ns):
                 self._wake()
 
     def _wake(self) -> None:
@@ -340,8 +342,9 @@ class Runner:
                         instance = self._instance_for(decision)
                         self._wake_if_due(now)
                         return instance, decision
-                    if type(decision) is WaitUntil and not self._timed:
-                        timed = self._timed = True
+                    if type(decision) is WaitUntil and decision.time_ns < self._timed_ns:
+                        timed = True
+                        self._timed_ns = decision.time_ns
                         timeout = (decision.time_ns - now) / 1e9
                 if self._closing and not (self._scheduler.pending or self._scheduler.held):
                     return None
@@ -350,4 +353,4 @@ class Runner:
                 if woken in self._sleeping:
                     self._sleeping.remove(woken)  # its wait timed out
                 if timed:
-                    self._timed = False
+                    self._timed_ns = NEVER

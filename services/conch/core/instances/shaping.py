@@ -40,6 +40,14 @@ class Shaper:
             if tensor is not None:
                 inputs[name] = tensor.reshaped(reshaped_shape(tensor.shape, target, source, self._skip))
 
+    def restore_inputs(self, request: InferenceRequest) -> None:
+        """Undoes `shape_inputs`, for a request that runs again."""
+        inputs = request.inputs
+        for name, (source, target) in self._inputs.items():
+            tensor = inputs.get(name)
+            if tensor is not None:
+                inputs[name] = tensor.reshaped(reshaped_shape(tensor.shape, source, target, self._skip))
+
     def shape_response(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """Drops outputs nobody asked for, gives the others the shapes clients see, and classifies.
 

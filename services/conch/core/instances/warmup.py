@@ -15,10 +15,12 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.scheduler.base import Batch
+from conch.core.scheduler.sequence.controls import Controls
+from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import ELEMENT_SIZES, Tensor
-from conch.core.validation import RequestValidator
+from conch.core.validation import RequestValidator, shape_text
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,11 @@ class Warmup:
                 )
                 outcome = _Outcome(sample.batch_size)
                 requests = self._requests(sample, tensors, outcome)
-                self._executor.run(instance, Batch(requests, sample.batch_size))
+                while requests:
+                    self._executor.run(instance, Batch(requests, len(requests)))
+                    requests = [request for request in requests if request.rescheduled]
+                    for request in requests:
+                        request.rescheduled = request.sequence_start = False
                 errors = outcome.wait()
                 if errors:
                     details = "".join(f"{error}; " for error in errors)
@@ -80,13 +86,15 @@ class Warmup:
         self, sample: WarmupSample, tensors: dict[str, Tensor], responder: Responder
     ) -> list[InferenceRequest]:
         requests = []
-        for _ in range(sample.batch_size):
+        for number in range(sample.batch_size):
             now = self._clock()
             # A dict for each: what runs the request may put reshaped tensors into it.
             request = InferenceRequest(
                 self._spec.name, str(self._spec.version), dict(tensors), responder, now
             )
             request.queued_ns = now
+            if self._spec.sequence is not None:
+                request.inputs = {**_as_sequence(request, self._spec, number + 1), **tensors}
             requests.append(request)
         return requests
 
@@ -134,6 +142,10 @@ def _tensors(
             for given in sample.inputs
         }
         request = InferenceRequest(spec.name, str(spec.version), tensors, _Outcome(1), 0)
+        if spec.sequence is not None:
+            usual = _as_sequence(request, spec, 1)
+            _check_own(usual, tensors)
+            request.inputs = {name: tensor for name, tensor in tensors.items() if name not in usual}
         try:
             validate(request)
         except InvalidArgumentError as error:
@@ -142,6 +154,30 @@ def _tensors(
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"warmup sample '{sample.name}': {error.message}") from error
     return tensors
+
+
+def _as_sequence(request: InferenceRequest, spec: ModelSpec, number: int) -> dict[str, Tensor]:
+    """Makes a request a sequence of its own; returns the inputs that the server gives to that."""
+    settings = spec.sequence
+    assert settings is not None, "a model with sequences"
+    named = any(control.datatype == "BYTES" for control in settings.controls)
+    request.correlation_id = str(number) if named else number
+    request.sequence_start = True
+    request.sequence_end = not settings.iterative
+    controls = Controls(settings.controls, spec.max_batch_size > 0)
+    flags = controls.flags[request.sequence_start + 2 * request.sequence_end]
+    return {**flags, **controls.identity(request.correlation_id), **SequenceStates(spec).initial}
+
+
+def _check_own(usual: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Checks what a sample says of inputs that clients do not send."""
+    for name, tensor in usual.items():
+        given = tensors.get(name, tensor)
+        if (given.datatype, len(given.shape)) != (tensor.datatype, len(tensor.shape)):
+            raise InvalidArgumentError(
+                f"input '{name}' is {given.datatype} with shape {shape_text(given.shape)}, but the model "
+                f"configuration specifies {tensor.datatype} with shape {shape_text(tensor.shape)}"
+            )
 
 
 def _data(given: WarmupInput, random: np.random.Generator) -> bytes:

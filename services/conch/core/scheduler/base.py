@@ -13,8 +13,9 @@ class Batch:
     """Requests that run together, and the times of their execution.
 
     Attributes:
-        requests: The requests, in the order they were queued.
+        requests: The requests, in the order they were queued or, where rows belong to sequences, by row.
         size: Rows of all requests together.
+        fillers: How many of the requests only fill a row (`InferenceRequest.filler`), one row each.
         instance: Number of the one instance that may run it; None where any may.
         compute_start_ns: Monotonic time at which an instance took the batch.
         compute_input_end_ns: When its inputs were ready for the model.
@@ -29,6 +30,7 @@ class Batch:
         "compute_input_end_ns",
         "compute_output_start_ns",
         "compute_start_ns",
+        "fillers",
         "instance",
         "requests",
         "size",
@@ -37,6 +39,7 @@ class Batch:
     def __init__(self, requests: list[InferenceRequest], size: int, instance: int | None = None) -> None:
         self.requests = requests
         self.size = size
+        self.fillers = 0
         self.instance = instance
         self.compute_start_ns = 0
         self.compute_input_end_ns = 0

@@ -57,7 +57,7 @@ class InferHandler:
                 self._forward(request, call.metadata)
             core = self._core
             core.check_running()
-            model = core.model(request.model_name, request.model_version)
+            model = core.model_for(request)
             if model.spec.decoupled:
                 raise UnsupportedError(
                     "ModelInfer RPC doesn't support models with decoupled transaction policy"

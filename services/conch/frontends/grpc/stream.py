@@ -192,7 +192,7 @@ class StreamInferHandler:
             if self._forward is not None:
                 self._forward(request, call.metadata)
             self.core.check_running()
-            model = self.core.model(request.model_name, request.model_version)
+            model = self.core.model_for(request)
             if not model.spec.decoupled:
                 place.stream.order(place)
             to_lead = self.core.submit(request, True, model)

@@ -1,0 +1,108 @@
+"""Control inputs: they tell a model where a request stands in its sequence, and which sequence that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import ControlTensor
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor, encode_bytes
+
+_EMPTY_STRING = 4
+"""Bytes of an empty BYTES element: its length, which is zero."""
+
+
+class Controls:
+    """The control inputs of a model, made once and shared by all its requests.
+
+    Args:
+        controls: What the config asks for.
+        batches: Whether the model has a batch dimension.
+
+    Attributes:
+        flags: The inputs that say start, ready and end, by `start + 2 * end`; they are never written to.
+        absent: All inputs, for a row without a request.
+    """
+
+    def __init__(self, controls: Sequence[ControlTensor], batches: bool) -> None:
+        self._shape = (1, 1) if batches else (1,)
+        self._ids = [control for control in controls if control.kind == "CORRID"]
+        marks = [control for control in controls if control.kind != "CORRID"]
+        self.flags = [
+            self._marks(marks, {"START": start, "READY": True, "END": end})
+            for end in (False, True)
+            for start in (False, True)
+        ]
+        self.absent = {**self._marks(marks, {}), **self.identity(0)}
+
+    def identity(self, correlation_id: int | str) -> dict[str, Tensor]:
+        """The inputs that hold a sequence's id, as many of its bits as fit; 0 or empty for none."""
+        return {
+            control.name: Tensor(
+                control.name, control.datatype, self._shape, _id_bytes(correlation_id, control.datatype)
+            )
+            for control in self._ids
+        }
+
+    def _marks(self, controls: Sequence[ControlTensor], said: Mapping[str, bool]) -> dict[str, Tensor]:
+        tensors = {}
+        for control in controls:
+            value = control.true_value if said.get(control.kind) else control.false_value
+            data = np.array([value], NUMPY_DTYPES[control.datatype]).tobytes()
+            tensors[control.name] = Tensor(control.name, control.datatype, self._shape, data)
+        return tensors
+
+
+def _id_bytes(correlation_id: int | str, datatype: str) -> bytes:
+    if datatype == "BYTES":
+        return encode_bytes([correlation_id or ""])
+    assert isinstance(correlation_id, int), "requests with other ids are refused when they are validated"
+    size = ELEMENT_SIZES[datatype]
+    # Two's complement: the same bytes for a signed datatype and an unsigned one.
+    return (correlation_id & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+
+class FillerRequest(InferenceRequest):
+    """What stands in a row of a batch whose sequence has no request to run.
+
+    Args:
+        like: A request of the batch, whose inputs it has with nothing in them.
+        inputs: Its inputs.
+    """
+
+    filler = True
+
+    __slots__ = ()
+
+    def __init__(self, like: InferenceRequest, inputs: dict[str, Tensor]) -> None:
+        super().__init__(like.model_name, like.model_version, inputs, _nobody, like.received_ns)
+        self.model = like.model
+        self.requested = like.requested
+        self.batch_key = like.batch_key
+        self.queued_ns = like.queued_ns
+        self.state = like.state
+
+
+def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """Takes the responses nobody waits for."""
+
+
+def empty_inputs(inputs: Mapping[str, Tensor], controls: Controls) -> dict[str, Tensor]:
+    """Inputs like those given, with zeros or empty strings in them, that say that there is no request."""
+    empty = {
+        name: Tensor(name, tensor.datatype, tensor.shape, bytes(_size(tensor)))
+        for name, tensor in inputs.items()
+        if name not in controls.absent
+    }
+    return {**empty, **controls.absent}
+
+
+def _size(tensor: Tensor) -> int:
+    if tensor.datatype != "BYTES":
+        return tensor.nbytes
+    count = 1
+    for dim in tensor.shape:
+        count *= dim
+    return count * _EMPTY_STRING

@@ -1,0 +1,104 @@
+"""A real Triton beside conch, with the same models, for tests that compare the two."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+from tests.support.servers import PEERS, WAIT_S, RawClient, eventually, free_port, serving
+from tritonclient.grpc import service_pb2
+
+SITE = PEERS / "triton" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+TRITON = SITE / "pytriton" / "tritonserver"
+NEEDS_TRITON = [
+    pytest.mark.peer,
+    pytest.mark.skipif(
+        not (TRITON / "bin" / "tritonserver").exists(),
+        reason=f"no Triton in {PEERS}; make bench-setup installs it",
+    ),
+]
+"""Marks of a module whose tests need it."""
+
+
+@dataclass(frozen=True)
+class Both:
+    """Clients of both servers."""
+
+    triton: RawClient
+    conch: RawClient
+
+
+@contextmanager
+def serving_both(repository: Path) -> Iterator[Both]:
+    """Both servers with the models of a repository, which are those that Triton's Python backend runs."""
+    port = free_port()
+    environment = {
+        "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{Path(sys.base_prefix) / 'lib'}",
+        "PYTHONPATH": str(SITE),
+        "PATH": f"{PEERS / 'triton' / 'bin'}:/usr/bin:/bin",
+    }
+    flags = [f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
+    with (repository / "triton.log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                TRITON / "bin" / "tritonserver",
+                f"--model-repository={repository}",
+                f"--backend-directory={TRITON / 'backends'}",
+                *flags,
+            ],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        with (
+            serving(repository) as server,
+            closing(RawClient(server.address)) as conch,
+            closing(RawClient(f"127.0.0.1:{port}")) as triton,
+        ):
+            eventually(lambda: ready(triton), "Triton is ready", 60)
+            assert ready(conch)
+            yield Both(triton, conch)
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+def ready(client: RawClient) -> bool:
+    """Whether a server answers that it is ready."""
+    try:
+        return bool(client("ServerReady", service_pb2.ServerReadyRequest()).ready)
+    except grpc.RpcError:
+        return False
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The answer as plain data, or the error's code and text."""
+    try:
+        return MessageToDict(call(), preserving_proto_field_name=True)
+    except grpc.RpcError as error:
+        return error.code().name, error.details()
+
+
+def outcomes(both: Both, method: str, message: Any) -> tuple[Any, Any]:
+    """Sends a message to Triton and to conch."""
+    return outcome(lambda: both.triton(method, message)), outcome(lambda: both.conch(method, message))
+
+
+def compare(both: Both, method: str, message: Any) -> None:
+    """Sends a message to both, which must answer the same."""
+    theirs, ours = outcomes(both, method, message)
+    assert ours == theirs, f"{ours} != {theirs}"
