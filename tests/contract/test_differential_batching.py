@@ -22,6 +22,9 @@ from tritonclient.grpc import service_pb2
 
 pytestmark = NEEDS_TRITON
 
+LONG_US = 2_000_000
+"""A queue delay that does not end while a queue is being filled."""
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -44,9 +47,9 @@ QUEUES = {
     "largest_preferred": Queue((1,) * 7, (2, 4)),
     "below_preferred": Queue((1,) * 3, (4,)),
     "preferred_reached": Queue((1,) * 5, (2, 6)),
-    "delay_for_the_rest": Queue((1,) * 7, (4,), 50_000),
-    "delay_below_preferred": Queue((1,) * 3, (4,), 50_000),
-    "delay_until_full": Queue((1,) * 8, (), 50_000),
+    "delay_for_the_rest": Queue((1,) * 7, (4,), LONG_US),
+    "delay_below_preferred": Queue((1,) * 3, (4,), LONG_US),
+    "delay_until_full": Queue((1,) * 8, (), 10 * LONG_US),
     "rows_of_many": Queue((3,) * 4),
     "rows_past_preferred": Queue((3,) * 3, (4,)),
 }
