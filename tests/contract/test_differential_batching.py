@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 
 pytestmark = NEEDS_TRITON
 
-LONG_US = 2_000_000
+LONG_US = 1_000_000
 """A queue delay that does not end while a queue is being filled."""
 
 
@@ -49,7 +49,7 @@ QUEUES = {
     "preferred_reached": Queue((1,) * 5, (2, 6)),
     "delay_for_the_rest": Queue((1,) * 7, (4,), LONG_US),
     "delay_below_preferred": Queue((1,) * 3, (4,), LONG_US),
-    "delay_until_full": Queue((1,) * 8, (), 10 * LONG_US),
+    "delay_until_full": Queue((1,) * 8, (), LONG_US),
     "rows_of_many": Queue((3,) * 4),
     "rows_past_preferred": Queue((3,) * 3, (4,)),
 }
