@@ -13,6 +13,7 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.complete import complete
 from conch_control.config.normalize import normalize, normalize_instance_groups
 from conch_control.config.paths import stays_within
+from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
 from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
@@ -67,8 +68,11 @@ class Loader:
         normalize_instance_groups(config, gpu_count, backend.cpu_instance_count)
         validate_instance_groups(config, gpu_count)
         validate_tensors(config)
+        validate_ragged(config)
         check_supported(config)  # again, as the backend may have asked for more
-        spec = build_spec(config, directory, version, model_file, backend_options)
+        spec = build_spec(
+            config, directory, version, model_file, backend_options, self._options.max_queue_size
+        )
         return spec, read_warmup(config, directory)
 
 

@@ -38,15 +38,16 @@ class Both:
 
 
 @contextmanager
-def serving_both(repository: Path) -> Iterator[Both]:
-    """Both servers with the models of a repository, which are those that Triton's Python backend runs."""
+def triton_serving(repository: Path, *more: str) -> Iterator[RawClient]:
+    """A client of a Triton with more flags that serves a repository, into which it also writes its log."""
     port = free_port()
+    base = Path(sys.base_prefix) / "lib"
     environment = {
-        "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{Path(sys.base_prefix) / 'lib'}",
+        "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{base}",
         "PYTHONPATH": str(SITE),
         "PATH": f"{PEERS / 'triton' / 'bin'}:/usr/bin:/bin",
     }
-    flags = [f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
+    flags = [f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false", *more]
     with (repository / "triton.log").open("w") as log:
         process = subprocess.Popen(
             [
@@ -60,14 +61,9 @@ def serving_both(repository: Path) -> Iterator[Both]:
             stderr=log,
         )
     try:
-        with (
-            serving(repository) as server,
-            closing(RawClient(server.address)) as conch,
-            closing(RawClient(f"127.0.0.1:{port}")) as triton,
-        ):
-            eventually(lambda: ready(triton), "Triton is ready", 60)
-            assert ready(conch)
-            yield Both(triton, conch)
+        with closing(RawClient(f"127.0.0.1:{port}")) as client:
+            eventually(lambda: ready(client), "Triton is ready", 60)
+            yield client
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -75,6 +71,18 @@ def serving_both(repository: Path) -> Iterator[Both]:
         finally:
             process.kill()
             process.wait(WAIT_S)
+
+
+@contextmanager
+def serving_both(repository: Path) -> Iterator[Both]:
+    """Both servers with the models of a repository, which are those that Triton's Python backend runs."""
+    with (
+        serving(repository) as server,
+        closing(RawClient(server.address)) as conch,
+        triton_serving(repository) as triton,
+    ):
+        assert ready(conch)
+        yield Both(triton, conch)
 
 
 def ready(client: RawClient) -> bool:

@@ -19,7 +19,9 @@ from conch.protocol.model_config_pb2 import (
 )
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.jsonform import to_json
+from conch_control.config.padding import read_padding
 from conch_control.config.paths import stays_within
+from conch_control.config.ragged import batch_inputs, batch_outputs
 from conch_control.config.sequences import sequence_batching
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
@@ -31,6 +33,7 @@ def build_spec(
     version: int,
     model_file: str,
     backend_options: Mapping[str, str],
+    max_queue_size: int = 0,
 ) -> ModelSpec:
     """The spec of one version.
 
@@ -40,6 +43,7 @@ def build_spec(
         version: The version.
         model_file: Name of the model's file in the version's directory.
         backend_options: Options of the backend from the command line.
+        max_queue_size: Most requests that may wait where the config does not say it; 0 for any number.
 
     Raises:
         ConchError: A labels file or a state's can't be read, or is not the model's own; a state or a
@@ -59,7 +63,10 @@ def build_spec(
         instance_groups=tuple(_group(group) for group in config.instance_group),
         batching=_batching(config),
         sequence=sequence_batching(config, directory),
-        max_queue_size=_max_queue_size(config),
+        batch_inputs=batch_inputs(config),
+        batch_outputs=batch_outputs(config),
+        padding=read_padding(config),
+        max_queue_size=_max_queue_size(config, max_queue_size),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
         config=to_json(config),
@@ -75,6 +82,7 @@ def _input(tensor: ModelInput) -> TensorSpec:
         dims=tuple(tensor.dims),
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
         optional=tensor.optional,
+        ragged=tensor.allow_ragged_batch,
     )
 
 
@@ -114,13 +122,14 @@ def _batching(config: ModelConfig) -> DynamicBatching | None:
         return None
     batching = config.dynamic_batching
     policies = _policies(batching)
-    if config.max_batch_size == 0 and not policies:
+    if config.max_batch_size == 0 and not (policies or batching.preserve_ordering):
         return None  # without a batch dimension the dynamic batcher never merges either
     return DynamicBatching(
         preferred_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
         policies=policies,
         default_level=batching.default_priority_level or 1,
+        preserve_ordering=batching.preserve_ordering,
     )
 
 
@@ -148,9 +157,9 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
     )
 
 
-def _max_queue_size(config: ModelConfig) -> int:
+def _max_queue_size(config: ModelConfig, default: int) -> int:
     if _MAX_QUEUE_SIZE not in config.parameters:
-        return 0
+        return default
     text = config.parameters[_MAX_QUEUE_SIZE].string_value
     if not re.fullmatch("[0-9]{1,18}", text):
         raise InvalidArgumentError(

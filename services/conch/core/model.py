@@ -9,11 +9,13 @@ from conch.core.backend import BackendInstance, BackendModel
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError
 from conch.core.instances.execution import Executor
+from conch.core.instances.ordering import ResponseOrder, keeps_order
 from conch.core.instances.placement import place
 from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Scheduler
+from conch.core.scheduler.budget import BudgetBatcher, BudgetPriorityBatcher
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
 from conch.core.scheduler.priority import PriorityBatcher
@@ -38,9 +40,11 @@ def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
         batching.max_queue_delay_ns,
         spec.max_queue_size,
     )
+    budget = spec.padding is not None and spec.padding.max_batch_elements > 0
     if batching.policies:
-        return PriorityBatcher(*settings, batching.policies, batching.default_level)
-    return DynamicBatcher(*settings)
+        kind = BudgetPriorityBatcher if budget else PriorityBatcher
+        return kind(*settings, batching.policies, batching.default_level)
+    return BudgetBatcher(*settings) if budget else DynamicBatcher(*settings)
 
 
 class Model:
@@ -72,6 +76,7 @@ class Model:
             self._instances,
             Executor(spec, self.statistics, clock),
             clock,
+            ResponseOrder() if keeps_order(spec) else None,
         )
 
     @classmethod

@@ -180,6 +180,10 @@ class InferenceRequest:
             self.state = _DONE
         self._responder(self, response, final)
 
+    def intercept(self, between: Callable[[Responder], Responder]) -> None:
+        """Puts something between the request and its responder: what `between` makes of the one it has."""
+        self._responder = between(self._responder)
+
     def fail(self, error: ConchError) -> None:
         """Answers the request with an error, finally."""
         self.respond(InferenceResponse([], error), True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from conch.core.batchkey import batch_key_for
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest
 from conch.core.spec import ControlTensor, ModelSpec, TensorSpec
@@ -41,10 +42,7 @@ class RequestValidator:
         self._outputs = frozenset(tensor.name for tensor in spec.outputs)
         self._batches = spec.max_batch_size > 0
         self._skip = 1 if self._batches else 0
-        # Only where dims vary, or inputs may be absent, can two valid requests fail to share a batch.
-        self._keyed = len(self._required) != len(self._rules) or any(
-            -1 in tensor.dims for tensor in spec.inputs
-        )
+        self._batch_key = batch_key_for(spec)
         # Requests that belong to sequences have no signature, so this is looked at for each of them.
         controls = () if spec.sequence is None else spec.sequence.controls
         self._assigns_ids = spec.sequence is not None and spec.sequence.iterative
@@ -126,8 +124,8 @@ class RequestValidator:
             request.batch_size = max(batch_size, 1)
         if request.requested is not None:
             self._check_outputs(request.requested)
-        if self._keyed:
-            request.batch_key = tuple(sorted((name, t.shape[skip:]) for name, t in inputs.items()))
+        if self._batch_key is not None:
+            request.batch_key = self._batch_key(request)
         if self._correlation is not None:
             self._check_correlation(request, self._correlation)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
+from conch.backends.padding import Padder
 from conch.backends.python.errors import TritonModelException, describe, is_ours
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.loading import ModelCode
@@ -105,6 +106,7 @@ class PythonInstance(BackendInstance):
             SequenceStates(spec) if sequence is not None and sequence.states else None,
             reschedules=not (spec.decoupled and inspect.iscoroutinefunction(model.execute)),
         )
+        self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
@@ -117,6 +119,9 @@ class PythonInstance(BackendInstance):
             for request in requests:
                 # Made now, so that a request the model forgets altogether is answered too.
                 request.get_response_sender()
+        if self._padder is not None:
+            for request in requests:
+                request._pad(self._padder)
         batch.compute_input_end_ns = monotonic_ns()
         try:
             returned = self._execute(requests)

@@ -16,7 +16,9 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
+from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.instances.execution import Executor
+from conch.core.instances.ordering import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
 from conch.core.scheduler.expiry import NEVER
@@ -35,6 +37,7 @@ class Runner:
         instances: The model's instances, all idle.
         executor: Runs a batch on an instance.
         clock: Monotonic time in nanoseconds.
+        order: Keeps the responses in the order of the requests; None where they leave as they come.
     """
 
     def __init__(
@@ -44,9 +47,11 @@ class Runner:
         instances: Sequence[BackendInstance],
         executor: Executor,
         clock: Clock,
+        order: ResponseOrder | None = None,
     ) -> None:
         self._name = name
         self._scheduler = scheduler
+        self._enqueue = scheduler.submit if order is None else order.around(scheduler.submit)
         self._executor = executor
         self._clock = clock
         self._count = len(instances)
@@ -95,19 +100,23 @@ class Runner:
             ClosedError: The version is being replaced or unloaded; the request was not queued.
             ConchError: The queue does not take the request.
         """
-        with self._lock:
-            if self._closing and not self._scheduler.continues(request):
-                raise ClosedError
-            now = self._clock()
-            self._scheduler.submit(request, now)
-            if self._expiries.next_ns < self._reaper_wakes_ns:
-                self._wake_reaper()
-            if self._promised or not self._idle:
-                return False  # the one who promised, or whichever instance is done first, pulls it
-            if may_lead and self._leads:
-                self._promised = True
-                return True
-            self._wake_if_due(now)
+        try:
+            with self._lock:
+                if self._closing and not self._scheduler.continues(request):
+                    raise ClosedError
+                now = self._clock()
+                self._enqueue(request, now)
+                if self._expiries.next_ns < self._reaper_wakes_ns:
+                    self._wake_reaper()
+                if self._promised or not self._idle:
+                    return False  # the one who promised, or whichever instance is done first, pulls it
+                if may_lead and self._leads:
+                    self._promised = True
+                    return True
+                self._wake_if_due(now)
+        except (ResourceExhaustedError, UnavailableError) as error:
+            self._executor.refuse(error, self.pending, self._mean_ns, self._count)
+            raise
         return False
 
     def lead(self, budget_ns: int | None = None) -> bool:
