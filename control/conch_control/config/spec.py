@@ -121,13 +121,14 @@ def _batching(config: ModelConfig) -> DynamicBatching | None:
         return None
     batching = config.dynamic_batching
     policies = _policies(batching)
-    if config.max_batch_size == 0 and not policies:
+    if config.max_batch_size == 0 and not (policies or batching.preserve_ordering):
         return None  # without a batch dimension the dynamic batcher never merges either
     return DynamicBatching(
         preferred_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
         policies=policies,
         default_level=batching.default_priority_level or 1,
+        preserve_ordering=batching.preserve_ordering,
     )
 
 

@@ -45,7 +45,7 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
         for tensor in tensors:
             yield from _unsupported_of_tensor(kind, tensor)
     if config.HasField("dynamic_batching"):
-        yield from _unsupported_of_batching(config, config.dynamic_batching)
+        yield from _unsupported_of_batching(config.dynamic_batching)
     yield from _unsupported_of_groups(config)
 
 
@@ -58,17 +58,10 @@ def _unsupported_of_tensor(kind: str, tensor: ModelInput | ModelOutput) -> Itera
         yield f"{kind}[{tensor.name}].is_non_linear_format_io"
 
 
-def _unsupported_of_batching(config: ModelConfig, batching: ModelDynamicBatching) -> Iterator[str]:
+def _unsupported_of_batching(batching: ModelDynamicBatching) -> Iterator[str]:
     # Each level has queues of its own, so their number must not be a client's free choice.
     if batching.priority_levels > _MOST_LEVELS:
         yield f"dynamic_batching.priority_levels > {_MOST_LEVELS}"
-    # One instance runs one batch at a time, so there the order is kept anyhow.
-    if batching.preserve_ordering and _instances(config) > 1:
-        yield "dynamic_batching.preserve_ordering"
-
-
-def _instances(config: ModelConfig) -> int:
-    return sum(max(group.count, 1) * max(len(group.gpus), 1) for group in config.instance_group)
 
 
 def _unsupported_of_groups(config: ModelConfig) -> Iterator[str]:

@@ -9,6 +9,7 @@ from conch.core.backend import BackendInstance, BackendModel
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError
 from conch.core.instances.execution import Executor
+from conch.core.instances.ordering import ResponseOrder, keeps_order
 from conch.core.instances.placement import place
 from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
@@ -69,6 +70,7 @@ class Model:
             self._instances,
             Executor(spec, self.statistics, clock),
             clock,
+            ResponseOrder() if keeps_order(spec) else None,
         )
 
     @classmethod

@@ -151,10 +151,6 @@ def test_legal_tensors(tensor: str) -> None:
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),
         ("dynamic_batching { priority_levels: 1001 }", "'dynamic_batching.priority_levels > 1000'"),
-        (
-            "dynamic_batching { preserve_ordering: true } instance_group { count: 2 }",
-            "'dynamic_batching.preserve_ordering'",
-        ),
         ("instance_group { passive: true }", "'instance_group.passive'"),
         (
             'instance_group { kind: KIND_GPU } cc_model_filenames { key: "8.0" value: "a" }',

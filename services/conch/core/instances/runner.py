@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
 from conch.core.instances.execution import Executor
+from conch.core.instances.ordering import ResponseOrder
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
 from conch.core.scheduler.expiry import NEVER
@@ -35,6 +36,7 @@ class Runner:
         instances: The model's instances, all idle.
         executor: Runs a batch on an instance.
         clock: Monotonic time in nanoseconds.
+        order: Keeps the responses in the order of the requests; None where they leave as they come.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class Runner:
         instances: Sequence[BackendInstance],
         executor: Executor,
         clock: Clock,
+        order: ResponseOrder | None = None,
     ) -> None:
         self._name = name
         self._scheduler = scheduler
+        self._enqueue = scheduler.submit if order is None else order.around(scheduler.submit)
         self._executor = executor
         self._clock = clock
         self._count = len(instances)
@@ -99,7 +103,7 @@ class Runner:
             if self._closing and not self._scheduler.continues(request):
                 raise ClosedError
             now = self._clock()
-            self._scheduler.submit(request, now)
+            self._enqueue(request, now)
             if self._expiries.next_ns < self._reaper_wakes_ns:
                 self._wake_reaper()
             if self._promised or not self._idle:

@@ -1,0 +1,301 @@
+"""Responses in the order of the requests: over random orders of completion, and from many threads."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
+
+from conch.core.errors import CancelledError, UnavailableError
+from conch.core.instances.ordering import ResponseOrder, keeps_order
+from conch.core.model import Model
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching
+
+IN_ORDER = DynamicBatching(preserve_ordering=True)
+
+
+@dataclass(eq=False)
+class Line:
+    """What a request has been told by its model."""
+
+    request: InferenceRequest
+    said: list[InferenceResponse | None] = field(default_factory=list)
+    final: bool = False
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """What comes out is compared with all that was said, cut off at the first request that is not done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[Line] = []
+        self.out: list[tuple[InferenceRequest, InferenceResponse | None, bool]] = []
+        self.order = ResponseOrder()
+        self.submit_in_order = self.order.around(self.take)
+        self.refuse = False
+        self.nested: list[Line] = []
+
+    def take(self, request: InferenceRequest, now_ns: int) -> None:
+        if self.refuse:
+            raise UnavailableError("full")
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        self.out.append((request, response, final))
+        if self.nested:
+            # A responder may answer other requests.
+            self.say(self.nested.pop(), None, True)
+
+    def say(self, line: Line, response: InferenceResponse | None, final: bool) -> None:
+        if not line.final:
+            line.said.append(response)
+            line.final = final
+        line.request.respond(response, final)
+
+    @rule()
+    def submit(self) -> None:
+        request = make_request(self.respond)
+        self.submit_in_order(request, 0)
+        self.lines.append(Line(request))
+
+    @rule()
+    def refused(self) -> None:
+        request = make_request(self.respond)
+        before = request.responder
+        self.refuse = True
+        with pytest.raises(UnavailableError):
+            self.submit_in_order(request, 0)
+        self.refuse = False
+        assert request.responder == before, "another model may take it"
+
+    @rule(index=st.integers(0, 50), final=st.booleans(), error=st.booleans(), nested=st.integers(0, 50))
+    def answer(self, index: int, final: bool, error: bool, nested: int) -> None:
+        if not self.lines:
+            return
+        other = self.lines[nested % len(self.lines)]
+        if nested % 3 == 0 and not other.final:
+            self.nested.append(other)
+        line = self.lines[index % len(self.lines)]
+        self.say(line, InferenceResponse([], CancelledError("") if error else None), final)
+
+    @invariant()
+    def in_order(self) -> None:
+        expected: list[tuple[InferenceRequest, InferenceResponse | None, bool]] = []
+        for line in self.lines:
+            last = len(line.said) - 1
+            expected += [
+                (line.request, said, line.final and number == last) for number, said in enumerate(line.said)
+            ]
+            if not line.final:
+                break
+        assert self.out == expected
+
+    def teardown(self) -> None:
+        for line in reversed(self.lines):
+            self.say(line, None, True)
+        self.in_order()
+
+
+OrderMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestOrderMachine = OrderMachine.TestCase
+
+
+def test_a_long_line_that_becomes_free_is_no_deep_stack() -> None:
+    answers = Answers()
+    order = ResponseOrder()
+    submit = order.around(lambda request, now_ns: None)
+    requests = [make_request(answers) for _ in range(5 * sys.getrecursionlimit())]
+    for request in requests:
+        submit(request, 0)
+    for request in reversed(requests):
+        request.respond(None)
+    assert [request for request, _, _ in answers.calls] == requests
+
+
+def test_a_responder_that_fails_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        raise ValueError("broken")
+
+    answers = Answers()
+    submit = ResponseOrder().around(lambda request, now_ns: None)
+    requests = [make_request(fail), make_request(answers)]
+    for request in requests:
+        submit(request, 0)
+    for request in reversed(requests):
+        request.respond(None)
+    assert answers.finals == 1
+    assert "broken" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_finish_in_any_order(seed: int) -> None:
+    """No thread passes on while another does, nothing is lost, and the order is that of the queue."""
+    source = random.Random(seed)
+    passing = threading.Lock()
+    told: list[InferenceRequest] = []
+
+    def respond(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        assert passing.acquire(blocking=False), "two at a time"
+        told.append(request)
+        passing.release()
+
+    submit = ResponseOrder().around(lambda request, now_ns: None)
+    requests = [make_request(respond) for _ in range(3000)]
+    for request in requests:
+        submit(request, 0)
+    shuffled = [request for request in requests for _ in range(2)]
+    source.shuffle(shuffled)
+    last = {id(request): number for number, request in enumerate(shuffled)}
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for start in range(4):
+                mine = [
+                    (request, number == last[id(request)])
+                    for number, request in enumerate(shuffled)
+                    if id(request) // 64 % 4 == start  # one thread for each request, as a model has it
+                ]
+                pool.submit(respond_all, mine)
+    finally:
+        sys.setswitchinterval(interval)
+    assert told == [request for request in requests for _ in range(2)]
+
+
+def respond_all(calls: list[tuple[InferenceRequest, bool]]) -> None:
+    for request, final in calls:
+        request.respond(None, final)
+
+
+class Rooms:
+    """Batches of one request that run until they are let go, each by its request."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.doors: dict[str, threading.Event] = {}
+        self.lock = threading.Lock()
+
+    def door(self, name: str) -> threading.Event:
+        with self.lock:
+            return self.doors.setdefault(name, threading.Event())
+
+    def __call__(self, batch: Batch) -> list[InferenceResponse | None]:
+        (request,) = batch.requests
+        self.entered.release()
+        assert self.door(request.id).wait(WAIT_S)
+        if request.id == "fails":
+            raise ValueError("told to")
+        return [InferenceResponse([])]
+
+
+@pytest.fixture
+def rooms() -> Rooms:
+    return Rooms()
+
+
+@pytest.fixture
+def model(rooms: Rooms) -> Iterator[Model]:
+    """Two instances, one request at a time on each."""
+    model = make_model(make_spec(instances=2, outputs=(), batching=IN_ORDER), rooms)
+    yield model
+    for door in list(rooms.doors.values()):
+        door.set()
+    assert model.close(WAIT_S)
+
+
+def submit_named(model: Model, answers: Answers, name: str) -> InferenceRequest:
+    request = make_request(answers, id=name)
+    model.submit(request)
+    return request
+
+
+def test_a_quicker_instance_waits_for_a_slower_one(model: Model, rooms: Rooms) -> None:
+    answers = Answers()
+    slow = submit_named(model, answers, "slow")
+    others = [submit_named(model, answers, name) for name in ("fails", "b", "c")]
+    for name in ("fails", "b", "c"):
+        rooms.door(name).set()
+    for _ in range(4):
+        assert rooms.entered.acquire(timeout=WAIT_S)
+    assert answers.finals == 0
+    rooms.door("slow").set()
+    assert answers.wait(4)
+    assert [request for request, _, _ in answers.calls] == [slow, *others]
+    assert [response.error is None for _, response, _ in answers.calls if response] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_cancelled_and_expired_requests_take_their_place_and_hold_nobody_up(rooms: Rooms) -> None:
+    policy = QueuePolicy(timeout_ns=1_000_000)
+    spec = make_spec(
+        outputs=(), batching=DynamicBatching(preserve_ordering=True, policies=(policy,)), instances=1
+    )
+    model = make_model(spec, rooms, leads=False)
+    answers = Answers()
+    first = submit_named(model, answers, "first")
+    assert rooms.entered.acquire(timeout=WAIT_S)
+    cancelled, expired = submit_named(model, answers, "cancelled"), submit_named(model, answers, "expired")
+    assert model.cancel(cancelled)
+    while model.pending:
+        pass  # until the queue timeout has passed
+    assert answers.finals == 0
+    rooms.door("first").set()
+    assert answers.wait(3)
+    rooms.door("last").set()
+    last = submit_named(model, answers, "last")
+    assert answers.wait(4)
+    assert [request for request, _, _ in answers.calls] == [first, cancelled, expired, last]
+    assert model.close(WAIT_S)
+
+
+def test_responses_of_a_decoupled_request_come_before_those_of_the_next() -> None:
+    held: list[InferenceRequest] = []
+
+    def keep(batch: Batch) -> None:
+        held.extend(batch.requests)
+
+    spec = make_spec(outputs=(), batching=IN_ORDER, decoupled=True)
+    model = make_model(spec, keep)
+    answers = Answers()
+    requests = [make_request(answers) for _ in range(3)]
+    for request in requests:
+        model.submit(request)
+    while len(held) < 3:
+        pass
+    for number in (2, 0, 1, 0):
+        requests[number].respond(InferenceResponse([]), False)
+    assert [request for request, _, _ in answers.calls] == [requests[0]] * 2, "the first passes at once"
+    requests[1].respond(None)
+    requests[0].respond(None)
+    assert [request for request, _, _ in answers.calls] == [
+        *[requests[0]] * 3,
+        *[requests[1]] * 2,
+        requests[2],
+    ]
+    requests[2].respond(None)
+    assert answers.finals == 3
+    assert model.close(WAIT_S)
+
+
+def test_who_wants_order() -> None:
+    assert keeps_order(make_spec(batching=IN_ORDER))
+    assert not keeps_order(make_spec(batching=DynamicBatching()))
+    assert not keeps_order(make_spec())
+    sequence = SequenceBatching(strategy="OLDEST", preserve_ordering=True)
+    spec = make_spec()
+    object.__setattr__(spec, "sequence", sequence)
+    assert keeps_order(spec)
