@@ -12,6 +12,7 @@ from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.complete import complete
 from conch_control.config.normalize import normalize, normalize_instance_groups
+from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec, stays_within
 from conch_control.config.support import check_supported
 from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
@@ -66,6 +67,7 @@ class Loader:
         normalize_instance_groups(config, gpu_count, backend.cpu_instance_count)
         validate_instance_groups(config, gpu_count)
         validate_tensors(config)
+        validate_ragged(config)
         check_supported(config)  # again, as the backend may have asked for more
         spec = build_spec(config, directory, version, model_file, backend_options)
         return spec, read_warmup(config, directory)

@@ -19,6 +19,8 @@ from conch.protocol.model_config_pb2 import (
 )
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.jsonform import to_json
+from conch_control.config.padding import read_padding
+from conch_control.config.ragged import batch_inputs, batch_outputs
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
 
@@ -55,6 +57,9 @@ def build_spec(
         model_file=model_file,
         instance_groups=tuple(_group(group) for group in config.instance_group),
         batching=_batching(config),
+        batch_inputs=batch_inputs(config),
+        batch_outputs=batch_outputs(config),
+        padding=read_padding(config),
         max_queue_size=_max_queue_size(config),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
@@ -82,6 +87,7 @@ def _input(tensor: ModelInput) -> TensorSpec:
         dims=tuple(tensor.dims),
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
         optional=tensor.optional,
+        ragged=tensor.allow_ragged_batch,
     )
 
 

@@ -36,9 +36,6 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
     for field in ("sequence_batching", "ensemble_scheduling", "model_repository_agents"):
         if config.HasField(field):
             yield field
-    for field in ("batch_input", "batch_output"):
-        if getattr(config, field):
-            yield field
     if config.response_cache.enable:
         yield "response_cache"
     for kind, tensors in (("input", config.input), ("output", config.output)):
@@ -50,8 +47,6 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
 
 
 def _unsupported_of_tensor(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:
-    if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
-        yield f"{kind}[{tensor.name}].allow_ragged_batch"
     if tensor.is_shape_tensor:
         yield f"{kind}[{tensor.name}].is_shape_tensor"
     if tensor.is_non_linear_format_io:

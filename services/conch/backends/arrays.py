@@ -1,26 +1,25 @@
 """The base of backends that map arrays to arrays: batches are gathered, run once and scattered here.
 
 Such a backend is about thirty lines: a class with a `default_model_file` and an `open` that returns a
-function from named arrays to named arrays. Everything about requests stays in this module.
+function from named arrays to named arrays. Everything about requests stays in this module, in `gather` and
+in `scatter`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from conch.backends.gather import gather_for
+from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InternalError
 from conch.core.instances.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
-from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Tensor, datatype_of
-from conch.core.validation import shape_text
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Array
 
 
 class ArrayFunction(Protocol):
@@ -34,8 +33,9 @@ class ArrayFunction(Protocol):
 
         Args:
             inputs: An array for each input the requests have, batch dimension first where the model has
-                one. They may be the requests' own memory, so they are read-only. BYTES come as object
-                arrays of `bytes`. Optional inputs that were left out are absent.
+                one and ragged ones flat, and for each that the server makes of them. They may be the
+                requests' own memory, so they are read-only. BYTES come as object arrays of `bytes`. Optional
+                inputs that were left out are absent.
             outputs: The outputs somebody wants, in the config's order; others would be thrown away.
 
         Returns:
@@ -72,13 +72,11 @@ class ArrayInstance(BackendInstance):
     """Runs batches on an array function."""
 
     def __init__(self, spec: ModelSpec, function: ArrayFunction) -> None:
-        self._spec = spec
         self._function = function
         self._batches = spec.max_batch_size > 0
-        self._outputs = {tensor.name: tensor for tensor in spec.outputs}
-        self._all = tuple(self._outputs)
-        # Datatype and dims of the last good result by output: most results are like the one before.
-        self._passed: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._all = tuple(tensor.name for tensor in spec.outputs)
+        self._gather = gather_for(spec)
+        self._scatter = scatter_for(spec)
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
         """Gathers, runs and scatters; requests that can't share a call get one each."""
@@ -95,31 +93,11 @@ class ArrayInstance(BackendInstance):
 
     def _run(self, batch: Batch, requests: list[InferenceRequest]) -> list[InferenceResponse]:
         wanted = self._wanted(requests)
-        inputs = _gather(batch, requests)
+        inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
         results = self._function(inputs, wanted)
         batch.compute_output_start_ns = monotonic_ns()
-        rows = [_rows(request) for request in requests] if self._batches else None
-        total = None if rows is None else sum(rows)
-        arrays = [self._checked(name, results, total) for name in wanted]
-        if rows is None or len(requests) == 1:
-            return [InferenceResponse([_tensor(spec, array) for spec, array in arrays])]
-        responses: list[InferenceResponse] = []
-        start = 0
-        for request, count in zip(requests, rows, strict=True):
-            end = start + count
-            requested = request.requested
-            responses.append(
-                InferenceResponse(
-                    [
-                        _tensor(spec, array[start:end])
-                        for spec, array in arrays
-                        if requested is None or spec.name in requested
-                    ]
-                )
-            )
-            start = end
-        return responses
+        return self._scatter(requests, wanted, results)
 
     def _wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:
         """The outputs any of the requests wants, in the config's order."""
@@ -134,77 +112,3 @@ class ArrayInstance(BackendInstance):
             if requested is not first:
                 names.update(requested)
         return self._all if len(names) == len(self._all) else tuple([n for n in self._all if n in names])
-
-    def _checked(self, name: str, results: Mapping[str, Array], rows: int | None) -> tuple[TensorSpec, Array]:
-        """One output of the function with its config, if it is what that promises."""
-        spec = self._outputs[name]
-        array = results.get(name)
-        if array is None:
-            raise InternalError(f"model '{self._spec.name}' did not return output '{name}'")
-        shape = array.shape
-        tail = shape if rows is None else shape[1:]
-        if (array.dtype, tail) == self._passed.get(name) and (rows is None or shape[0] == rows):
-            return spec, array
-        self._check(spec, array, rows)
-        self._passed[name] = (array.dtype, tail)
-        return spec, array
-
-    def _check(self, spec: TensorSpec, array: Array, rows: int | None) -> None:
-        """Compares an output with its config."""
-        name = spec.name
-        if array.dtype != NUMPY_DTYPES.get(spec.datatype) and datatype_of(array) != spec.datatype:
-            raise InternalError(
-                f"output '{name}' of model '{self._spec.name}' has datatype {datatype_of(array)}, but the "
-                f"model configuration specifies {spec.datatype}"
-            )
-        dims = spec.backend_dims
-        shape = array.shape if rows is None else array.shape[1:]
-        fits = shape == dims or (
-            len(shape) == len(dims) and all(want in (-1, got) for want, got in zip(dims, shape, strict=True))
-        )
-        if not fits or (rows is not None and not array.ndim):
-            expected = dims if rows is None else (-1, *dims)
-            raise InternalError(
-                f"output '{name}' of model '{self._spec.name}' has shape {shape_text(array.shape)}, but the "
-                f"model configuration specifies {shape_text(expected)}"
-            )
-        if rows is not None and array.shape[0] != rows:
-            raise InternalError(
-                f"output '{name}' of model '{self._spec.name}' has batch dimension {array.shape[0]}, but the "
-                f"batch has {rows} rows"
-            )
-
-
-def _tensor(spec: TensorSpec, array: Array) -> Tensor:
-    return Tensor(spec.name, spec.datatype, array.shape, None, array)
-
-
-def _rows(request: InferenceRequest) -> int:
-    """Rows a request adds; not its batch size, which counts a request without rows as one."""
-    for tensor in request.inputs.values():
-        return tensor.shape[0]
-    return request.batch_size
-
-
-def _gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
-    """The inputs of a batch as one array each; the requests have the same ones, with the same dims."""
-    first = requests[0].inputs
-    arrays: dict[str, Array] = {}
-    for name, tensor in first.items():
-        if len(requests) == 1:
-            array = tensor.numpy()
-            if not array.flags.aligned:
-                # Where the request's memory begins depends on its message; kernels count on alignment.
-                array = array.copy()
-                batch.bytes_copied += array.nbytes
-        elif tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
-            # Joining the bytes is one copy like `np.concatenate`, without an array for each request.
-            data = b"".join([request.inputs[name].data for request in requests])
-            rows = sum([request.inputs[name].shape[0] for request in requests])
-            array = np.frombuffer(data, NUMPY_DTYPES[tensor.datatype]).reshape(rows, *tensor.shape[1:])
-            batch.bytes_copied += len(data)
-        else:
-            array = np.concatenate([request.inputs[name].numpy() for request in requests])
-            batch.bytes_copied += array.nbytes
-        arrays[name] = array
-    return arrays

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from conch.core.padding import Padding
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -314,6 +316,7 @@ class ModelSpec:
         ensemble: The steps of an ensemble, which has no instances; or None.
         batch_inputs: Inputs made from the requests of a batch.
         batch_outputs: Outputs split by more than the batch dimension.
+        padding: Inputs of variable dims that are padded to a few lengths, or None.
         cached: Whether responses may come from the response cache.
         max_queue_size: Most requests that may wait, of all priority levels together; 0 for any number.
         decoupled: Whether a request may have any number of responses.
@@ -339,6 +342,7 @@ class ModelSpec:
     ensemble: EnsembleScheduling | None = None
     batch_inputs: tuple[BatchInput, ...] = ()
     batch_outputs: tuple[BatchOutput, ...] = ()
+    padding: Padding | None = None
     cached: bool = False
     max_queue_size: int = 0
     decoupled: bool = False

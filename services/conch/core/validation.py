@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from conch.core.batchkey import batch_key_for
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec, TensorSpec
@@ -41,10 +42,7 @@ class RequestValidator:
         self._outputs = frozenset(tensor.name for tensor in spec.outputs)
         self._batches = spec.max_batch_size > 0
         self._skip = 1 if self._batches else 0
-        # Only where dims vary, or inputs may be absent, can two valid requests fail to share a batch.
-        self._keyed = len(self._required) != len(self._rules) or any(
-            -1 in tensor.dims for tensor in spec.inputs
-        )
+        self._batch_key = batch_key_for(spec)
 
     def __call__(self, request: InferenceRequest) -> None:
         """Checks the request and sets its batch size and batch key.
@@ -122,8 +120,8 @@ class RequestValidator:
             request.batch_size = max(batch_size, 1)
         if request.requested is not None:
             self._check_outputs(request.requested)
-        if self._keyed:
-            request.batch_key = tuple(sorted((name, t.shape[skip:]) for name, t in inputs.items()))
+        if self._batch_key is not None:
+            request.batch_key = self._batch_key(request)
 
     def _check_outputs(self, requested: tuple[str, ...]) -> None:
         for output in requested:

@@ -146,8 +146,6 @@ def test_legal_tensors(tensor: str) -> None:
         ("ensemble_scheduling {}", "'ensemble_scheduling'"),
         ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
         ("response_cache { enable: true }", "'response_cache'"),
-        ("batch_input {} batch_output {}", "'batch_input', 'batch_output'"),
-        ('input { name: "x" allow_ragged_batch: true }', "'input[x].allow_ragged_batch'"),
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),
         ("dynamic_batching { priority_levels: 1001 }", "'dynamic_batching.priority_levels > 1000'"),

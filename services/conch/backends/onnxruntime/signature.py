@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.padding import made_inputs
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.validation import shape_text
 
@@ -115,10 +116,19 @@ def complete(config: dict[str, Any], signature: Signature, options: Mapping[str,
             f"max_batch_size is specified"
         )
     skip = 1 if size > 0 else 0
+    made = _made_by_server(config)
     for key, tensors in (("input", signature.inputs), ("output", signature.outputs)):
         if not config.get(key):
-            config[key] = [_entry(tensor, name, skip) for tensor in tensors]
+            config[key] = [_entry(tensor, name, skip) for tensor in tensors if tensor.name not in made]
     return config
+
+
+def _made_by_server(config: Mapping[str, Any]) -> frozenset[str]:
+    """The inputs that clients do not send: those made from the requests of a batch, or from lengths."""
+    named = {name for made in config.get("batch_input", ()) for name in made.get("target_name", ())}
+    parameters = config.get("parameters", {})
+    texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+    return made_inputs(texts).union(named)
 
 
 def _default_max_batch_size(options: Mapping[str, str]) -> int:
@@ -153,13 +163,16 @@ def validate(spec: ModelSpec, signature: Signature) -> None:
     Raises:
         ConchError: It does not; the text is Triton's.
     """
-    if len(spec.inputs) != len(signature.inputs):
+    made = made_tensors(spec)
+    expected = len(spec.inputs) + len(made)
+    if expected != len(signature.inputs):
         raise InvalidArgumentError(
-            f"unable to load model '{spec.name}', configuration expects {len(spec.inputs)} inputs, model "
-            f"provides {len(signature.inputs)}"
+            f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides "
+            f"{len(signature.inputs)}"
         )
+    scattered = {name for split in spec.batch_outputs for name in split.names}
     for kind, wanted, provided in (
-        ("input", spec.inputs, signature.inputs),
+        ("input", (*spec.inputs, *made), signature.inputs),
         ("output", spec.outputs, signature.outputs),
     ):
         by_name = {tensor.name: tensor for tensor in provided}
@@ -171,7 +184,50 @@ def validate(spec: ModelSpec, signature: Signature) -> None:
                     f"{', '.join(sorted(by_name))}"
                 )
             _check_datatype(spec, kind, tensor, found)
-            _check_dims(spec, tensor, found.dims)
+            if tensor.ragged:
+                _check_ragged(spec, tensor, found.dims)
+            elif tensor in made:
+                _check_rank(spec, tensor, found.dims)
+            elif tensor.name not in scattered or kind == "input":  # which has the shape of an input
+                _check_dims(spec, tensor, found.dims)
+
+
+def made_tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
+    """The inputs that the server makes, with all their dimensions."""
+    ranks = {"BATCH_ITEM_SHAPE": 2}
+    batch = [
+        TensorSpec(name, made.datatype, (-1,) * ranks.get(made.kind, 1))
+        for made in spec.batch_inputs
+        for name in made.names
+    ]
+    lengths, masks = [], []
+    for rule in spec.padding.inputs if spec.padding is not None else ():
+        if rule.lengths is not None:
+            dims = (-1, 1) if rule.lengths.column else (-1,)
+            lengths.append(TensorSpec(rule.lengths.name, rule.lengths.datatype, dims))
+        if rule.mask is not None:
+            masks.append(TensorSpec(rule.mask.name, rule.mask.datatype, (-1, -1)))
+    return (*batch, *lengths, *masks)
+
+
+def _check_ragged(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> None:
+    start = f"unable to load model '{spec.name}', configuration expects model provides input with shape [-1] "
+    if tensor.optional:
+        raise InvalidArgumentError(
+            f"{start}for ragged input '{tensor.name}', which is not supported for optional input"
+        )
+    if model_dims != (-1,):
+        raise InvalidArgumentError(
+            f"{start} for ragged input '{tensor.name}', model provides {shape_text(model_dims)}"
+        )
+
+
+def _check_rank(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> None:
+    if len(model_dims) != len(tensor.dims):
+        raise InvalidArgumentError(
+            f"unable to load model '{spec.name}', the server makes input '{tensor.name}' with "
+            f"{len(tensor.dims)} dimensions, model provides {shape_text(model_dims)}"
+        )
 
 
 def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: OnnxTensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.instances.placement import Placement
 from conch.core.spec import ModelSpec
+
+log = logging.getLogger(__name__)
 
 
 class PythonBackend(Backend):
@@ -32,6 +35,12 @@ class PythonBackend(Backend):
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads nothing yet: each instance loads the file for itself, as if it had its own process."""
+        if spec.batch_inputs or spec.batch_outputs:
+            log.warning(
+                "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
+                "request as it is and answers it by itself",
+                spec.name,
+            )
         return _PythonModel(spec)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar
 
+from conch.backends.padding import Padder
 from conch.backends.python.errors import TritonModelException, describe, is_ours
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.loading import ModelCode
@@ -100,6 +101,7 @@ class PythonInstance(BackendInstance):
             placement.name,
             tuple(tensor.name for tensor in spec.outputs),
         )
+        self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
@@ -110,6 +112,9 @@ class PythonInstance(BackendInstance):
             for request in requests:
                 # Made now, so that a request the model forgets altogether is answered too.
                 request.get_response_sender()
+        if self._padder is not None:
+            for request in requests:
+                request._pad(self._padder)
         batch.compute_input_end_ns = monotonic_ns()
         try:
             returned = self._execute(requests)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conch.backends.padding import Padder
 from conch.backends.python.errors import TritonModelException, not_supported
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.sender import ResponseSender, SenderContext
@@ -155,6 +156,16 @@ class ReceivedRequest(InferenceRequest):
             tensors = {name: received(core, batch) for name, core in self._core.inputs.items()}
             self._tensors = tensors
         return tensors
+
+    def _pad(self, padder: Padder) -> None:
+        """Replaces inputs by padded ones, and adds those made from the real lengths."""
+        core = (self._core,)
+        arrays = {name: padder.join(core, name) for name in self._core.inputs if padder.pads(core, name)}
+        arrays.update(padder.made(core))
+        tensors = self._by_name()
+        for name, array in arrays.items():
+            tensors[name] = Tensor(name, array)
+            self._batch.bytes_copied += array.nbytes
 
     def inputs(self) -> list[Tensor]:
         """The input tensors, in the client's order."""

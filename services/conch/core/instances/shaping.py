@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from conch.core.classification import classify
 from conch.core.errors import ConchError, InternalError
+from conch.core.padding import PaddedOutput
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
 from conch.core.validation import reshaped_shape
 
 
@@ -30,7 +32,10 @@ class Shaper:
         }
         self._specs = {tensor.name: tensor for tensor in spec.outputs}
         self.reshapes_inputs = bool(self._inputs)
-        self.reshapes_outputs = bool(self._outputs)
+        self._cuts: dict[str, list[PaddedOutput]] = {}
+        for cut in spec.padding.outputs if spec.padding is not None else ():
+            self._cuts.setdefault(cut.name, []).append(cut)
+        self.reshapes_outputs = bool(self._outputs or self._cuts)
 
     def shape_inputs(self, request: InferenceRequest) -> None:
         """Gives a request's inputs the shapes the backend sees."""
@@ -43,13 +48,20 @@ class Shaper:
     def shape_response(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """Drops outputs nobody asked for, gives the others the shapes clients see, and classifies.
 
-        An output that does not have the shape its reshape starts from becomes the response's error, and so
-        does one that can't be classified.
+        Outputs of a model with padded inputs are cut back to the request's own lengths. An output that does
+        not have the shape its reshape or its cut starts from becomes the response's error, and so does one
+        that can't be classified.
         """
         outputs = response.outputs
         if request.requested is not None:
             requested = request.requested
             outputs = [tensor for tensor in outputs if tensor.name in requested]
+        if self._cuts:
+            try:
+                outputs = [self._cut(request, tensor) for tensor in outputs]
+            except ConchError as error:
+                response.error = error
+                return
         if self._outputs:
             for index, tensor in enumerate(outputs):
                 reshape = self._outputs.get(tensor.name)
@@ -76,3 +88,22 @@ class Shaper:
                 response.error = error
                 outputs = []
         response.outputs = outputs
+
+    def _cut(self, request: InferenceRequest, tensor: Tensor) -> Tensor:
+        """An output without what stands for the padding of the request's inputs."""
+        cuts = self._cuts.get(tensor.name)
+        if cuts is None:
+            return tensor
+        ends: list[int | None] = [None] * len(tensor.shape)
+        for cut in cuts:
+            axis = cut.axis + 1
+            length = request.inputs[cut.source].shape[(cut.source_axis or 0) + 1]
+            if axis >= len(ends) or tensor.shape[axis] < length:
+                raise InternalError(
+                    f"unexpected shape for output '{tensor.name}' of model '{self._spec.name}': expected at "
+                    f"least {length} in dimension {axis}, as in input '{cut.source}', got "
+                    f"{list(tensor.shape)}"
+                )
+            ends[axis] = length
+        array = tensor.numpy()[tuple(slice(end) for end in ends)]
+        return Tensor(tensor.name, tensor.datatype, array.shape, None, array)

@@ -1,0 +1,159 @@
+"""From a function's output arrays to one response for each request of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conch.backends.ragged import split_flat
+from conch.core.errors import InternalError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, datatype_of
+from conch.core.validation import shape_text
+
+
+def scatter_for(spec: ModelSpec) -> Scatterer:
+    """What splits the outputs of a model's batches."""
+    return _InputShapeScatterer(spec) if spec.batch_outputs else Scatterer(spec)
+
+
+class Scatterer:
+    """Checks outputs against a model's config, and gives each request its rows."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self._batches = spec.max_batch_size > 0
+        self._outputs = {tensor.name: tensor for tensor in spec.outputs}
+        # Datatype and dims of the last good result by output: most results are like the one before.
+        self._passed: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+
+    def __call__(
+        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Array]
+    ) -> list[InferenceResponse]:
+        """The responses, in the order of the requests.
+
+        Args:
+            requests: The requests of the batch.
+            wanted: The outputs that any of them wants.
+            results: What the function gave.
+
+        Raises:
+            InternalError: An output is missing, or is not what the config says.
+        """
+        rows = [_rows(request) for request in requests] if self._batches else None
+        total = None if rows is None else sum(rows)
+        arrays = [self._checked(name, results, total) for name in wanted]
+        if rows is None or len(requests) == 1:
+            return [InferenceResponse([_tensor(spec, array) for spec, array in arrays])]
+        responses: list[InferenceResponse] = []
+        start = 0
+        for request, count in zip(requests, rows, strict=True):
+            end = start + count
+            requested = request.requested
+            responses.append(
+                InferenceResponse(
+                    [
+                        _tensor(spec, array[start:end])
+                        for spec, array in arrays
+                        if requested is None or spec.name in requested
+                    ]
+                )
+            )
+            start = end
+        return responses
+
+    def _checked(self, name: str, results: Mapping[str, Array], rows: int | None) -> tuple[TensorSpec, Array]:
+        """One output of the function with its config, if it is what that promises."""
+        spec = self._outputs[name]
+        array = self._found(name, results)
+        shape = array.shape
+        tail = shape if rows is None else shape[1:]
+        if (array.dtype, tail) == self._passed.get(name) and (rows is None or shape[0] == rows):
+            return spec, array
+        self._check(spec, array, rows)
+        self._passed[name] = (array.dtype, tail)
+        return spec, array
+
+    def _found(self, name: str, results: Mapping[str, Array]) -> Array:
+        array = results.get(name)
+        if array is None:
+            raise InternalError(f"model '{self._spec.name}' did not return output '{name}'")
+        return array
+
+    def _check(self, spec: TensorSpec, array: Array, rows: int | None) -> None:
+        """Compares an output with its config."""
+        name = spec.name
+        self._check_datatype(spec, array)
+        dims = spec.backend_dims
+        shape = array.shape if rows is None else array.shape[1:]
+        fits = shape == dims or (
+            len(shape) == len(dims) and all(want in (-1, got) for want, got in zip(dims, shape, strict=True))
+        )
+        if not fits or (rows is not None and not array.ndim):
+            expected = dims if rows is None else (-1, *dims)
+            raise InternalError(
+                f"output '{name}' of model '{self._spec.name}' has shape {shape_text(array.shape)}, but the "
+                f"model configuration specifies {shape_text(expected)}"
+            )
+        if rows is not None and array.shape[0] != rows:
+            raise InternalError(
+                f"output '{name}' of model '{self._spec.name}' has batch dimension {array.shape[0]}, but the "
+                f"batch has {rows} rows"
+            )
+
+    def _check_datatype(self, spec: TensorSpec, array: Array) -> None:
+        if array.dtype != NUMPY_DTYPES.get(spec.datatype) and datatype_of(array) != spec.datatype:
+            raise InternalError(
+                f"output '{spec.name}' of model '{self._spec.name}' has datatype {datatype_of(array)}, but "
+                f"the model configuration specifies {spec.datatype}"
+            )
+
+
+class _InputShapeScatterer(Scatterer):
+    """For models with outputs that have, for each request, the shape of one of its inputs."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._sources = {name: split.source for split in spec.batch_outputs for name in split.names}
+        self._places = {tensor.name: place for place, tensor in enumerate(spec.outputs)}
+
+    def __call__(
+        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Array]
+    ) -> list[InferenceResponse]:
+        sources = self._sources
+        responses = super().__call__(requests, tuple(n for n in wanted if n not in sources), results)
+        for name in wanted:
+            if name in sources:
+                spec = self._outputs[name]
+                parts = self._split(spec, self._found(name, results), requests)
+                for request, response, part in zip(requests, responses, parts, strict=True):
+                    if request.requested is None or name in request.requested:
+                        response.outputs.append(_tensor(spec, part))
+        for response in responses:
+            response.outputs.sort(key=lambda tensor: self._places[tensor.name])
+        return responses
+
+    def _split(self, spec: TensorSpec, array: Array, requests: list[InferenceRequest]) -> list[Array]:
+        self._check_datatype(spec, array)
+        source = self._sources[spec.name]
+        try:
+            return split_flat(array, [request.inputs[source].shape for request in requests])
+        except ValueError as error:
+            raise InternalError(
+                f"output '{spec.name}' of model '{self._spec.name}' can't be split by the shapes of input "
+                f"'{source}': {error}"
+            ) from error
+
+
+def _tensor(spec: TensorSpec, array: Array) -> Tensor:
+    return Tensor(spec.name, spec.datatype, array.shape, None, array)
+
+
+def _rows(request: InferenceRequest) -> int:
+    """Rows a request adds; not its batch size, which counts a request without rows as one."""
+    for tensor in request.inputs.values():
+        return tensor.shape[0]
+    return request.batch_size
