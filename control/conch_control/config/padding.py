@@ -13,6 +13,7 @@ from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from conch_control.config.datatypes import WIRE_NAMES
 
+_LARGEST = 2**64  # of whole numbers, which JSON has of any size
 _Kind = TypeVar("_Kind", ModelInput, ModelOutput)
 
 
@@ -102,11 +103,11 @@ def _value(rule: PaddedInput, tensor: ModelInput, field: str) -> bool | int | fl
     if datatype == "BYTES":
         if isinstance(value, str) or value == 0:
             return value or ""
-    elif isinstance(value, str):
+    elif isinstance(value, str) or (isinstance(value, int) and abs(value) > _LARGEST):
         pass
     elif datatype.startswith("FP"):
         return float(value)
-    elif value in _values_of(datatype):  # 3.0 is, 3.5 is not
+    elif (isinstance(value, int) or value.is_integer()) and int(value) in _values_of(datatype):
         return bool(value) if datatype == "BOOL" else int(value)
     shown = "STRING" if datatype == "BYTES" else datatype
     raise InvalidArgumentError(f"{field}.value: {value!r} is no value of TYPE_{shown}")

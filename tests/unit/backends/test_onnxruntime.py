@@ -15,7 +15,8 @@ from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.backends.onnxruntime.options import execution_providers, session_options, threads_per_instance
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
 from conch.core.instances.placement import Placement
-from conch.core.spec import InstanceGroup, TensorSpec
+from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
+from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, TensorSpec
 
 F, S, I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.STRING, onnx.TensorProto.INT64
 Tensors = dict[str, tuple[int, list[Any] | None]]
@@ -430,3 +431,126 @@ def test_execution_providers_that_can_not_be(
     )
     with pytest.raises(InvalidArgumentError, match=message):
         execution_providers(FakeOrt(), spec, Placement("m_0", "CPU"))
+
+
+I32 = onnx.TensorProto.INT32
+RAGGED = graph(
+    [
+        node("Cast", ["COUNTS"], ["REALS"], to=F),
+        node("Unsqueeze", ["REALS", "ONE"], ["COLUMN"]),
+        node("Add", ["A", "A"], ["DOUBLE"]),
+    ],
+    {"A": (F, ["elements"]), "COUNTS": (I32, ["n"])},
+    {"COLUMN": (F, ["n", 1]), "DOUBLE": (F, ["elements"])},
+    [onnx.numpy_helper.from_array(np.array([1], np.int64), "ONE")],
+)
+RAGGED_SPEC: dict[str, Any] = {
+    "inputs": (TensorSpec("A", "FP32", (-1,), ragged=True),),
+    "outputs": tensor_specs(COLUMN=("FP32", (1,)), DOUBLE=("FP32", (-1,))),
+    "batch_inputs": (BatchInput("BATCH_ELEMENT_COUNT", ("COUNTS",), "INT32", "A"),),
+    "batch_outputs": (BatchOutput("BATCH_SCATTER_WITH_INPUT_SHAPE", ("DOUBLE",), "A"),),
+    "model_file": "model.onnx",
+}
+
+
+def test_ragged_requests_of_a_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(harness, RAGGED)
+    model = harness.load(backend, harness.spec(batching=one_batch(3), **RAGGED_SPEC))
+    inputs: list[list[float]] = [[1], [2, 3], [4, 5, 6]]
+    answers = harness.batch(model, [{"A": np.array([values], np.float32)} for values in inputs])
+    assert [answer.array("COLUMN").tolist() for answer in answers] == [[[1]], [[2]], [[3]]]
+    assert [answer.array("DOUBLE").tolist() for answer in answers] == [[[2]], [[4, 6]], [[8, 10, 12]]]
+    assert model.statistics.snapshot().execution_count == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_inputs": ()}, "unable to load model 'm', configuration expects 1 inputs, model provides 2"),
+        (
+            {"batch_inputs": (BatchInput("BATCH_ELEMENT_COUNT", ("X",), "INT32", "A"),)},
+            "unexpected inference input 'X', allowed inputs are: A, COUNTS",
+        ),
+        (
+            {"batch_inputs": (BatchInput("BATCH_ELEMENT_COUNT", ("COUNTS",), "FP32", "A"),)},
+            "unable to load model 'm', configuration expects datatype TYPE_FP32 for input 'COUNTS', model "
+            "provides TYPE_INT32",
+        ),
+        (
+            {"batch_inputs": (BatchInput("BATCH_ITEM_SHAPE", ("COUNTS",), "INT32", "A"),)},
+            "unable to load model 'm', the server makes input 'COUNTS' with 2 dimensions, model provides "
+            "[-1]",
+        ),
+        (
+            {"inputs": (TensorSpec("A", "FP32", (-1,), ragged=True, optional=True),)},
+            "unable to load model 'm', configuration expects model provides input with shape [-1] for ragged "
+            "input 'A', which is not supported for optional input",
+        ),
+    ],
+)
+def test_ragged_configs_that_do_not_fit(
+    harness: Harness, backend: OnnxRuntimeBackend, changes: dict[str, Any], message: str
+) -> None:
+    write(harness, RAGGED)
+    with pytest.raises(InvalidArgumentError) as raised:
+        harness.load(backend, harness.spec(**{**RAGGED_SPEC, **changes}))
+    assert raised.value.message == message
+
+
+def test_a_model_that_is_not_ragged(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(harness, ADD_SUB)
+    inputs = (TensorSpec("A", "FP32", (-1,), ragged=True), INPUTS[1])
+    with pytest.raises(InvalidArgumentError) as raised:
+        harness.load(backend, harness.spec(inputs=inputs, outputs=OUTPUTS, model_file="model.onnx"))
+    assert raised.value.message == (
+        "unable to load model 'm', configuration expects model provides input with shape [-1]  for ragged "
+        "input 'A', model provides [-1,2]"
+    )
+
+
+MEAN = graph(
+    [
+        node("Cast", ["MASK"], ["WEIGHTS"], to=F),
+        node("Mul", ["A", "WEIGHTS"], ["KEPT"]),
+        node("ReduceSum", ["KEPT", "ONE"], ["SUM"]),
+        node("Cast", ["LENGTHS"], ["COUNT"], to=F),
+        node("Div", ["SUM", "COUNT"], ["MEAN"]),
+        node("Sub", ["A", "MEAN"], ["CENTRED"]),
+    ],
+    {"A": (F, ["n", "length"]), "MASK": (I64, ["n", "length"]), "LENGTHS": (I64, ["n", 1])},
+    {"MEAN": (F, ["n", 1]), "CENTRED": (F, ["n", "length"])},
+    [onnx.numpy_helper.from_array(np.array([1], np.int64), "ONE")],
+)
+
+
+def test_padded_requests_of_a_model(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    write(harness, MEAN)
+    rule = PaddedInput("A", 0, (4, 16), 0, 100.0, MadeInput("LENGTHS", column=True), MadeInput("MASK"))
+    spec = harness.spec(
+        inputs=tensor_specs(A=("FP32", (-1,))),
+        outputs=tensor_specs(MEAN=("FP32", (1,)), CENTRED=("FP32", (-1,))),
+        padding=Padding((rule,), (PaddedOutput("CENTRED", 0, "A", 0),)),
+        model_file="model.onnx",
+        batching=one_batch(3),
+    )
+    model = harness.load(backend, spec)
+    inputs: list[list[float]] = [[1], [2, 4], [3, 4, 5]]
+    answers = harness.batch(model, [{"A": np.array([values], np.float32)} for values in inputs])
+    assert [answer.array("MEAN").tolist() for answer in answers] == [[[1]], [[3]], [[4]]]
+    assert [answer.array("CENTRED").tolist() for answer in answers] == [[[0]], [[-1, 1]], [[-1, 0, 1]]]
+    assert model.statistics.snapshot().execution_count == 1
+    with pytest.raises(InvalidArgumentError, match="input 'A' for model 'm' is too long"):
+        harness.infer(model, {"A": np.zeros((1, 17), np.float32)})
+
+
+def test_completion_leaves_out_what_the_server_makes(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    padding = '{"inputs": {"A": {"axis": 0, "to": "pow2", "mask": "MASK"}}}'
+    config = complete(
+        backend,
+        write(harness, MEAN),
+        batch_input=[{"target_name": ["LENGTHS"]}],
+        parameters={"CONCH_PADDING": {"string_value": padding}},
+    )
+    assert [tensor["name"] for tensor in config["input"]] == ["A"]
+    wrong = complete(backend, write(harness, MEAN), parameters={"CONCH_PADDING": {"string_value": "{"}})
+    assert [tensor["name"] for tensor in wrong["input"]] == ["A", "MASK", "LENGTHS"]

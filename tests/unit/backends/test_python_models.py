@@ -21,8 +21,9 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError, U
 from conch.core.instances.execution import Executor
 from conch.core.instances.placement import Placement
 from conch.core.model import Model
+from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.scheduler.base import Batch
-from conch.core.spec import InstanceGroup, TensorSpec
+from conch.core.spec import BatchInput, InstanceGroup, TensorSpec
 from conch.core.stats import ModelStatistics
 
 INPUTS = tensor_specs(A=("FP32", (2,)))
@@ -560,3 +561,61 @@ def test_array_types_are_checked_when_the_tensor_is_made(harness: Harness) -> No
     model = load(harness, model_with('pb_utils.Tensor("B", np.zeros(1, complex))'))
     error = harness.infer(model, {"A": rows(1)}).error
     assert "TritonModelException: tensor 'B': arrays of dtype complex128" in error
+
+
+def test_padded_inputs_can_be_joined_and_outputs_are_cut_back(harness: Harness) -> None:
+    source = model_with(
+        """
+        names = [tensor.name() for tensor in requests[0].inputs()]
+        assert names == ["A", "LENGTHS", "MASK"], names
+        joined = [
+            np.concatenate([pb_utils.get_input_tensor_by_name(r, name).as_numpy() for r in requests])
+            for name in names
+        ]
+        assert joined[0].shape == (2, 4), joined[0].shape
+        sums = (joined[0] * joined[2]).sum(axis=1)
+        assert joined[1].tolist() == [1, 3]
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("B", joined[0][i : i + 1] + sums[i])])
+            for i in range(2)
+        ]
+        """
+    )
+    rule = PaddedInput("A", 0, (4,), 0, 9.0, MadeInput("LENGTHS"), MadeInput("MASK"))
+    model = load(
+        harness,
+        source,
+        inputs=tensor_specs(A=("FP32", (-1,))),
+        outputs=tensor_specs(B=("FP32", (-1,))),
+        padding=Padding((rule,), (PaddedOutput("B", 0, "A", 0),)),
+        batching=one_batch(2),
+    )
+    answers = harness.batch(model, [{"A": np.array([values], np.float32)} for values in ([1], [2, 3, 4])])
+    assert [answer.array("B").tolist() for answer in answers] == [[[2]], [[11, 12, 13]]]
+
+
+def test_ragged_requests_share_a_batch_and_come_as_they_are(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = model_with(
+        """
+        assert len(requests) == 2
+        return [
+            pb_utils.InferenceResponse([
+                pb_utils.Tensor("B", pb_utils.get_input_tensor_by_name(request, "A").as_numpy())
+            ])
+            for request in requests
+        ]
+        """
+    )
+    model = load(
+        harness,
+        source,
+        inputs=(TensorSpec("A", "FP32", (-1,), ragged=True),),
+        outputs=tensor_specs(B=("FP32", (-1,))),
+        batch_inputs=(BatchInput("BATCH_ELEMENT_COUNT", ("N",), "INT32", "A"),),
+        batching=one_batch(2),
+    )
+    assert "'batch_input' and 'batch_output' have no effect" in caplog.text
+    answers = harness.batch(model, [{"A": np.array([values], np.float32)} for values in ([1], [2, 3, 4])])
+    assert [answer.array("B").tolist() for answer in answers] == [[[1]], [[2, 3, 4]]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tests.support.core import Answers, make_spec
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
@@ -271,6 +273,35 @@ def test_keys_tell_which_optional_inputs_there_are() -> None:
         key_of(spec, *(tensor(name, (1, 4)) for name in names)) for names in (("A",), ("A", "B"), ("A", "C"))
     }
     assert len(keys) == 3
+
+
+def test_shapes_of_ragged_inputs_do_not_matter_but_what_is_there_does() -> None:
+    ragged = TensorSpec("A", "FP32", (-1,), ragged=True)
+    plain = TensorSpec("B", "FP32", (-1,), optional=True)
+    spec = make_spec(8, inputs=(ragged, plain))
+    key = key_of(spec, tensor("A", (1, 2)))
+    assert key == key_of(spec, tensor("A", (2, 3)))
+    assert key != key_of(spec, tensor("A", (1, 2)), tensor("B", (1, 3)))
+    assert key_of(spec, tensor("A", (1, 2)), tensor("B", (1, 3))) != key_of(
+        spec, tensor("A", (1, 2)), tensor("B", (1, 4))
+    )
+    alone = make_spec(8, inputs=(ragged,))
+    assert key_of(alone, tensor("A", (1, 2))) == key_of(alone, tensor("A", (4, 9))) is None
+
+
+def test_keys_of_padded_inputs_are_their_padded_shapes() -> None:
+    rule = PaddedInput("A", 0, (4, 8))
+    spec = make_spec(8, inputs=(TensorSpec("A", "FP32", (-1, -1)),))
+    spec = replace(spec, padding=Padding((rule,)))
+    keys = [key_of(spec, tensor("A", (1, length, 3))) for length in (1, 4, 5, 8)]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
+    assert key_of(spec, tensor("A", (1, 1, 2))) != keys[0], "the other axis is not padded"
+    with pytest.raises(InvalidArgumentError) as raised:
+        key_of(spec, tensor("A", (1, 9, 3)))
+    assert raised.value.message == (
+        "[request id: <id_unknown>] input 'A' for model 'm' is too long: its dimension 1 is 9, the longest "
+        "the model is padded to is 8"
+    )
 
 
 @pytest.mark.parametrize(
