@@ -69,7 +69,9 @@ class Loader:
         validate_tensors(config)
         validate_ragged(config)
         check_supported(config)  # again, as the backend may have asked for more
-        spec = build_spec(config, directory, version, model_file, backend_options)
+        spec = build_spec(
+            config, directory, version, model_file, backend_options, self._options.max_queue_size
+        )
         return spec, read_warmup(config, directory)
 
 

@@ -29,6 +29,8 @@ class ControlOptions:
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         backend_options: Options by backend; those under the empty name hold for all.
         gpu_count: Number of usable GPUs.
+        max_queue_size: Most requests that may wait for a model version that does not say so itself; 0 for any
+            number.
     """
 
     repositories: tuple[Path, ...]
@@ -39,6 +41,7 @@ class ControlOptions:
     model_config_name: str = ""
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpu_count: int = 0
+    max_queue_size: int = 0
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -93,6 +93,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         load_threads=flags["model-load-thread-count"],
         model_config_name=flags["model-config-name"],
         backend_options=backend_options(flags["backend-config"]),
+        max_queue_size=flags["max-queue-size"],
     )
 
 

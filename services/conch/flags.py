@@ -93,6 +93,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
+    Flag(
+        "max-queue-size",
+        _natural,
+        16384,
+        "requests that may wait for a model version, 0 for any number; a model's parameter "
+        "CONCH_MAX_QUEUE_SIZE wins",
+    ),
     Flag("model-config-name", str, "", "use configs/<name>.pbtxt of a model where it exists"),
     Flag("disable-auto-complete-config", parse_bool, False, "do not complete model configs"),
     Flag("strict-model-config", parse_bool, None, "deprecated: the same as --disable-auto-complete-config"),

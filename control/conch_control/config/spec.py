@@ -31,6 +31,7 @@ def build_spec(
     version: int,
     model_file: str,
     backend_options: Mapping[str, str],
+    max_queue_size: int = 0,
 ) -> ModelSpec:
     """The spec of one version.
 
@@ -40,6 +41,7 @@ def build_spec(
         version: The version.
         model_file: Name of the model's file in the version's directory.
         backend_options: Options of the backend from the command line.
+        max_queue_size: Most requests that may wait where the config does not say it; 0 for any number.
 
     Raises:
         ConchError: A labels file can't be read, or is not the model's own; a parameter makes no sense.
@@ -60,7 +62,7 @@ def build_spec(
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         padding=read_padding(config),
-        max_queue_size=_max_queue_size(config),
+        max_queue_size=_max_queue_size(config, max_queue_size),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
         config=to_json(config),
@@ -162,9 +164,9 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
     )
 
 
-def _max_queue_size(config: ModelConfig) -> int:
+def _max_queue_size(config: ModelConfig, default: int) -> int:
     if _MAX_QUEUE_SIZE not in config.parameters:
-        return 0
+        return default
     text = config.parameters[_MAX_QUEUE_SIZE].string_value
     if not re.fullmatch("[0-9]{1,18}", text):
         raise InvalidArgumentError(

@@ -19,12 +19,14 @@ class ConchError(Exception):
         label: The code as it reads inside Triton's messages, such as ``Invalid argument``.
         grpc_status: Numeric gRPC status code.
         http_status: HTTP status code.
+        retry_after_ms: When another try makes sense, in milliseconds from now; None where nobody knows.
     """
 
     code: ClassVar[str] = "INTERNAL"
     label: ClassVar[str] = "Internal"
     grpc_status: ClassVar[int] = 13
     http_status: ClassVar[int] = 500
+    retry_after_ms: int | None = None
 
     def __init__(self, message: str) -> None:
         # Text from file names may hold what no protocol can carry.

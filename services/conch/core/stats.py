@@ -47,6 +47,7 @@ class StatisticsSnapshot:
         compute_output: Time spent on outputs.
         batches: Executions by batch size.
         bytes_copied: Bytes the core itself copied for batching.
+        rejected: Requests refused because a queue was full; they are in no other counter.
     """
 
     last_inference_ms: int
@@ -60,6 +61,7 @@ class StatisticsSnapshot:
     compute_output: Duration
     batches: dict[int, BatchDurations]
     bytes_copied: int
+    rejected: int = 0
 
 
 class ModelStatistics:
@@ -82,6 +84,7 @@ class ModelStatistics:
         self._infer_ns = 0
         self._output_ns = 0
         self._bytes_copied = 0
+        self._rejected = 0
         # By batch size: executions, then nanoseconds of input, inference and output.
         self._batches: dict[int, list[int]] = {}
 
@@ -138,6 +141,16 @@ class ModelStatistics:
             self._failed += 1
             self._fail_ns += ns
 
+    def record_rejection(self) -> float:
+        """Counts one request that a full queue refused.
+
+        Returns:
+            How many requests an execution has had so far; 0 where there was none.
+        """
+        with self._lock:
+            self._rejected += 1
+            return self._succeeded / self._execution_count if self._execution_count else 0.0
+
     def snapshot(self) -> StatisticsSnapshot:
         """A consistent copy of all counters."""
         with self._lock:
@@ -159,6 +172,7 @@ class ModelStatistics:
                     for size, (runs, input_ns, infer_ns, output_ns) in sorted(self._batches.items())
                 },
                 bytes_copied=self._bytes_copied,
+                rejected=self._rejected,
             )
 
 

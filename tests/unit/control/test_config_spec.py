@@ -95,6 +95,9 @@ def test_the_bound_of_the_queue(tmp_path: Path) -> None:
     assert spec('name: "m"', tmp_path).max_queue_size == 0
     assert spec(text % "0", tmp_path).max_queue_size == 0
     assert spec(text % "12", tmp_path).max_queue_size == 12
+    for given, size in (('name: "m"', 7), (text % "0", 0), (text % "12", 12)):
+        built = build_spec(parse_config(given, "c"), tmp_path, 1, "model", {}, 7)
+        assert built.max_queue_size == size, "the model's own wins over the server's"
     for wrong in ("", "-1", "1.5", "many", "9" * 5000):
         with pytest.raises(ConchError) as raised:
             spec(text % wrong, tmp_path)

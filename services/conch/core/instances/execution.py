@@ -15,6 +15,7 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
+from conch.core.instances.retry import retry_after_ms
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -97,6 +98,18 @@ class Executor:
         else:
             error = UnavailableError(text)
         request.fail(error)
+
+    def refuse(self, error: ConchError, pending: int, mean_batch_ns: int, instances: int) -> None:
+        """Counts a request that a full queue refused, and adds to its error when to try again.
+
+        Args:
+            error: What the request is told.
+            pending: Requests in the queue.
+            mean_batch_ns: How long a batch takes; 0 where none has finished yet.
+            instances: Instances of the model.
+        """
+        requests_per_batch = self._statistics.record_rejection()
+        error.retry_after_ms = retry_after_ms(mean_batch_ns, pending, requests_per_batch, instances)
 
     def _finish_decoupled(self, batch: Batch) -> None:
         """Counts a batch whose requests answer for themselves, possibly after this."""

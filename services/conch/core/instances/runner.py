@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
+from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.instances.execution import Executor
 from conch.core.instances.ordering import ResponseOrder
 from conch.core.request import InferenceRequest
@@ -99,19 +100,23 @@ class Runner:
             ClosedError: The version is being replaced or unloaded; the request was not queued.
             ConchError: The queue does not take the request.
         """
-        with self._lock:
-            if self._closing and not self._scheduler.continues(request):
-                raise ClosedError
-            now = self._clock()
-            self._enqueue(request, now)
-            if self._expiries.next_ns < self._reaper_wakes_ns:
-                self._wake_reaper()
-            if self._promised or not self._idle:
-                return False  # the one who promised, or whichever instance is done first, pulls it
-            if may_lead and self._leads:
-                self._promised = True
-                return True
-            self._wake_if_due(now)
+        try:
+            with self._lock:
+                if self._closing and not self._scheduler.continues(request):
+                    raise ClosedError
+                now = self._clock()
+                self._enqueue(request, now)
+                if self._expiries.next_ns < self._reaper_wakes_ns:
+                    self._wake_reaper()
+                if self._promised or not self._idle:
+                    return False  # the one who promised, or whichever instance is done first, pulls it
+                if may_lead and self._leads:
+                    self._promised = True
+                    return True
+                self._wake_if_due(now)
+        except (ResourceExhaustedError, UnavailableError) as error:
+            self._executor.refuse(error, self.pending, self._mean_ns, self._count)
+            raise
         return False
 
     def lead(self, budget_ns: int | None = None) -> bool:

@@ -13,6 +13,7 @@ from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, joined
 from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.retry import retry_metadata
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class InferHandler:
             if to_lead is not None:
                 self._server_of().promise(to_lead)
         except ConchError as error:
-            call.abort(error.grpc_status, error.message)
+            call.abort(error.grpc_status, error.message, retry_metadata(error))
         except Exception as error:
             log.exception("a request could not be handled")
             call.abort(InternalError.grpc_status, f"the request could not be handled: {error}")
@@ -77,7 +78,8 @@ class InferHandler:
         assert isinstance(call, UnaryCall)
         try:
             if response is not None and response.error is not None:
-                call.abort(response.error.grpc_status, response.error.message)
+                error = response.error
+                call.abort(error.grpc_status, error.message, retry_metadata(error))
                 return
             message = joined(self._encoder.parts(request, response))
             if self._compression is None:

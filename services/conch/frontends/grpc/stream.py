@@ -21,6 +21,7 @@ from conch.frontends.grpc.adapter import Server, StreamCall
 from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, joined
 from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.retry import PARAMETER, retry_metadata
 from conch.frontends.grpc.wire import length_header
 from conch.protocol import inference_pb2
 
@@ -109,7 +110,7 @@ class InferStream:
             error: The error the message carries, if any.
         """
         if error is not None and self._real_errors:
-            self._call.close(error.grpc_status, error.message)
+            self._call.close(error.grpc_status, error.message, retry_metadata(error))
             self.on_cancel()
             return
         # Written under the lock, or two threads could swap the order of what they take out of it.
@@ -212,6 +213,8 @@ class StreamInferHandler:
         response = inference_pb2.ModelStreamInferResponse(error_message=error.message)
         if place.request is not None:
             response.infer_response.id = place.request.id
+        if error.retry_after_ms is not None:
+            response.infer_response.parameters[PARAMETER].int64_param = error.retry_after_ms
         place.stream.say(place, response.SerializeToString(), True, error)
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
@@ -224,6 +227,8 @@ class StreamInferHandler:
             error = None if response is None else response.error
             parts = self._encoder.parts(request, None if error is not None else response)
             parts.append(_FINAL if final else _NOT_FINAL)
+            if error is not None and error.retry_after_ms is not None:
+                parts.append(encode_parameters({PARAMETER: error.retry_after_ms}))
             message: list[Buffer] = [length_header(_INFER_RESPONSE, sum(map(_size, parts))), *parts]
             if error is not None:
                 text = error.message.encode()

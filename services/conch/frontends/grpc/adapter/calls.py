@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from conch.frontends.grpc.adapter.library import cygrpc
@@ -14,13 +14,12 @@ from conch.frontends.grpc.adapter.operations import (
     SEND_NO_METADATA,
     SEND_OK,
     UNIMPLEMENTED,
+    Metadata,
     abort,
     error_operations,
     ignore,
     shown,
 )
-
-Metadata = Sequence[tuple[str, str | bytes]]
 
 _MOST_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
@@ -208,9 +207,9 @@ class UnaryCall:
             )
         )
 
-    def abort(self, status: int, details: str) -> None:
-        """Ends the call with an error status; from any thread."""
-        self._finish(error_operations(status, details))
+    def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
+        """Ends the call with an error status and trailing metadata; from any thread."""
+        self._finish(error_operations(status, details, trailing))
 
     def _finish(self, operations: tuple[Any, ...]) -> None:
         # The C core cancels a call, at some cost, whose close nobody receives; it must be asked for
@@ -260,7 +259,7 @@ class StreamCall:
         self._unsent = 0
         self._paused = False
         self._writing = True
-        self._closing: tuple[int, str] | None = None
+        self._closing: tuple[int, str, Metadata | None] | None = None
         self._finished = False
         self._on_cancel: Callable[[], None] | None = None
         self.metadata: Metadata = event.invocation_metadata
@@ -320,12 +319,12 @@ class StreamCall:
             else:
                 self._start_write(message)
 
-    def close(self, status: int = OK, details: str = "") -> None:
+    def close(self, status: int = OK, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream once everything written before has been sent; from any thread."""
         with self._lock:
             if self._finished or self._closing is not None:
                 return
-            self._closing = (status, details)
+            self._closing = (status, details, trailing)
             if not self._writing:
                 self._start_close()
 
@@ -357,6 +356,6 @@ class StreamCall:
 
     def _start_close(self) -> None:
         assert self._closing is not None, "called by close, or after it"
-        status, details = self._closing
-        operation = cygrpc.SendStatusFromServerOperation(None, status, shown(details), 0)
+        status, details, trailing = self._closing
+        operation = cygrpc.SendStatusFromServerOperation(trailing, status, shown(details), 0)
         self._call.start_server_batch((operation,), ignore)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from conch.frontends.grpc.adapter.library import cygrpc
+
+Metadata = Sequence[tuple[str, str | bytes]]
 
 OK = 0
 UNIMPLEMENTED = 12
@@ -22,9 +25,9 @@ def ignore(event: Any) -> None:
     """The tag of operations whose end nobody waits for."""
 
 
-def error_operations(status: int, details: str) -> tuple[Any, ...]:
-    """The operations that end a call with an error."""
-    return (SEND_NO_METADATA, cygrpc.SendStatusFromServerOperation(None, status, shown(details), 0))
+def error_operations(status: int, details: str, trailing: Metadata | None = None) -> tuple[Any, ...]:
+    """The operations that end a call with an error, with metadata behind it if there is any."""
+    return (SEND_NO_METADATA, cygrpc.SendStatusFromServerOperation(trailing, status, shown(details), 0))
 
 
 def abort(call: Any, status: int, details: str) -> None:
