@@ -6,9 +6,6 @@ Both serve the same Python models. What is known to differ is listed in `KNOWN`,
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,28 +19,18 @@ from google.protobuf.json_format import MessageToDict
 from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
 from tests.contract.test_bad_input import CASES
 from tests.support.servers import (
-    PEERS,
     WAIT_S,
     RawClient,
     copy_example,
-    eventually,
-    free_port,
     serving,
     simple_request,
     write_model,
     write_probe,
 )
+from tests.support.triton import NEEDS_TRITON, ready, triton_serving
 from tritonclient.grpc import service_pb2
 
-SITE = PEERS / "triton" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-TRITON = SITE / "pytriton" / "tritonserver"
-pytestmark = [
-    pytest.mark.peer,
-    pytest.mark.skipif(
-        not (TRITON / "bin" / "tritonserver").exists(),
-        reason=f"no Triton in {PEERS}; make bench-setup installs it",
-    ),
-]
+pytestmark = NEEDS_TRITON
 
 KNOWN = {
     "unknown datatype": "conch repeats the datatype it was given, Triton says '<invalid>'",
@@ -100,50 +87,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """Both servers with the same models."""
     repository = tmp_path_factory.mktemp("both")
     write_models(repository)
-    port = free_port()
-    base = Path(sys.base_prefix) / "lib"
-    environment = {
-        "LD_LIBRARY_PATH": f"{SITE / 'nvidia_pytriton.libs'}:{base}",
-        "PYTHONPATH": str(SITE),
-        "PATH": f"{PEERS / 'triton' / 'bin'}:/usr/bin:/bin",
-    }
-    flags = [f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
-    with (repository / "triton.log").open("w") as log:
-        process = subprocess.Popen(
-            [
-                TRITON / "bin" / "tritonserver",
-                f"--model-repository={repository}",
-                f"--backend-directory={TRITON / 'backends'}",
-                *flags,
-            ],
-            env=environment,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        with (
-            serving(repository) as server,
-            closing(RawClient(server.address)) as conch,
-            closing(RawClient(f"127.0.0.1:{port}")) as triton,
-        ):
-            eventually(lambda: ready(triton), "Triton is ready", 60)
-            assert ready(conch)
-            yield Both(triton, conch)
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(WAIT_S)
-        finally:
-            process.kill()
-            process.wait(WAIT_S)
-
-
-def ready(client: RawClient) -> bool:
-    """Whether a server answers that it is ready."""
-    try:
-        return bool(client("ServerReady", service_pb2.ServerReadyRequest()).ready)
-    except grpc.RpcError:
-        return False
+    with (
+        serving(repository) as server,
+        closing(RawClient(server.address)) as conch,
+        triton_serving(repository) as triton,
+    ):
+        assert ready(conch)
+        yield Both(triton, conch)
 
 
 def outcome(call: Callable[[], Any]) -> Any:

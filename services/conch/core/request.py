@@ -83,7 +83,6 @@ class InferenceRequest:
         cancelled: Set when the client no longer waits.
         context: Whatever the front end needs to send the answer.
         sequence: What the scheduler knows of the sequence the request belongs to; None for none.
-        responder: Takes what is said to the request; only `respond` calls it.
         rescheduled: Set by a model that wants to run the request again instead of ending it.
         state: Where it is.
         signature: The same object for requests that differ in nothing but their id and their tensors'
@@ -91,6 +90,7 @@ class InferenceRequest:
     """
 
     __slots__ = (
+        "_responder",
         "batch_key",
         "batch_size",
         "cancelled",
@@ -110,7 +110,6 @@ class InferenceRequest:
         "received_ns",
         "requested",
         "rescheduled",
-        "responder",
         "sequence",
         "sequence_end",
         "sequence_start",
@@ -155,7 +154,7 @@ class InferenceRequest:
         self.context: object = None
         self.sequence: object = None
         self.rescheduled = False
-        self.responder = responder
+        self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:
         """Hands one response to whoever made the request.
@@ -170,7 +169,11 @@ class InferenceRequest:
             return
         if final:
             self.state = _DONE
-        self.responder(self, response, final)
+        self._responder(self, response, final)
+
+    def intercept(self, between: Callable[[Responder], Responder]) -> None:
+        """Puts something between the request and its responder: what `between` makes of the one it has."""
+        self._responder = between(self._responder)
 
     def fail(self, error: ConchError) -> None:
         """Answers the request with an error, finally."""

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
-from conch.core.errors import ResourceExhaustedError, UnavailableError
+from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
 from conch.core.instances.retry import retry_after_ms
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -33,7 +33,7 @@ def test_hint(mean_ns: int, pending: int, per_batch: float, instances: int, expe
 
 
 @pytest.mark.parametrize("error", [ResourceExhaustedError, UnavailableError])
-def test_refusals_are_counted_and_carry_a_hint(error: type[ResourceExhaustedError]) -> None:
+def test_refusals_are_counted_and_carry_a_hint(error: type[ConchError]) -> None:
     entered, go = threading.Event(), threading.Event()
 
     def hold(batch: Batch) -> list[InferenceResponse | None]:
@@ -41,7 +41,7 @@ def test_refusals_are_counted_and_carry_a_hint(error: type[ResourceExhaustedErro
         assert go.wait(WAIT_S)
         return echo(batch)
 
-    policies = (QueuePolicy(max_size=2),) if error is UnavailableError else ()
+    policies = (QueuePolicy(max_size=2),) if error.code == "UNAVAILABLE" else ()
     spec = make_spec(8, batching=DynamicBatching(policies=policies))
     object.__setattr__(spec, "max_queue_size", 0 if policies else 2)
     model = make_model(spec, hold, leads=False)

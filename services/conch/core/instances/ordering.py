@@ -51,10 +51,13 @@ class ResponseOrder:
         return submit_in_order
 
     def _enter(self, request: InferenceRequest) -> None:
-        place = _Place(self, request.responder)
-        request.responder = place
-        with self._lock:
-            self._places.append(place)
+        def place_for(responder: Responder) -> Responder:
+            place = _Place(self, responder)
+            with self._lock:
+                self._places.append(place)
+            return place
+
+        request.intercept(place_for)
 
     def _say(self, place: _Place, said: _Said) -> None:
         with self._lock:
