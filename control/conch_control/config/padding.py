@@ -38,6 +38,8 @@ def read_padding(config: ModelConfig) -> Padding | None:
 def _checked(padding: Padding, config: ModelConfig) -> Padding:
     if config.max_batch_size == 0:
         raise InvalidArgumentError("padding is for models with max_batch_size > 0")
+    if padding.max_batch_elements and not config.HasField("dynamic_batching"):
+        raise InvalidArgumentError("max_batch_elements: needs 'dynamic_batching'")
     inputs = {tensor.name: tensor for tensor in config.input}
     outputs = {tensor.name: tensor for tensor in config.output}
     checked = []

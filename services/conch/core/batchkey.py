@@ -8,6 +8,8 @@ ragged. And requests need the same inputs where some are optional.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.padding import PaddedInput, Padding
@@ -38,23 +40,39 @@ def batch_key_for(spec: ModelSpec) -> BatchKey | None:
     return None
 
 
+class PaddedKey(NamedTuple):
+    """The key of requests whose batches have a budget.
+
+    Attributes:
+        shapes: The shapes of their inputs, as for other requests.
+        most_rows: Rows that a batch of them may have; one at least.
+    """
+
+    shapes: object
+    most_rows: int
+
+
 class _PaddedShapes:
     """The shapes that a request's inputs have once they are padded."""
 
     def __init__(self, spec: ModelSpec, padding: Padding) -> None:
         self._name = spec.name
         self._ragged = frozenset(tensor.name for tensor in spec.inputs if tensor.ragged)
+        self._budget = padding.max_batch_elements
         self._rules: dict[str, list[PaddedInput]] = {}
         for rule in padding.inputs:
             self._rules.setdefault(rule.name, []).append(rule)
 
     def __call__(self, request: InferenceRequest) -> object:
-        return tuple(
-            sorted(
-                (name, () if name in self._ragged else self._padded(request, name, tensor.shape[1:]))
-                for name, tensor in request.inputs.items()
-            )
-        )
+        shapes = {
+            name: () if name in self._ragged else self._padded(request, name, tensor.shape[1:])
+            for name, tensor in request.inputs.items()
+        }
+        key = tuple(sorted(shapes.items()))
+        if not self._budget:
+            return key
+        row = max((prod(shape) for name, shape in shapes.items() if name in self._rules), default=0)
+        return PaddedKey(key, max(self._budget // max(row, 1), 1))
 
     def _padded(self, request: InferenceRequest, name: str, dims: tuple[int, ...]) -> tuple[int, ...]:
         rules = self._rules.get(name)

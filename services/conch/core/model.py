@@ -15,6 +15,7 @@ from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Scheduler
+from conch.core.scheduler.budget import BudgetBatcher, BudgetPriorityBatcher
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
 from conch.core.scheduler.priority import PriorityBatcher
@@ -36,9 +37,11 @@ def scheduler_for(spec: ModelSpec) -> Scheduler:
         batching.max_queue_delay_ns,
         spec.max_queue_size,
     )
+    budget = spec.padding is not None and spec.padding.max_batch_elements > 0
     if batching.policies:
-        return PriorityBatcher(*settings, batching.policies, batching.default_level)
-    return DynamicBatcher(*settings)
+        kind = BudgetPriorityBatcher if budget else PriorityBatcher
+        return kind(*settings, batching.policies, batching.default_level)
+    return BudgetBatcher(*settings) if budget else DynamicBatcher(*settings)
 
 
 class Model:

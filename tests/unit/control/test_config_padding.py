@@ -13,7 +13,7 @@ from conch_control.config.padding import read_padding
 from conch_control.config.parse import parse_config
 
 BASE = """
-    name: "m" max_batch_size: 8
+    name: "m" max_batch_size: 8 dynamic_batching { }
     input { name: "tokens" data_type: TYPE_INT64 dims: [ -1 ] }
     input { name: "image" data_type: TYPE_FP32 dims: [ 3, -1, -1 ] }
     input { name: "flag" data_type: TYPE_BOOL dims: [ -1 ] optional: true }
@@ -185,6 +185,11 @@ def test_mistakes_are_named(value: Any, message: str) -> None:
         read(value)
     start = "parameter 'CONCH_PADDING' of model 'm': "
     assert raised.value.message.startswith(start + message)
+
+
+def test_a_budget_needs_the_dynamic_batcher() -> None:
+    with pytest.raises(InvalidArgumentError, match="max_batch_elements: needs 'dynamic_batching'"):
+        read({"inputs": TOKENS, "max_batch_elements": 5}, BASE.replace("dynamic_batching { }", ""))
 
 
 def test_only_for_models_that_batch() -> None:

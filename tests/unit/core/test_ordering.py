@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from conch.core.instances.ordering import ResponseOrder, keeps_order
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
-from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching
+from conch.core.spec import DynamicBatching, SequenceBatching
 
 IN_ORDER = DynamicBatching(preserve_ordering=True)
 
@@ -241,18 +242,16 @@ def test_a_quicker_instance_waits_for_a_slower_one(model: Model, rooms: Rooms) -
 
 
 def test_cancelled_and_expired_requests_take_their_place_and_hold_nobody_up(rooms: Rooms) -> None:
-    policy = QueuePolicy(timeout_ns=1_000_000)
-    spec = make_spec(
-        outputs=(), batching=DynamicBatching(preserve_ordering=True, policies=(policy,)), instances=1
-    )
-    model = make_model(spec, rooms, leads=False)
+    model = make_model(make_spec(outputs=(), batching=IN_ORDER), rooms, leads=False)
     answers = Answers()
     first = submit_named(model, answers, "first")
     assert rooms.entered.acquire(timeout=WAIT_S)
-    cancelled, expired = submit_named(model, answers, "cancelled"), submit_named(model, answers, "expired")
+    cancelled = submit_named(model, answers, "cancelled")
+    expired = make_request(answers, deadline_ns=time.monotonic_ns())
+    model.submit(expired)
     assert model.cancel(cancelled)
     while model.pending:
-        pass  # until the queue timeout has passed
+        threading.Event().wait(0.001)  # until it has been seen to expire
     assert answers.finals == 0
     rooms.door("first").set()
     assert answers.wait(3)
@@ -276,7 +275,7 @@ def test_responses_of_a_decoupled_request_come_before_those_of_the_next() -> Non
     for request in requests:
         model.submit(request)
     while len(held) < 3:
-        pass
+        threading.Event().wait(0.001)
     for number in (2, 0, 1, 0):
         requests[number].respond(InferenceResponse([]), False)
     assert [request for request, _, _ in answers.calls] == [requests[0]] * 2, "the first passes at once"
