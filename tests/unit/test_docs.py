@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+import pytest
 
 from conch.backends.arrays import ArrayBackend
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
+from conch_control.config.parse import parse_config
+from conch_control.config.ragged import validate_ragged
+from conch_control.config.spec import build_spec
+from conch_control.config.support import check_supported
+from conch_control.config.validate import validate_config, validate_tensors
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
@@ -51,3 +59,28 @@ def test_the_backend_of_the_documentation_serves(tmp_path: Path) -> None:
     assert answer is not None
     assert answer.error is None
     assert answer.outputs[0].numpy().tolist() == [[2.5, 5.0]]
+
+
+def test_the_configs_of_the_batching_page_load(tmp_path: Path) -> None:
+    snippets = re.findall(r"```pbtxt\n(.*?)```", (_DOCS / "batching.md").read_text(), re.DOTALL)
+    assert len(snippets) == 4
+    for snippet in snippets:
+        config = parse_config(f'name: "m" {snippet}', "docs/batching.md")
+        config.backend = config.backend or "onnxruntime"
+        validate_config(config)
+        validate_tensors(config)
+        validate_ragged(config)
+        check_supported(config)
+        spec = build_spec(config, tmp_path, 1, "model.onnx", {})
+        assert spec.batching or spec.max_queue_size == 200
+
+
+def test_the_retry_policy_of_the_batching_page_is_one_for_grpc() -> None:
+    (text,) = re.findall(r"```json\n(.*?)```", (_DOCS / "batching.md").read_text(), re.DOTALL)
+    (method,) = json.loads(text)["methodConfig"]
+    with grpc.insecure_channel("127.0.0.1:1", [("grpc.service_config", text)]) as channel:
+        path = f"/{method['name'][0]['service']}/{method['name'][0]['method']}"
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary(path)(b"", timeout=5)
+    # A policy that gRPC does not understand is an error of its own, and no call is tried.
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE, raised.value.details()

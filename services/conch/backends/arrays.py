@@ -76,7 +76,7 @@ class ArrayInstance(BackendInstance):
         self._batches = spec.max_batch_size > 0
         self._all = tuple(tensor.name for tensor in spec.outputs)
         self._gather = gather_for(spec)
-        self._scatter = scatter_for(spec)
+        self._scatter = scatter_for(spec).split
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
         """Gathers, runs and scatters; requests that can't share a call get one each."""

@@ -24,7 +24,15 @@ def gather_for(spec: ModelSpec) -> Gather:
 
 def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
     """The inputs of a batch as one array each; the requests have the same ones, with the same dims."""
-    return {name: _join(batch, requests, name) for name in requests[0].inputs}
+    arrays: dict[str, Array] = {}
+    if len(requests) == 1:
+        for name, tensor in requests[0].inputs.items():
+            array = tensor.numpy()
+            arrays[name] = array if array.flags.aligned else _aligned(batch, array)
+        return arrays
+    for name in requests[0].inputs:
+        arrays[name] = _join(batch, requests, name)
+    return arrays
 
 
 class _Gatherer:
@@ -57,16 +65,19 @@ class _Gatherer:
         return arrays
 
 
+def _aligned(batch: Batch, array: Array) -> Array:
+    """A copy: where a request's memory begins depends on its message, and kernels count on alignment."""
+    batch.bytes_copied += array.nbytes
+    return array.copy()
+
+
 def _join(batch: Batch, requests: list[InferenceRequest], name: str) -> Array:
     """One input of requests with the same dims, their rows one after the other."""
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
         array = tensor.numpy()
-        if not array.flags.aligned:
-            # Where the request's memory begins depends on its message; kernels count on alignment.
-            array = array.copy()
-            batch.bytes_copied += array.nbytes
-    elif tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
+        return array if array.flags.aligned else _aligned(batch, array)
+    if tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
         # Joining the bytes is one copy like `np.concatenate`, without an array for each request.
         data = b"".join([request.inputs[name].data for request in requests])
         rows = sum([request.inputs[name].shape[0] for request in requests])

@@ -30,7 +30,7 @@ class Scatterer:
         # Datatype and dims of the last good result by output: most results are like the one before.
         self._passed: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
 
-    def __call__(
+    def split(
         self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Array]
     ) -> list[InferenceResponse]:
         """The responses, in the order of the requests.
@@ -120,11 +120,11 @@ class _InputShapeScatterer(Scatterer):
         self._sources = {name: split.source for split in spec.batch_outputs for name in split.names}
         self._places = {tensor.name: place for place, tensor in enumerate(spec.outputs)}
 
-    def __call__(
+    def split(
         self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Array]
     ) -> list[InferenceResponse]:
         sources = self._sources
-        responses = super().__call__(requests, tuple(n for n in wanted if n not in sources), results)
+        responses = super().split(requests, tuple(n for n in wanted if n not in sources), results)
         for name in wanted:
             if name in sources:
                 spec = self._outputs[name]

@@ -74,7 +74,6 @@ class DynamicBatching:
         policies: The queue policy of each priority level, highest first; empty for one level without limits.
         default_level: Level of requests without one, counted from 1.
         preserve_ordering: Whether responses leave in the order in which their requests came.
-        eager: Whether a batch is formed while all instances are busy, for good, so that it can be gathered.
     """
 
     preferred_sizes: tuple[int, ...] = ()
@@ -82,7 +81,6 @@ class DynamicBatching:
     policies: tuple[QueuePolicy, ...] = ()
     default_level: int = 1
     preserve_ordering: bool = False
-    eager: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 
 from conch.core.errors import CancelledError, UnavailableError
 from conch.core.instances.ordering import ResponseOrder, keeps_order
-from conch.core.model import Model
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.model import Model, scheduler_for
+from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduler.base import Batch
-from conch.core.spec import DynamicBatching, SequenceBatching
+from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching
 
 IN_ORDER = DynamicBatching(preserve_ordering=True)
 
@@ -110,6 +110,91 @@ class OrderMachine(RuleBasedStateMachine):
 
 OrderMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestOrderMachine = OrderMachine.TestCase
+
+
+class ServedMachine(RuleBasedStateMachine):
+    """A scheduler in front: batches that end in any order and fail, requests that expire and are cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[InferenceRequest] = []
+        self.queued: list[InferenceRequest] = []
+        self.running: list[Batch] = []
+        self.now = 1000
+
+    @initialize(
+        policy=st.sampled_from([None, QueuePolicy(timeout_ns=20), QueuePolicy(max_size=3)]),
+        decoupled=st.booleans(),
+    )
+    def choose(self, policy: QueuePolicy | None, decoupled: bool) -> None:
+        policies = () if policy is None else (policy,)
+        batching = DynamicBatching(preserve_ordering=True, policies=policies)
+        self.scheduler = scheduler_for(make_spec(4, batching=batching, decoupled=decoupled))
+        self.submit_in_order = ResponseOrder().around(self.scheduler.submit)
+        self.decoupled = decoupled
+
+    def tell(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        if final:
+            self.told.append(request)
+
+    @rule(size=st.integers(1, 3), key=st.sampled_from("aab"), patience=st.sampled_from([None, None, 5]))
+    def submit(self, size: int, key: str, patience: int | None) -> None:
+        deadline = None if patience is None else self.now + patience
+        request = make_request(self.tell, batch_size=size, batch_key=key, deadline_ns=deadline)
+        try:
+            self.submit_in_order(request, self.now)
+        except UnavailableError:
+            return
+        self.queued.append(request)
+
+    @rule(ns=st.integers(1, 15))
+    def advance(self, ns: int) -> None:
+        self.now += ns
+        for request in self.scheduler.expired(self.now):
+            request.fail(UnavailableError("Request timeout expired"))
+
+    @rule()
+    def take(self) -> None:
+        decision = self.scheduler.next_batch(self.now)
+        if isinstance(decision, Batch):
+            self.running.append(decision)
+
+    @rule(index=st.integers(0, 9), fails=st.booleans())
+    def complete(self, index: int, fails: bool) -> None:
+        if not self.running:
+            return
+        batch = self.running.pop(index % len(self.running))
+        # The requests of a decoupled model may end in any order.
+        requests = reversed(batch.requests) if self.decoupled else batch.requests
+        for request in requests:
+            if self.decoupled:
+                request.respond(InferenceResponse([]), False)
+            request.respond(InferenceResponse([], CancelledError("") if fails else None))
+        self.scheduler.complete(batch, self.now)
+
+    @rule(index=st.integers(0, 50))
+    def cancel(self, index: int) -> None:
+        if self.queued:
+            for request in self.scheduler.cancel(self.queued[index % len(self.queued)]):
+                request.fail(CancelledError(""))
+
+    @invariant()
+    def in_order(self) -> None:
+        done = 0
+        while done < len(self.queued) and self.queued[done].state is RequestState.DONE:
+            done += 1
+        assert self.told == self.queued[:done]
+
+    def teardown(self) -> None:
+        while isinstance(decision := self.scheduler.next_batch(self.now), Batch):
+            self.running.append(decision)
+        while self.running:
+            self.complete(-1, False)
+        assert self.told == self.queued
+
+
+ServedMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestServedMachine = ServedMachine.TestCase
 
 
 def test_a_long_line_that_becomes_free_is_no_deep_stack() -> None:
