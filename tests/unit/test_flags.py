@@ -196,3 +196,10 @@ def test_a_flag_without_effect_still_checks_its_value() -> None:
 def test_no_flag_is_there_twice() -> None:
     names = [flag.name for flag in FLAGS] + list(_NO_EFFECT)
     assert len(set(names)) == len(names)
+
+
+def test_the_bound_of_queues() -> None:
+    assert read()["max-queue-size"] == 16384
+    assert read(CONCH_MAX_QUEUE_SIZE="0")["max-queue-size"] == 0
+    with pytest.raises(FlagError, match="must be at least 0"):
+        read("--max-queue-size=-1")

@@ -113,7 +113,7 @@ TestOrderMachine = OrderMachine.TestCase
 
 
 class ServedMachine(RuleBasedStateMachine):
-    """A scheduler in front: batches that end in any order and fail, requests that expire and are cancelled."""
+    """A scheduler in front: batches end in any order and fail, requests expire and are cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
