@@ -154,6 +154,10 @@ def test_legal_tensors(tensor: str) -> None:
             "dynamic_batching { preserve_ordering: true } instance_group { count: 2 }",
             "'dynamic_batching.preserve_ordering'",
         ),
+        (
+            "max_batch_size: 100001 sequence_batching {}",
+            "'sequence_batching.direct with max_batch_size > 100000'",
+        ),
         ("instance_group { passive: true }", "'instance_group.passive'"),
         (
             'instance_group { kind: KIND_GPU } cc_model_filenames { key: "8.0" value: "a" }',
@@ -179,6 +183,7 @@ def test_hints_are_accepted() -> None:
               default_queue_policy { allow_timeout_override: true }
             }
             response_cache {} model_warmup { name: "w" }
+            max_batch_size: 1000000
             """,
             "c",
         )
