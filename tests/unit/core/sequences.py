@@ -10,7 +10,6 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-import numpy as np
 from tests.support.core import Answers, make_request, make_spec
 
 from conch.core.request import InferenceRequest
