@@ -113,6 +113,7 @@ def test_refusals(both: Both, model: str, change: dict[str, Any]) -> None:
     [
         ("sequence_id", "bool_param", True),
         ("sequence_id", "double_param", 1.5),
+        ("sequence_id", "uint64_param", 5),
         ("sequence_start", "int64_param", 1),
         ("sequence_end", "string_param", "x"),
     ],

@@ -18,6 +18,7 @@ from conch.protocol.model_config_pb2 import (
 )
 
 _MOST_LEVELS = 1000
+_MOST_ROWS = 100_000
 
 
 def check_supported(config: ModelConfig) -> None:
@@ -43,6 +44,10 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
             yield from _unsupported_of_tensor(kind, tensor)
     if config.HasField("dynamic_batching"):
         yield from _unsupported_of_batching(config.dynamic_batching)
+    # Each row has a place of its own.
+    direct = config.HasField("sequence_batching") and not config.sequence_batching.HasField("oldest")
+    if direct and config.max_batch_size > _MOST_ROWS:
+        yield f"sequence_batching.direct with max_batch_size > {_MOST_ROWS}"
     yield from _unsupported_of_groups(config)
 
 

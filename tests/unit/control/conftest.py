@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.dispatch import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.instances.placement import Placement
 from conch.core.registry import Registry
@@ -164,6 +165,17 @@ class Site:
         answer = Answer()
         request = InferenceRequest(name, version, {"X": Tensor("X", "UINT8", (1,), b"\x07")}, answer, 0)
         self.registry.resolve(name, version).submit(request)
+        return answer
+
+    def send_in_sequence(
+        self, name: str, correlation_id: int, start: bool = False, end: bool = False
+    ) -> Answer:
+        """Sends a request of a sequence, the way front ends do."""
+        answer = Answer()
+        request = InferenceRequest(name, "", {"X": Tensor("X", "UINT8", (1,), b"\x07")}, answer, 0)
+        request.correlation_id = correlation_id
+        request.sequence_start, request.sequence_end = start, end
+        Dispatcher(self.registry).submit(request)
         return answer
 
     def close(self) -> None:

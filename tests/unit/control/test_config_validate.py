@@ -148,6 +148,10 @@ def test_legal_tensors(tensor: str) -> None:
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),
         ("dynamic_batching { priority_levels: 1001 }", "'dynamic_batching.priority_levels > 1000'"),
+        (
+            "max_batch_size: 100001 sequence_batching {}",
+            "'sequence_batching.direct with max_batch_size > 100000'",
+        ),
         ("instance_group { passive: true }", "'instance_group.passive'"),
         (
             'instance_group { kind: KIND_GPU } cc_model_filenames { key: "8.0" value: "a" }',
@@ -173,6 +177,7 @@ def test_hints_are_accepted() -> None:
               default_queue_policy { allow_timeout_override: true }
             }
             response_cache {} model_warmup { name: "w" }
+            max_batch_size: 1000000
             """,
             "c",
         )

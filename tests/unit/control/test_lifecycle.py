@@ -321,3 +321,62 @@ def test_close_does_not_wait_for_a_load_that_hangs(site: Site) -> None:
             load.result(20)
     assert site.backend.closed == ["m:1"]
     assert site.serving("m") == {}
+
+
+SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
+
+
+def test_a_live_sequence_ends_on_the_version_that_began_it(site: Site) -> None:
+    site.model("m", config=site.config(SEQUENCES))
+    agent = site.agent()
+    agent.load("m", {})
+    old = site.serving("m")[1]
+    assert site.send_in_sequence("m", 5, start=True).error() is None
+    site.model("m", {1: "another"}, site.config(SEQUENCES))
+    agent.load("m", {})
+    new = site.serving("m")[1]
+    assert new is not old
+    assert site.registry.draining == {"m": (old,)}
+    assert site.send_in_sequence("m", 5).error() is None
+    assert site.send_in_sequence("m", 6, start=True, end=True).error() is None
+    assert [old.statistics.snapshot().inference_count, new.statistics.snapshot().inference_count] == [2, 1]
+    assert site.backend.closed == []
+    assert site.send_in_sequence("m", 5, end=True).error() is None
+    drained("m")
+    assert site.backend.closed == ["m:1"]
+    assert not site.registry.draining
+    with pytest.raises(InvalidArgumentError, match="must specify the START flag"):
+        site.send_in_sequence("m", 5)
+
+
+def test_a_live_sequence_of_an_unloaded_model_may_end(site: Site) -> None:
+    site.model("m", config=site.config(SEQUENCES))
+    agent = site.agent()
+    agent.load("m", {})
+    assert site.send_in_sequence("m", 5, start=True).error() is None
+    agent.unload("m", False)
+    with pytest.raises(NotFoundError):
+        site.send_in_sequence("m", 6, start=True)
+    assert site.send_in_sequence("m", 5, end=True).error() is None
+    drained("m")
+    assert site.states("m") == {1: ("UNAVAILABLE", "unloaded")}
+
+
+def test_a_sequence_that_nobody_ends_does_not_keep_an_old_version_for_ever(site: Site) -> None:
+    site.model("m", config=site.config(SEQUENCES.replace("60000000", "30000")))
+    agent = site.agent()
+    agent.load("m", {})
+    assert site.send_in_sequence("m", 5, start=True).error() is None
+    agent.unload("m", False)
+    drained("m")
+    assert site.backend.closed == ["m:1"]
+
+
+def test_a_server_that_stops_does_not_wait_for_sequences_beyond_its_limit(site: Site) -> None:
+    site.model("m", config=site.config(SEQUENCES))
+    agent = site.agent()
+    agent.load("m", {})
+    assert site.send_in_sequence("m", 5, start=True).error() is None
+    assert not agent.close(0.01)
+    drained("m")
+    assert site.backend.closed == ["m:1"], "given up, so that the model could close after all"

@@ -292,6 +292,8 @@ class Runner:
                     self._unanswered += len(expired)
                     self._wake_if_due(now)  # without them, the others may fit together
                     self._check_drained()
+                    if not self._expired:
+                        continue  # the last sequence may have been given up
                 if self._expired:
                     taken, self._expired = self._expired, []
                     self._check_drained()

@@ -75,7 +75,7 @@ class SequenceBatcher(Scheduler):
         self._tracks = False  # until the first request that may wait only for so long
         self._bound = bound_of(spec.max_queue_size)
         self._pending = 0
-        self._now_ns = 0  # when something last came or was completed
+        self._now_ns = 0  # when something last came, was completed or expired
 
     @property
     def pending(self) -> int:
@@ -213,6 +213,7 @@ class SequenceBatcher(Scheduler):
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
         """Takes out requests that may not wait longer, with all of their sequences; ends idle sequences."""
+        self._now_ns = now_ns
         expiries = self.expiries
         taken: list[InferenceRequest] = []
         for request in expiries.take_requests(now_ns):
