@@ -39,8 +39,6 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
     for field in ("batch_input", "batch_output"):
         if getattr(config, field):
             yield field
-    if config.response_cache.enable:
-        yield "response_cache"
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
             yield from _unsupported_of_tensor(kind, tensor)
