@@ -145,7 +145,6 @@ def test_legal_tensors(tensor: str) -> None:
         ("sequence_batching {}", "'sequence_batching'"),
         ("ensemble_scheduling {}", "'ensemble_scheduling'"),
         ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
-        ("response_cache { enable: true }", "'response_cache'"),
         ("batch_input {} batch_output {}", "'batch_input', 'batch_output'"),
         ('input { name: "x" allow_ragged_batch: true }', "'input[x].allow_ragged_batch'"),
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
@@ -179,7 +178,7 @@ def test_hints_are_accepted() -> None:
               preserve_ordering: true priority_levels: 1 default_priority_level: 1
               default_queue_policy { allow_timeout_override: true }
             }
-            response_cache {} model_warmup { name: "w" }
+            response_cache { enable: true } model_warmup { name: "w" }
             """,
             "c",
         )

@@ -13,7 +13,7 @@ from conch.core.cache.key import KeyMaker
 from conch.core.cache.workers import CacheWorkers
 from conch.core.clock import Clock
 from conch.core.errors import CancelledError, ConchError, as_conch_error
-from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import ClosedError, Leadable, Servable
 
 log = logging.getLogger(__name__)
@@ -151,6 +151,10 @@ class RemotelyCachedModel(CachedModel):
             request.fail(as_conch_error(error))
         finally:
             self._passed()
+
+    def _keep(self, key: bytes, response: InferenceResponse) -> None:
+        if self._workers.healthy:
+            super()._keep(key, response)
 
     def _insert(self, key: bytes, entry: bytes) -> None:
         # What finds no place among what waits is not kept: the next request with its key brings it again.
