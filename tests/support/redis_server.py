@@ -78,9 +78,9 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @contextmanager
-def silent_server() -> Iterator[int]:
+def silent_server(port: int = 0) -> Iterator[int]:
     """The port of a server that takes connections and never says anything."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+    with closing(socket.create_server(("127.0.0.1", port))) as listener:
         taken: list[socket.socket] = []
         stopping = threading.Event()
 
@@ -91,7 +91,7 @@ def silent_server() -> Iterator[int]:
 
         thread = threading.Thread(target=accept)
         thread.start()
-        port: int = listener.getsockname()[1]
+        port = int(listener.getsockname()[1])
         try:
             yield port
         finally:

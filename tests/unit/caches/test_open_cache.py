@@ -160,7 +160,12 @@ def test_a_server_opens_its_cache_and_closes_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened: list[Other] = []
-    monkeypatch.setattr("conch.server.open_cache", lambda configs: opened.append(Other({})) or opened[-1])
+
+    def open_other(configs: Mapping[str, Mapping[str, str]]) -> Other:
+        opened.append(Other(configs["other"]))
+        return opened[-1]
+
+    monkeypatch.setattr("conch.server.open_cache", open_other)
     given = ServerOptions(cache={"other": {"a": "b"}})
     with caplog.at_level(logging.INFO):
         server = Server(given, ControlOptions((tmp_path,)), None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from conch.core.cache.entry import EntryError, decode_entry, encode_entry
 from conch.core.request import InferenceResponse
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor, encode_bytes
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Buffer, Tensor, encode_bytes
 
 DATATYPES = [*ELEMENT_SIZES, "BYTES"]
 parameters = st.dictionaries(
@@ -32,7 +32,8 @@ def tensors(draw: st.DrawFn) -> Tensor:
     else:
         size = count * ELEMENT_SIZES[datatype]
         data = draw(st.binary(min_size=size, max_size=size))
-    return Tensor(name, datatype, shape, draw(st.sampled_from([data, memoryview(data), bytearray(data)])))
+    forms: list[Buffer] = [data, memoryview(data), bytearray(data)]
+    return Tensor(name, datatype, shape, draw(st.sampled_from(forms)))
 
 
 def plain(response: InferenceResponse) -> Any:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -356,10 +357,14 @@ def test_every_request_is_answered_once_while_others_cancel_and_close() -> None:
     assert all(answers.finals == 1 for _, answers in sent)
 
 
+def _call(workers: CacheWorkers) -> None:
+    workers.lookup(b"k")
+
+
 def test_threads_that_are_ended_drop_what_waits() -> None:
     workers = CacheWorkers(cache := NetworkCache(connections=1), monotonic_ns)
     cache.hold()
-    assert workers.submit(lambda: workers.lookup(b"k") and None)
+    assert workers.submit(partial(_call, workers))
     cache.wait_entered()
     assert workers.submit(lambda: pytest.fail("not dropped"))
     closing = threading.Thread(target=workers.close)
