@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.arrays import ArrayBackend
+from conch.core.cache.base import ResponseCache
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
@@ -51,3 +52,14 @@ def test_the_backend_of_the_documentation_serves(tmp_path: Path) -> None:
     assert answer is not None
     assert answer.error is None
     assert answer.outputs[0].numpy().tolist() == [[2.5, 5.0]]
+
+
+def test_the_cache_of_the_documentation_keeps_entries() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (_DOCS / "cache.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    cache = namespace["LastFew"]({"entries": "2"})
+    assert isinstance(cache, ResponseCache)
+    for key in (b"a", b"b", b"c"):
+        assert cache.insert(key, key * 2, 0)
+    assert [cache.lookup(key) for key in (b"a", b"b", b"c")] == [None, b"bb", b"cc"]
