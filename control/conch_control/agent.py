@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from conch.core.cache.service import CacheService
 from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
@@ -52,17 +53,24 @@ class Agent:
         options: Settings of the control plane.
         registry: Where models are published.
         get_backend: Finds a backend by name.
+        cache: The response cache for models that want one; None for none.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
     """
 
-    def __init__(self, options: ControlOptions, registry: Registry, get_backend: GetBackend) -> None:
+    def __init__(
+        self,
+        options: ControlOptions,
+        registry: Registry,
+        get_backend: GetBackend,
+        cache: CacheService | None = None,
+    ) -> None:
         _check_options(options)
         self._registry = registry
         self._options = options
         self._repositories = LocalRepositories(options.repositories)
-        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend))
+        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, cache))
         # Why models that should be there are not, where it never came to loading a version.
         self._unpolled: dict[str, str] = {}
 

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from conch.core.backend import Backend
+from conch.core.cache.service import CacheService
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model import Model
+from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.caching import load_identity, put_behind
 from conch_control.config.complete import complete
 from conch_control.config.normalize import normalize, normalize_instance_groups
 from conch_control.config.paths import stays_within
@@ -31,13 +34,17 @@ class Loader:
     Args:
         options: Settings of the control plane.
         get_backend: Finds a backend by name.
+        cache: The response cache for models that want one; None for none.
     """
 
-    def __init__(self, options: ControlOptions, get_backend: GetBackend) -> None:
+    def __init__(
+        self, options: ControlOptions, get_backend: GetBackend, cache: CacheService | None = None
+    ) -> None:
         self._get_backend = get_backend
         self._options = options
+        self._cache = cache
 
-    def load(self, definition: Definition, version: int) -> Model:
+    def load(self, definition: Definition, version: int) -> Servable:
         """Loads a version with all its instances, warmed up.
 
         Raises:
@@ -49,7 +56,10 @@ class Loader:
         backend = self._get_backend(config.backend)
         _check_runtime(config)
         spec, warmup = self._finish(config, backend, definition.directory, version)
-        return Model.create(spec, backend.load(spec), warmup=warmup)
+        # Before anything is loaded: what changes from here on must not pass for what was.
+        before = load_identity(self._cache, spec)
+        model = Model.create(spec, backend.load(spec), warmup=warmup)
+        return put_behind(self._cache, model, before)
 
     def _finish(
         self, config: ModelConfig, backend: Backend, directory: Path, version: int

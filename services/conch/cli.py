@@ -20,7 +20,7 @@ from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
 from conch.observe.logs import configure, unconfigure
-from conch.options import backend_options, grpc_options, log_options, server_options
+from conch.options import ServerOptions, backend_options, grpc_options, log_options, server_options
 from conch.server import Server
 from conch.tables import table
 from conch_control.options import ControlOptions
@@ -58,6 +58,7 @@ def _serve(arguments: Sequence[str]) -> int:
         flags = read_flags(arguments)
         control = _control_options(flags)
         grpc = grpc_options(flags)
+        options = server_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
@@ -67,7 +68,7 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
         return 1
     try:
-        return _run(flags, control, grpc)
+        return _run(flags, options, control, grpc)
     finally:
         unconfigure(handler)
 
@@ -97,13 +98,15 @@ def _control_options(flags: FlagValues) -> ControlOptions:
     )
 
 
-def _run(flags: FlagValues, control: ControlOptions, grpc: GrpcOptions | None) -> int:
+def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
+    if flags["response-cache-byte-size"] is not None:
+        log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
     stop = threading.Event()
     try:
-        server = Server(server_options(flags), control, grpc)
+        server = Server(options, control, grpc)
         _catch_signals(stop)
         server.start()
     except (ConchError, IncompatibleGrpcError) as error:

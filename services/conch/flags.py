@@ -104,6 +104,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("disable-auto-complete-config", parse_bool, False, "do not complete model configs"),
     Flag("strict-model-config", parse_bool, None, "deprecated: the same as --disable-auto-complete-config"),
     Flag("backend-config", str, [], "<backend>,<key>=<value>; may be repeated", many=True),
+    Flag("cache-config", str, [], "<cache>,<setting>=<value>; may be repeated", many=True),
+    Flag(
+        "response-cache-byte-size", _natural, None, "deprecated: the same as --cache-config=local,size=VALUE"
+    ),
     Flag("exit-on-error", parse_bool, True, "exit if a model fails to load at the start"),
     Flag("strict-readiness", parse_bool, True, "ready only if all models are"),
     Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after a stop was asked for"),
@@ -189,9 +193,7 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "trace-rate",
             "trace-count",
             "trace-log-frequency",
-            "cache-config",
             "cache-directory",
-            "response-cache-byte-size",
             "rate-limit",
             "rate-limit-resource",
             "backend-directory",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,28 @@ class ServerOptions:
         exit_on_error: Whether a model that fails at the start ends the server.
         strict_readiness: Whether ready means that all models are.
         exit_timeout_s: Seconds requests may take after a stop was asked for.
+        cache: Settings by name of the response cache; nothing for none.
     """
 
     server_id: str = "triton"
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_s: float = 30.0
+    cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def server_options(flags: FlagValues) -> ServerOptions:
-    """The settings of the server as a whole."""
+    """The settings of the server as a whole.
+
+    Raises:
+        FlagError: Those of the cache are malformed.
+    """
     return ServerOptions(
         server_id=flags["id"],
         exit_on_error=flags["exit-on-error"],
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
+        cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
     )
 
 
@@ -134,3 +141,37 @@ def backend_options(specifications: list[str]) -> Mapping[str, Mapping[str, str]
             )
         options.setdefault(backend, {})[key] = value
     return options
+
+
+def cache_options(specifications: list[str], byte_size: int | None) -> Mapping[str, Mapping[str, str]]:
+    """Reads ``<cache name>,<setting>=<value>`` options: settings by cache name.
+
+    Args:
+        specifications: The options; a value may hold commas.
+        byte_size: The one setting of the old flag, or None.
+
+    Raises:
+        FlagError: One is malformed, or there is the old flag besides; texts are Triton's.
+    """
+    if byte_size is not None:
+        if specifications:
+            raise FlagError(
+                "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+                "Please provide one or the other."
+            )
+        return {"local": {"size": str(byte_size)}}
+    caches: dict[str, dict[str, str]] = {}
+    for specification in specifications:
+        name, comma, setting = specification.partition(",")
+        if not (name and comma):
+            raise FlagError(
+                f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. "
+                f"Got {specification}"
+            )
+        key, _, value = setting.partition("=")
+        if not (key and value):
+            raise FlagError(
+                f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {specification}"
+            )
+        caches.setdefault(name, {})[key] = value
+    return caches

@@ -10,6 +10,9 @@ from contextlib import closing
 
 from conch import __version__
 from conch.backends import load_backend
+from conch.caches import open_cache
+from conch.caches.hashing import fastest_hash
+from conch.core.cache.service import CacheService
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
@@ -37,7 +40,12 @@ class Server:
         self._options = options
         self._grpc_options = grpc
         self.registry = Registry()
-        self.agent = Agent(control, self.registry, load_backend)
+        self._cache = _cache_service(options)
+        try:
+            self.agent = Agent(control, self.registry, load_backend, self._cache)
+        except BaseException:
+            self._close_cache()
+            raise
         self.core = ServerCore(self.registry, self.agent, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
@@ -61,6 +69,7 @@ class Server:
                 self.grpc_port = self._grpc.start()
         except BaseException:
             self.agent.close(0.0)
+            self._close_cache()
             raise
 
     def stop(self) -> bool:
@@ -72,10 +81,25 @@ class Server:
         end = time.monotonic() + self._options.exit_timeout_s
         self.core.stopping()
         ended = self._grpc is None or self._grpc.stop(max(end - time.monotonic(), 0.0))
-        return self.agent.close(max(end - time.monotonic(), 0.0)) and ended
+        ended = self.agent.close(max(end - time.monotonic(), 0.0)) and ended
+        self._close_cache()
+        return ended
+
+    def _close_cache(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
 
     def _models_ready(self) -> bool:
         return not self._options.strict_readiness or self.agent.ready()
+
+
+def _cache_service(options: ServerOptions) -> CacheService | None:
+    if not options.cache:
+        return None
+    cache = open_cache(options.cache)
+    name, new_hash = fastest_hash()
+    log.info("response cache '%s', keys are made with %s", next(iter(options.cache)), name)
+    return CacheService(cache, new_hash)
 
 
 def check_free(options: GrpcOptions) -> None:

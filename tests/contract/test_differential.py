@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
 from tests.contract.test_bad_input import CASES
-from tests.support.peers import NEEDS_TRITON, Both, compare, outcomes, serving_both
+from tests.support.peers import NEEDS_TRITON, TRITON, Both, compare, outcomes, serving_both
 from tests.support.servers import (
     WAIT_S,
     RawClient,
@@ -35,6 +35,7 @@ KNOWN = {
     "empty batch": "Triton 2.51 takes a batch of 0 for one of 1 and misses data; later ones accept it",
     "half a string": "the text is that of later Tritons, which count such a string as missing",
 }
+CACHE = "--cache-config=local,size=10000000"
 ADD = """
 import triton_python_backend_utils as pb_utils
 
@@ -68,6 +69,7 @@ def write_models(repository: Path) -> None:
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
     write_probe(repository)
+    write_probe(repository, "cached", "dynamic_batching { } response_cache { enable: true }")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +77,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """Both servers with the same models."""
     repository = tmp_path_factory.mktemp("both")
     write_models(repository)
-    with serving_both(repository) as both:
+    with serving_both(repository, f"--cache-directory={TRITON / 'caches'}", CACHE) as both:
         yield both
 
 
@@ -190,6 +192,27 @@ def test_streams(both: Both) -> None:
     for request in requests:
         theirs, ours = (answers(client, request) for client in (both.triton, both.conch))
         assert ours == theirs, request.id
+
+
+def test_cached_answers(both: Both) -> None:
+    """Counts and answers of a hit, of two requests for what no hit has, and of a bad request."""
+
+    def counts(client: RawClient) -> Any:
+        (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name="cached")).model_stats
+        durations = {name.name: value.count for name, value in stats.inference_stats.ListFields()}
+        return durations, stats.inference_count, stats.execution_count
+
+    for request_id, shape in (
+        ("one", [1, 4]),
+        ("two", [1, 4]),
+        ("three", [1, 3]),
+        ("four", [9, 1]),
+        ("five", [1, 4]),
+    ):
+        data = b"\0\0\x80\x3f" * shape[0] * shape[1]
+        compare(both, "ModelInfer", infer_request("cached", {"IN": ("FP32", shape, data)}, id=request_id))
+        theirs, ours = (counts(client) for client in (both.triton, both.conch))
+        assert ours == theirs, request_id
 
 
 @pytest.mark.parametrize("name", ["simple", "strings", "caster", "repeater", "nope", ""])

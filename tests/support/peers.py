@@ -74,12 +74,12 @@ def triton_serving(repository: Path, *more: str) -> Iterator[RawClient]:
 
 
 @contextmanager
-def serving_both(repository: Path) -> Iterator[Both]:
-    """Both servers with the models of a repository, which are those that Triton's Python backend runs."""
+def serving_both(repository: Path, *flags: str) -> Iterator[Both]:
+    """Both servers, with the same flags and the models of a repository, which are written in Python."""
     with (
-        serving(repository) as server,
+        serving(repository, flags=flags) as server,
         closing(RawClient(server.address)) as conch,
-        triton_serving(repository) as triton,
+        triton_serving(repository, *flags) as triton,
     ):
         assert ready(conch)
         yield Both(triton, conch)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conch.backends.arrays import ArrayBackend
+from conch.core.cache.base import ResponseCache
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
@@ -84,3 +85,14 @@ def test_the_retry_policy_of_the_batching_page_is_one_for_grpc() -> None:
             channel.unary_unary(path)(b"", timeout=5)
     # A policy that gRPC does not understand is an error of its own, and no call is tried.
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE, raised.value.details()
+
+
+def test_the_cache_of_the_documentation_keeps_entries() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (_DOCS / "cache.md").read_text(), re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    cache = namespace["LastFew"]({"entries": "2"})
+    assert isinstance(cache, ResponseCache)
+    for key in (b"a", b"b", b"c"):
+        assert cache.insert(key, key * 2, 0)
+    assert [cache.lookup(key) for key in (b"a", b"b", b"c")] == [None, b"bb", b"cc"]

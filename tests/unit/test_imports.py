@@ -36,6 +36,8 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
     rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS),
+    rule("conch.caches.redis", "redis", "conch.core", "conch.caches"),
+    rule("conch.caches", "conch.core", "conch.caches", lazy=frozenset({"blake3"})),
     rule("conch.frontends.grpc.adapter.library", "grpc", "grpc._cython"),
     rule("conch.frontends.grpc.adapter", "conch.core", "conch.frontends"),
     rule("conch.frontends", "numpy", "conch.core", "conch.protocol", "conch.frontends", "google.protobuf"),

@@ -17,6 +17,7 @@ from conch.protocol.model_config_pb2 import (
     ModelOutput,
     ModelQueuePolicy,
 )
+from conch_control.config.caching import cache_ttl_ns
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.jsonform import to_json
 from conch_control.config.padding import read_padding
@@ -66,6 +67,8 @@ def build_spec(
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         padding=read_padding(config),
+        cached=config.response_cache.enable,
+        cache_ttl_ns=cache_ttl_ns(config),
         max_queue_size=_max_queue_size(config, max_queue_size),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},

@@ -37,8 +37,6 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
     for field in ("ensemble_scheduling", "model_repository_agents"):
         if config.HasField(field):
             yield field
-    if config.response_cache.enable:
-        yield "response_cache"
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
             yield from _unsupported_of_tensor(kind, tensor)

@@ -188,6 +188,11 @@ class InferenceRequest:
         """Answers the request with an error, finally."""
         self.respond(InferenceResponse([], error), True)
 
+    def divert(self, responder: Responder) -> Responder:
+        """Has responses go to another responder, which passes them on; returns the one they went to."""
+        diverted, self._responder = self._responder, responder
+        return diverted
+
     @property
     def log_prefix(self) -> str:
         """The prefix Triton puts before messages about this request."""

@@ -316,6 +316,7 @@ class ModelSpec:
         batch_outputs: Outputs split by more than the batch dimension.
         padding: Inputs of variable dims that are padded to a few lengths, or None.
         cached: Whether responses may come from the response cache.
+        cache_ttl_ns: How long they may, in nanoseconds; 0 for as long as the cache says.
         max_queue_size: Most requests that may wait, of all priority levels together; 0 for any number.
         decoupled: Whether a request may have any number of responses.
         parameters: The config's ``parameters``, key to string value.
@@ -342,6 +343,7 @@ class ModelSpec:
     batch_outputs: tuple[BatchOutput, ...] = ()
     padding: Padding | None = None
     cached: bool = False
+    cache_ttl_ns: int = 0
     max_queue_size: int = 0
     decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -48,6 +48,9 @@ class StatisticsSnapshot:
         batches: Executions by batch size.
         bytes_copied: Bytes the core itself copied for batching.
         rejected: Requests refused because a queue was full; they are in no other counter.
+        cache_hit: Requests answered by the response cache; they are in `success` and `queue`, and in nothing
+            else.
+        cache_miss: Requests it had no answer to, with the time to find that out and to keep the model's.
     """
 
     last_inference_ms: int
@@ -62,6 +65,8 @@ class StatisticsSnapshot:
     batches: dict[int, BatchDurations]
     bytes_copied: int
     rejected: int = 0
+    cache_hit: Duration = Duration()
+    cache_miss: Duration = Duration()
 
 
 class ModelStatistics:
@@ -85,6 +90,10 @@ class ModelStatistics:
         self._output_ns = 0
         self._bytes_copied = 0
         self._rejected = 0
+        self._hits = 0
+        self._hit_ns = 0
+        self._misses = 0
+        self._miss_ns = 0
         # By batch size: executions, then nanoseconds of input, inference and output.
         self._batches: dict[int, list[int]] = {}
 
@@ -165,6 +174,26 @@ class ModelStatistics:
             self._rejected += 1
             return self._succeeded / self._execution_count if self._execution_count else 0.0
 
+    def record_hit(self, lookup_ns: int, queue_ns: int, success_ns: int) -> None:
+        """Counts one request answered by the response cache.
+
+        Args:
+            lookup_ns: Time to find the answer and to read it.
+            queue_ns: Time before that which it waited for the cache.
+            success_ns: Time from receipt to response.
+        """
+        with self._lock:
+            self._hits += 1
+            self._hit_ns += lookup_ns
+            self._queue_ns += queue_ns
+            self._success_ns += success_ns
+
+    def record_miss(self, ns: int, count: int = 1) -> None:
+        """Counts a request the response cache had no answer to, or, with a count of 0, more time for one."""
+        with self._lock:
+            self._misses += count
+            self._miss_ns += ns
+
     def snapshot(self) -> StatisticsSnapshot:
         """A consistent copy of all counters."""
         with self._lock:
@@ -173,9 +202,9 @@ class ModelStatistics:
                 last_inference_ms=_wall_clock_ms(self._last_inference_ns),
                 inference_count=self._inference_count,
                 execution_count=self._execution_count,
-                success=Duration(count, self._success_ns),
+                success=Duration(count + self._hits, self._success_ns),
                 fail=Duration(self._failed, self._fail_ns),
-                queue=Duration(count, self._queue_ns),
+                queue=Duration(count + self._hits, self._queue_ns),
                 compute_input=Duration(count, self._input_ns),
                 compute_infer=Duration(count, self._infer_ns),
                 compute_output=Duration(count, self._output_ns),
@@ -187,6 +216,8 @@ class ModelStatistics:
                 },
                 bytes_copied=self._bytes_copied,
                 rejected=self._rejected,
+                cache_hit=Duration(self._hits, self._hit_ns),
+                cache_miss=Duration(self._misses, self._miss_ns),
             )
 
 

@@ -144,8 +144,12 @@ class Site:
 
     def agent(self, mode: Any = "explicit", **options: Any) -> Agent:
         repositories = options.pop("repositories", (self.repository,))
+        cache = options.pop("cache", None)
         agent = Agent(
-            ControlOptions(repositories=repositories, mode=mode, **options), self.registry, self.get_backend
+            ControlOptions(repositories=repositories, mode=mode, **options),
+            self.registry,
+            self.get_backend,
+            cache,
         )
         self._agents.append(agent)
         return agent

@@ -49,6 +49,31 @@ def test_everything_the_core_reads(tmp_path: Path) -> None:
     assert ModelConfig.FromString(made.config_message).name == "m"
 
 
+def test_the_response_cache(tmp_path: Path) -> None:
+    assert not spec('name: "m"', tmp_path).cached
+    assert not spec('name: "m" response_cache {}', tmp_path).cached
+    made = spec('name: "m" response_cache { enable: true }', tmp_path)
+    assert (made.cached, made.cache_ttl_ns) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"), [("60", 60 * 10**9), ("0.5", 5 * 10**8), ("1e-9", 1), ("1e9", 10**18)]
+)
+def test_how_long_cached_responses_are_valid(text: str, ns: int, tmp_path: Path) -> None:
+    parameter = f'parameters {{ key: "CONCH_CACHE_TTL" value {{ string_value: "{text}" }} }}'
+    assert spec(f'name: "m" {parameter}', tmp_path).cache_ttl_ns == ns
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "nan", "inf", "2e9", "1e-10"])
+def test_a_validity_that_is_none(text: str, tmp_path: Path) -> None:
+    parameter = f'parameters {{ key: "CONCH_CACHE_TTL" value {{ string_value: "{text}" }} }}'
+    with pytest.raises(ConchError) as raised:
+        spec(f'name: "m" {parameter}', tmp_path)
+    assert raised.value.message == (
+        f"parameter 'CONCH_CACHE_TTL' of model 'm' must be a number of seconds above 0, got '{text}'"
+    )
+
+
 def test_dynamic_batching_without_a_batch_dimension_merges_nothing(tmp_path: Path) -> None:
     assert spec('name: "m" dynamic_batching {}', tmp_path).batching is None
 

@@ -144,7 +144,6 @@ def test_legal_tensors(tensor: str) -> None:
     [
         ("ensemble_scheduling {}", "'ensemble_scheduling'"),
         ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
-        ("response_cache { enable: true }", "'response_cache'"),
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),
         ("dynamic_batching { priority_levels: 1001 }", "'dynamic_batching.priority_levels > 1000'"),
@@ -176,7 +175,7 @@ def test_hints_are_accepted() -> None:
               preserve_ordering: true priority_levels: 1 default_priority_level: 1
               default_queue_policy { allow_timeout_override: true }
             }
-            response_cache {} model_warmup { name: "w" }
+            response_cache { enable: true } model_warmup { name: "w" }
             max_batch_size: 1000000
             """,
             "c",

@@ -38,6 +38,24 @@ def test_nothing_yet() -> None:
     assert counted.success == counted.fail == counted.queue == Duration(0, 0)
 
 
+def test_answers_of_the_cache_are_successes_and_nothing_else() -> None:
+    statistics = ModelStatistics()
+    run_batch(statistics, [1])
+    without = statistics.snapshot()
+    statistics.record_hit(7, 2, 100)
+    statistics.record_hit(3, 0, 50)
+    statistics.record_miss(11)
+    statistics.record_miss(5, 0)
+    counted = statistics.snapshot()
+    assert counted.cache_hit == Duration(2, 10)
+    assert counted.cache_miss == Duration(1, 16)
+    assert counted.success == Duration(3, without.success.ns + 150)
+    assert counted.queue == Duration(3, without.queue.ns + 2)
+    assert counted.compute_infer == without.compute_infer
+    assert counted.inference_count == counted.execution_count == 1
+    assert counted.batches == without.batches
+
+
 def test_a_batch_counts_once_and_its_rows_all() -> None:
     statistics = ModelStatistics()
     run_batch(statistics, [1, 3])

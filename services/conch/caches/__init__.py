@@ -1,0 +1,43 @@
+"""Finds response caches by name through entry points, and opens the one that the command line asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from conch.core.cache.base import ResponseCache
+from conch.core.errors import InvalidArgumentError
+
+GROUP = "conch.caches"
+"""The entry-point group; an entry names a cache and points to a function from settings to it."""
+
+
+def open_cache(configs: Mapping[str, Mapping[str, str]]) -> ResponseCache:
+    """The cache of the command line.
+
+    Args:
+        configs: Settings by cache name, as they were given.
+
+    Raises:
+        ConchError: There are several, there is none of that name, or it can't be opened.
+    """
+    if len(configs) > 1:
+        raise InvalidArgumentError(
+            "found multiple cache configurations, but only a single cache is currently supported"
+        )
+    ((name, settings),) = configs.items()
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        names = ", ".join(sorted({entry.name for entry in entry_points(group=GROUP)}))
+        raise InvalidArgumentError(f"unable to find cache '{name}'; there are: {names}")
+    entry = next(iter(found))
+    try:
+        cache = entry.load()(settings)
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(
+            f"cache '{name}' needs the Python package '{error.name}', which is not installed; try "
+            f"`pip install conch[{name}]`"
+        ) from error
+    if not isinstance(cache, ResponseCache):
+        raise InvalidArgumentError(f"cache '{name}': '{entry.value}' made no conch.core.cache ResponseCache")
+    return cache

@@ -1,0 +1,151 @@
+"""The cache ``redis``: in a Redis server, which several servers may share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from conch.caches.settings import Settings
+from conch.core.cache.base import ResponseCache
+from conch.core.errors import InternalError
+
+_PREFIX = b"conch:response:"
+_NS_PER_MS = 1_000_000
+_SETTINGS = (
+    "host",
+    "port",
+    "user",
+    "password",
+    "db",
+    "connect_timeout",
+    "socket_timeout",
+    "pool_size",
+    "wait_timeout",
+    "tls_enabled",
+    "cert",
+    "key",
+    "cacert",
+    "cacert_dir",
+    "sni",
+    "ttl",
+)
+_TLS_FILES = {
+    "cert": "ssl_certfile",
+    "key": "ssl_keyfile",
+    "cacert": "ssl_ca_certs",
+    "cacert_dir": "ssl_ca_path",
+}
+
+
+class RedisCache(ResponseCache):
+    """Entries as strings of a Redis server, which also decides what makes room for what.
+
+    Args:
+        pool: Connections to the server.
+        connections: How many of them there may be.
+        patience_ns: How long a request may wait for one.
+        ttl_ns: How long entries are valid where nothing else is said; 0 for any time.
+    """
+
+    blocking = True
+    shared = True
+
+    def __init__(
+        self, pool: redis.ConnectionPool, connections: int, patience_ns: int, ttl_ns: int = 0
+    ) -> None:
+        self.connections = connections
+        self.patience_ns = patience_ns
+        self.ttl_ns = ttl_ns
+        self._pool = pool
+        self._client = redis.Redis(connection_pool=pool)
+
+    def check(self) -> None:
+        """Raises redis.RedisError if the server can't be used."""
+        self._client.ping()
+
+    def lookup(self, key: bytes) -> bytes | None:
+        """The entry of a key.
+
+        Raises:
+            redis.RedisError: The server can't be asked.
+        """
+        found: Any = self._client.get(_PREFIX + key)
+        return None if found is None else bytes(found)
+
+    def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
+        """Keeps an entry; times are rounded up to milliseconds.
+
+        Raises:
+            redis.RedisError: The server can't be told, or has no room.
+        """
+        self._client.set(_PREFIX + key, entry, px=-(-ttl_ns // _NS_PER_MS) or None)
+        return True
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+        self._pool.disconnect()
+
+
+def open_redis(given: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> RedisCache:
+    """A cache in a Redis server, which must be there.
+
+    Args:
+        given: The settings; names are Triton's, times in milliseconds, but for ``ttl``, which is in seconds.
+        environment: Has name and password where the settings do not.
+
+    Raises:
+        InvalidArgumentError: A setting is missing or wrong.
+        InternalError: The server can't be reached, or refuses to serve.
+    """
+    settings = Settings("RedisCache", given, _SETTINGS)
+    if "host" not in given or "port" not in given:
+        raise settings.error(
+            "didn't specify address. Must at a minimum specify 'host' and 'port' in the configuration - e.g. "
+            "--cache-config redis,host=redis --cache-config redis,port=6379"
+        )
+    connections = settings.number("pool_size", 4, least=1, most=1024)
+    options: dict[str, Any] = {
+        "host": given["host"],
+        "port": settings.number("port", 0, least=1, most=65535),
+        "username": settings.text("user", environment.get("TRITONCACHE_REDIS_USERNAME")),
+        "password": settings.text("password", environment.get("TRITONCACHE_REDIS_PASSWORD")),
+        "db": settings.number("db", 0),
+        "socket_connect_timeout": _seconds(settings, "connect_timeout", 1000),
+        "socket_timeout": _seconds(settings, "socket_timeout", 500),
+        # A second try would take as long again; requests are better off with the model.
+        "retry": Retry(NoBackoff(), 0),
+        **_tls(settings, given),
+    }
+    pool = redis.ConnectionPool(max_connections=connections, **options)
+    patience_ns = settings.number("wait_timeout", 100) * _NS_PER_MS
+    cache = RedisCache(pool, connections, patience_ns, settings.seconds("ttl"))
+    try:
+        cache.check()
+    except (redis.RedisError, OSError, ValueError) as error:
+        cache.close()
+        raise InternalError(f"Failed to initialize RedisCache: {error}") from error
+    return cache
+
+
+def _seconds(settings: Settings, name: str, default: int) -> float | None:
+    """Milliseconds as seconds; 0 waits for ever, as in Triton."""
+    return settings.number(name, default, most=10**9) / 1000 or None
+
+
+def _tls(settings: Settings, given: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of TLS as redis-py has them."""
+    if not settings.flag("tls_enabled"):
+        unused = [name for name in (*_TLS_FILES, "sni") if name in given]
+        if unused:
+            raise settings.error(f"'{unused[0]}' needs 'tls_enabled=true'")
+        return {}
+    if given.get("sni", given["host"]) != given["host"]:
+        raise settings.error("'sni' must be the 'host'; another name is not supported")
+    files = {option: given[name] for name, option in _TLS_FILES.items() if name in given}
+    return {"connection_class": redis.SSLConnection, "ssl_cert_reqs": "required", **files}

@@ -1,0 +1,53 @@
+"""The response cache of a server: puts models behind it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from conch.core.cache.base import ResponseCache
+from conch.core.cache.cached import CachedModel
+from conch.core.cache.key import KeyMaker, NewHash
+from conch.core.cache.remote import RemotelyCachedModel
+from conch.core.cache.workers import CacheWorkers
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.servable import Servable
+
+
+class CacheService:
+    """One cache for the models of a server.
+
+    Args:
+        cache: The cache; belongs to the service from here on.
+        new_hash: Makes the hash of keys, a cryptographic one.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        shared: Whether other servers, or this one after a restart, see the entries.
+    """
+
+    def __init__(
+        self, cache: ResponseCache, new_hash: NewHash = hashlib.sha256, clock: Clock = monotonic_ns
+    ) -> None:
+        self.shared = cache.shared
+        self._cache = cache
+        self._new_hash = new_hash
+        self._clock = clock
+        self._workers = CacheWorkers(cache, clock) if cache.blocking else None
+
+    def wrap(self, model: Servable, identity: bytes) -> Servable:
+        """A model behind the cache.
+
+        Args:
+            model: One load of one version.
+            identity: What is the same for loads that give the same answers, and for no others.
+        """
+        keys = KeyMaker(model.spec, identity, self._new_hash)
+        if self._workers is None:
+            return CachedModel(model, self._cache, keys, self._clock)
+        return RemotelyCachedModel(model, self._cache, keys, self._clock, self._workers)
+
+    def close(self) -> None:
+        """Ends the cache, once no model uses it any more."""
+        if self._workers is not None:
+            self._workers.close()
+        self._cache.close()
