@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,15 @@ from tests.unit.backends.harness import Answer, Harness, rows, tensor_specs
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.backends.python import PythonBackend
+from conch.backends.python import PythonBackend, sender
+from conch.backends.python.errors import TritonModelException
+from conch.backends.python.request import ReceivedRequest
+from conch.backends.python.response import Converter
+from conch.backends.python.sender import SenderContext
 from conch.core.errors import ConchError
 from conch.core.instances.execution import Executor
 from conch.core.instances.placement import Placement
+from conch.core.instances.shaping import Shaper
 from conch.core.model import Model
 from conch.core.scheduler.base import Batch
 from conch.core.scheduler.sequence.controls import FillerRequest
@@ -126,6 +132,11 @@ def test_every_request_gets_its_own_row_beside_fillers(harness: Harness) -> None
     batch.fillers = 2
     Executor(settings, ModelStatistics(), lambda: 1).run(ArrayInstance(settings, Function()), batch)
     assert (one.array("OUT").tolist(), two.array("OUT").tolist()) == ([[11]], [[22]])
+    responses = ArrayInstance(settings, Function()).execute(batch)
+    states = [
+        tensor.numpy().tolist() for each in responses for tensor in each.outputs if tensor.name == "AFTER"
+    ]
+    assert [states[1], states[3]] == [[[11]], [[22]]], "also where a client did not ask for it"
 
 
 def test_onnx_models_have_controls_and_states(harness: Harness) -> None:
@@ -203,14 +214,12 @@ class TritonPythonModel:
 )
 def test_python_models_have_states(harness: Harness, end: str) -> None:
     model = python(harness, HISTORY.format(end=end), SequenceBatching("OLDEST", states=(STATE,)))
-    for number, flags, expected in ((1, "S", 1), (2, "", 3)):
-        answer = send(harness, model, number, 7, flags)
+    assert send(harness, model, 1, 7, "S").array("OUT").tolist() == [[1]]
+    only = harness.infer(model, {"IN": rows(2, width=1)}, correlation_id=7, requested=("OUT",))
+    last = send(harness, model, 3, 7, "E")
+    for answer, expected in ((only, 3), (last, 6)):
         assert answer.array("OUT").tolist() == [[expected]]
         assert [tensor.name for tensor in answer.one.outputs] == ["OUT"]
-    last = harness.infer(
-        model, {"IN": rows(3, width=1)}, correlation_id=7, sequence_end=True, requested=("OUT",)
-    )
-    assert last.array("OUT").tolist() == [[6]]
 
 
 COUNTING = """
@@ -264,22 +273,43 @@ def test_senders_live_as_long_as_their_request(harness: Harness, end: str) -> No
         assert numbers == list(range(number))[::-1]
 
 
-def test_a_sender_that_was_refused_another_run_is_silent(harness: Harness) -> None:
+@pytest.fixture
+def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What senders that are dropped would start threads for."""
+    begun: list[Any] = []
+
+    class Thread:
+        def __init__(self, target: Any, args: Any, name: str) -> None:
+            begun.append((target, args, name))
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(sender, "threading", SimpleNamespace(Thread=Thread, Lock=threading.Lock))
+    return begun
+
+
+def test_a_sender_that_was_refused_another_run_is_silent(harness: Harness, dropped: list[Any]) -> None:
     model = python(harness, counting(SENDING), SequenceBatching("OLDEST"), decoupled=True)
     answer = send(harness, model, 2, 5, "SE")
     *_, last = answer.wait()
     assert last.error is not None
     assert "RELEASE_RESCHEDULE, while the model is not configured" in last.error.message
+    del answer, last
+    harness.close()
     gc.collect()
-    assert not [thread for thread in threading.enumerate() if thread.name == "conch-dropped-sender"]
+    assert not dropped
 
 
 def test_coroutines_of_decoupled_models_can_not_reschedule(harness: Harness) -> None:
     model = python(harness, counting(SENDING, "async def"), ITERATIVE, decoupled=True)
-    assert (
-        "The release flags of a request cannot be set when it has been released"
-        in send(harness, model, 2).error
-    )
+    text = "The release flags of a request cannot be set when it has been released"
+    assert text in send(harness, model, 2).error
+    # However soon the coroutine begins.
+    context = SenderContext(Converter(model.spec), Shaper(model.spec), True, "m", (), reschedules=False)
+    request, _ = harness.request({})
+    with pytest.raises(TritonModelException, match=text):
+        ReceivedRequest(request, Batch([request], 1), context).set_release_flags(2)
 
 
 def test_a_rescheduled_request_has_no_response(harness: Harness) -> None:
@@ -310,13 +340,16 @@ class TritonPythonModel:
 """
 
 
-def test_fillers_may_be_answered_with_nothing(harness: Harness) -> None:
-    model = python(harness, LAZY, SequenceBatching())
+@pytest.mark.parametrize("answer", ["None", "pb_utils.InferenceResponse([])"])
+def test_fillers_may_be_answered_with_anything(harness: Harness, answer: str) -> None:
+    model = python(
+        harness, LAZY.replace("responses.append(None)", f"responses.append({answer})"), SequenceBatching()
+    )
     for number, sequence, flags in ((1, 1, "S"), (2, 2, "S"), (3, 2, "E"), (4, 1, "E")):
         assert send(harness, model, number, sequence, flags).array("OUT").item() == number
 
 
-def test_a_decoupled_model_may_forget_fillers(harness: Harness) -> None:
+def test_a_decoupled_model_may_forget_fillers(harness: Harness, dropped: list[Any]) -> None:
     source = """
 import triton_python_backend_utils as pb_utils
 
@@ -331,7 +364,9 @@ class TritonPythonModel:
     model = python(harness, source, SequenceBatching(), decoupled=True)
     for number, sequence, flags in ((1, 1, "S"), (2, 2, "S"), (3, 2, "E"), (4, 1, "E")):
         assert send(harness, model, number, sequence, flags).array("OUT").item() == number
-    assert not [thread for thread in threading.enumerate() if thread.name == "conch-dropped-sender"]
+    harness.close()
+    gc.collect()
+    assert not dropped
 
 
 ZERO = WarmupSample("w", (WarmupInput("IN", "FP32", (1,)),), batch_size=2, count=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.core import Answers, make_request
+from tests.support.core import Answers, make_model, make_request, make_spec
 from tests.unit.core.sequences import (
     CONTROLS,
     IDLE_NS,
@@ -733,3 +733,20 @@ def test_the_config_chooses_the_batcher() -> None:
         submit(scheduler, number + 1, "S")
     batches = [take(scheduler) for _ in range(3)]
     assert sum(len(batch.requests) for batch in batches) == 6
+
+
+def test_a_filler_is_asked_for_what_its_neighbour_is_asked_for() -> None:
+    batcher = make_batcher(2)
+    model = make_model(make_spec(2))
+    submit(batcher, 1, "S")
+    submit(batcher, 2, "S")
+    run(batcher)
+    real = submit(batcher, 2, requested=("OUT",), model=model, deadline_ns=NOW + MS, id="x")
+    filler, _ = take(batcher).requests
+    assert filler.filler and not real.filler
+    assert filler.requested is real.requested
+    assert filler.model is model
+    assert (filler.deadline_ns, filler.id, filler.correlation_id) == (None, "", 0)
+    assert filler.state is RequestState.RUNNING
+    filler.respond(None)
+    assert model.close()

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.core import WAIT_S, Answers, echo, make_model
+from tests.support.core import WAIT_S, Answers, FollowingInstance, Instance, LoadedModel, echo
 from tests.unit.core.sequences import MS, US, sequence_request, sequence_spec
 
+from conch.core.clock import Clock
 from conch.core.errors import (
     CancelledError,
     ConchError,
@@ -30,11 +31,26 @@ HOUR_NS = 3_600_000 * MS
 
 
 def model_of(
-    execute: Any = echo, most: int = 2, instances: int = 1, leads: bool = False, **settings: Any
+    execute: Any = echo,
+    most: int = 2,
+    instances: int = 1,
+    leads: bool = False,
+    clock: Clock = time.monotonic_ns,
+    **settings: Any,
 ) -> Model:
     settings.setdefault("max_idle_ns", HOUR_NS)
     spec = replace(sequence_spec(most, **settings), instance_groups=(InstanceGroup("m", count=instances),))
-    return make_model(spec, execute, leads)
+    return Model.create(spec, LoadedModel(execute, Instance if leads else FollowingInstance), clock)
+
+
+class Shifted:
+    """A clock that can be put ahead."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + self.ahead_ns
 
 
 class Gate:
@@ -110,20 +126,20 @@ def test_a_close_that_is_under_way_ends_then_too() -> None:
 
 def test_a_leader_that_gives_the_last_sequence_up_ends_a_close() -> None:
     """The time comes while a thread asks for work, not while the one for timeouts sleeps."""
-    now = 1_000 * MS
-
-    def clock() -> int:
-        return now
-
-    model, answers = model_of(max_idle_ns=HOUR_NS), Answers()
+    clock = Shifted()
+    model, answers = model_of(clock=clock), Answers()
     runner = model._runner
-    runner._clock = clock
     send(model, answers, 1, "S")
     assert answers.wait(1)
-    assert not model.close(0.01)
-    now += 2 * HOUR_NS
-    assert runner.lead() is False
-    assert model.close(WAIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(model.close, WAIT_S)
+        while not (runner._drained._waiters and runner._reaper_woken._waiters):  # type: ignore[attr-defined]
+            assert not closing.done()
+        clock.ahead_ns += 2 * HOUR_NS
+        began = time.monotonic()
+        assert runner.lead() is False
+        assert closing.result(WAIT_S)
+        assert time.monotonic() - began < WAIT_S / 2, "it was not told"
 
 
 def test_draining_forgets_live_sequences() -> None:
@@ -200,23 +216,30 @@ def test_a_batch_that_fails_does_not_end_its_sequences() -> None:
 
 
 def test_a_delay_that_ends_before_the_one_somebody_sleeps_for() -> None:
-    """One instance's batch is due in an hour, another one's soon."""
-    gate = Gate()
-    hold = sequence_request(2, "S")
+    """One instance's batch is due in an hour, then that of another one soon."""
+    gate, clock = Gate(), Shifted()
 
     def execute(batch: Batch) -> list[InferenceResponse | None]:
-        return gate(batch) if hold in batch.requests else echo(batch)
+        return gate(batch) if batch.instance else echo(batch)
 
-    model = model_of(execute, most=2, instances=2, min_slot_utilization=1.0, max_queue_delay_ns=50 * MS)
+    model = model_of(execute, instances=2, min_slot_utilization=1.0, max_queue_delay_ns=HOUR_NS, clock=clock)
     answers = Answers()
-    send(model, answers, 1, "S")
-    model.submit(hold)
-    gate.wait_entered()  # the delays of both have passed, instance 1 is busy
-    assert answers.wait(1)
-    send(model, answers, 2, "E")  # queued now, ready when instance 1 is free
-    send(model, answers, 1, "E")
+    for number in (1, 2, 3, 4):
+        send(model, answers, number, "S")
+    gate.wait_entered()
+    assert answers.wait(2), "all rows are ready, so nobody waits"
+    soon = send(model, answers, 2)
+    clock.ahead_ns += HOUR_NS - 50 * MS
+    with model._runner._lock:
+        model._runner._wake_all()  # whoever sleeps does so by the clock as it was
+    late = send(model, answers, 1)
+    deadline = time.monotonic() + WAIT_S
+    while not HOUR_NS // 2 < model._runner._timed_ns - clock() < HOUR_NS:
+        assert time.monotonic() < deadline, "nobody sleeps until the late one is due"
     gate.go.set()
-    assert answers.wait(3)
+    assert answers.wait(5)
+    assert (answers.finals_of(soon), answers.finals_of(late)) == (1, 0)
+    assert model.fail_queued(UnavailableError("Server exiting")) == 1
     assert model.close(WAIT_S)
 
 

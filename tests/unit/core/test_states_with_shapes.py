@@ -79,3 +79,14 @@ def test_a_request_that_runs_again_is_kept_apart_by_its_new_state() -> None:
     assert len(run(scheduler, spec, {1: 3, 2: 4}, 20)) == 2
     assert [len(run(scheduler, spec, {}, 30)) for _ in range(2)] == [1, 1]
     assert not scheduler.pending
+
+
+def test_a_request_that_runs_again_joins_new_ones_of_its_shape() -> None:
+    spec = spec_of("oldest", iterative=True)
+    scheduler = SequenceBatcher(spec, 1)
+    first = ask(scheduler, 0, 1)
+    for now in (10, 20):
+        first.rescheduled = True
+        assert run(scheduler, spec, {}, now) == [1]
+    ask(scheduler, 0, 25)
+    assert run(scheduler, spec, {}, 30) == [1, 2]
