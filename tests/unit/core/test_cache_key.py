@@ -89,6 +89,18 @@ def test_what_does_not_matter_makes_no_other(same: InferenceRequest) -> None:
     assert key(same) == key(request())
 
 
+def test_a_load_whose_answers_change_by_themselves() -> None:
+    """As those of an ensemble do when one of its models is replaced."""
+    now = b"1"
+    keys = KeyMaker(SPEC, lambda: now, hashlib.sha256)
+    before = keys(request())
+    assert keys(request()) == before != key(request(), identity=b"1")
+    now = b"2"
+    assert keys(request()) != before
+    now = b"1"
+    assert keys(request()) == before
+
+
 def test_order_of_names_does_not_matter() -> None:
     one = request(
         requested=("B", "A"), classes={"A": 1, "B": 2}, parameters={"p": 1, "conch_cache": "x", "q": ""}

@@ -357,6 +357,16 @@ def test_every_request_is_answered_once_while_others_cancel_and_close() -> None:
     assert all(answers.finals == 1 for _, answers in sent)
 
 
+def test_a_thread_outlives_a_call_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    workers = CacheWorkers(NetworkCache(connections=1), monotonic_ns)
+    done = threading.Event()
+    assert workers.submit(partial(int, "x"))  # type: ignore[arg-type]
+    assert workers.submit(done.set)
+    assert done.wait(WAIT_S)
+    workers.close()
+    assert "a call to the response cache failed" in caplog.text
+
+
 def _call(workers: CacheWorkers) -> None:
     workers.lookup(b"k")
 

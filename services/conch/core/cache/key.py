@@ -41,20 +41,29 @@ class Hash(Protocol):
 NewHash = Callable[[], Hash]
 """Makes a cryptographic hash with at least 32 bytes."""
 
+Identity = bytes | Callable[[], bytes]
+"""What is the same for loads of a model that give the same answers, and for no others.
+
+A function where that can change during a load: an ensemble's answers are those of whatever models it
+consists of at the moment. It must not take long.
+"""
+
 
 class KeyMaker:
     """Makes the keys of one load of one model version.
 
     Args:
         spec: The model version.
-        identity: What is the same for loads that give the same answers, and for no others.
+        identity: What tells this load from others.
         new_hash: Makes a hash object.
     """
 
-    def __init__(self, spec: ModelSpec, identity: bytes, new_hash: NewHash) -> None:
+    def __init__(self, spec: ModelSpec, identity: Identity, new_hash: NewHash) -> None:
         self._all = frozenset(tensor.name for tensor in spec.outputs)
+        self._changing = None if isinstance(identity, bytes) else identity
         self._start = new_hash()
-        self._start.update(repr((_FORMAT, spec.name, spec.version, identity)).encode())
+        fixed = None if self._changing else identity
+        self._start.update(repr((_FORMAT, spec.name, spec.version, fixed)).encode())
 
     def __call__(self, request: InferenceRequest) -> bytes:
         """The key of a request; it need not have been checked: only requests that pass get an entry."""
@@ -70,6 +79,7 @@ class KeyMaker:
             self._parameters(request) if request.parameters else None,
             # Of no meaning to a model without sequences, but there to be seen.
             (request.correlation_id, request.sequence_start, request.sequence_end),
+            self._changing and self._changing(),
         )
         # Python's text of such a value is the text of no other one, and it says how long the data are.
         digest = self._start.copy()

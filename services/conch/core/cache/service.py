@@ -6,7 +6,7 @@ import hashlib
 
 from conch.core.cache.base import ResponseCache
 from conch.core.cache.cached import CachedModel
-from conch.core.cache.key import KeyMaker, NewHash
+from conch.core.cache.key import Identity, KeyMaker, NewHash
 from conch.core.cache.remote import RemotelyCachedModel
 from conch.core.cache.workers import CacheWorkers
 from conch.core.clock import Clock, monotonic_ns
@@ -34,12 +34,12 @@ class CacheService:
         self._clock = clock
         self._workers = CacheWorkers(cache, clock) if cache.blocking else None
 
-    def wrap(self, model: Servable, identity: bytes) -> Servable:
+    def wrap(self, model: Servable, identity: Identity) -> Servable:
         """A model behind the cache.
 
         Args:
             model: One load of one version.
-            identity: What is the same for loads that give the same answers, and for no others.
+            identity: What tells this load from those with other answers.
         """
         keys = KeyMaker(model.spec, identity, self._new_hash)
         if self._workers is None:

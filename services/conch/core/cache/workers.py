@@ -50,7 +50,7 @@ class CacheWorkers:
         return not self._failed or self._clock() >= self._retry_ns
 
     def submit(self, task: Callable[[], None], nbytes: int = 0) -> bool:
-        """Has a thread call a function that does not raise.
+        """Has a thread call a function.
 
         Args:
             task: The function.
@@ -110,7 +110,10 @@ class CacheWorkers:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            task()
+            try:
+                task()
+            except Exception:  # or there would be one thread less for all to come
+                log.exception("a call to the response cache failed")
             del task  # or what it holds lives for as long as the thread sleeps
 
     def _next(self) -> Callable[[], None] | None:
