@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from conch.core.instances.placement import Devices
+from conch.core.scheduler.rate import ResourceLimit
+
 ControlMode = Literal["none", "explicit"]
 
 WILDCARD = "*"
@@ -28,7 +31,9 @@ class ControlOptions:
         load_threads: Most models being loaded at the same time.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         backend_options: Options by backend; those under the empty name hold for all.
-        gpu_count: Number of usable GPUs.
+        devices: What instances can be placed on.
+        rate_limits: How much there is of the resources that instances need, nothing said for as much as the
+            neediest one needs; None for no rate limits at all.
     """
 
     repositories: tuple[Path, ...]
@@ -38,7 +43,8 @@ class ControlOptions:
     load_threads: int = 4
     model_config_name: str = ""
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gpu_count: int = 0
+    devices: Devices = field(default_factory=Devices)
+    rate_limits: tuple[ResourceLimit, ...] | None = None
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -11,16 +11,19 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
 from conch.core.errors import ConchError, error_text
+from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
+from conch.gpus import find_gpus
 from conch.observe.logs import configure, unconfigure
-from conch.options import backend_options, grpc_options, log_options, server_options
+from conch.options import backend_options, grpc_options, log_options, rate_limits, server_options
 from conch.server import Server
 from conch.tables import table
 from conch_control.options import ControlOptions
@@ -93,6 +96,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         load_threads=flags["model-load-thread-count"],
         model_config_name=flags["model-config-name"],
         backend_options=backend_options(flags["backend-config"]),
+        rate_limits=rate_limits(flags),
     )
 
 
@@ -100,6 +104,8 @@ def _run(flags: FlagValues, control: ControlOptions, grpc: GrpcOptions | None) -
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
     keep_large_blocks()
+    capability = flags["min-supported-compute-capability"]
+    control = replace(control, devices=Devices(find_gpus(capability), capability))
     stop = threading.Event()
     try:
         server = Server(server_options(flags), control, grpc)

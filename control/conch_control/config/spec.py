@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, QueuePolicy, TensorSpec
+from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, TensorSpec
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
-    ModelInstanceGroup,
     ModelOutput,
     ModelQueuePolicy,
 )
 from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.groups import read_groups
 from conch_control.config.jsonform import to_json
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
@@ -53,7 +53,7 @@ def build_spec(
         directory=directory,
         version_directory=directory / str(version),
         model_file=model_file,
-        instance_groups=tuple(_group(group) for group in config.instance_group),
+        instance_groups=read_groups(config),
         batching=_batching(config),
         max_queue_size=_max_queue_size(config),
         decoupled=config.model_transaction_policy.decoupled,
@@ -109,11 +109,6 @@ def _labels(tensor: ModelOutput, model: str, directory: Path) -> tuple[str, ...]
         raise InternalError(f"failed to open text file for read {path}: {reason}") from error
     except ValueError as error:  # not UTF-8, or no path at all
         raise InvalidArgumentError(f"label file '{name}' of output '{tensor.name}': {error}") from error
-
-
-def _group(group: ModelInstanceGroup) -> InstanceGroup:
-    kind = ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
-    return InstanceGroup(name=group.name, kind=kind, count=group.count, gpus=tuple(group.gpus))
 
 
 def _batching(config: ModelConfig) -> DynamicBatching | None:
