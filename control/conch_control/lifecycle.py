@@ -1,8 +1,8 @@
 """Carries loads and unloads out on the core: all versions of a model, or nothing.
 
 While a model is loaded anew its old versions keep serving. The registry entry is swapped once, when all
-new versions are ready; what was replaced finishes its requests in the background. Where nothing but the number
-of its instances changes, a model is not loaded anew: it goes on with more of them, or fewer.
+new versions are ready; what was replaced finishes its requests in the background. A model that has changed
+in nothing but the number of its instances is not loaded anew: it goes on with more of them, or fewer.
 """
 
 from __future__ import annotations
