@@ -72,10 +72,9 @@ class Loader:
         Raises:
             Exception: Whatever the backend raises; nothing has changed.
         """
-        if not isinstance(model, Model) or model.spec.sequence is not None:
-            return None
-        # Sequences live in the slots of their instances; an order is kept by what one instance does.
-        if model.spec.batching is not None and model.spec.batching.preserve_ordering:
+        # Sequences live in the slots of their instances, and what keeps an order may know how many there are.
+        batching = definition.config.dynamic_batching
+        if not isinstance(model, Model) or model.spec.sequence is not None or batching.preserve_ordering:
             return None
         # What the backend completed stays as it is: nothing that it looked at has changed.
         config = ModelConfig.FromString(model.spec.config_message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -430,3 +431,15 @@ def test_execution_providers_that_can_not_be(
     )
     with pytest.raises(InvalidArgumentError, match=message):
         execution_providers(FakeOrt(), spec, Placement("m_0", "CPU"))
+
+
+def test_what_a_gpu_needs(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    assert backend.uses_gpus is ("CUDAExecutionProvider" in backend._ort.get_available_providers())
+
+    plain = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
+    with pytest.raises(InvalidArgumentError) as raised:
+        execution_providers(plain, harness.spec(), Placement("m_0", "GPU"))
+    assert raised.value.message == (
+        "model 'm' needs the execution provider 'CUDAExecutionProvider', which the installed onnxruntime "
+        "does not have; it has: CPUExecutionProvider"
+    )

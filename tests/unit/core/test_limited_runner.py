@@ -223,6 +223,33 @@ def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> N
     assert limiter.held == 0
 
 
+def test_a_decoupled_model_holds_what_it_needs_while_it_executes() -> None:
+    gate = Gate()
+    limiter = Watched()
+    begun: list[InferenceRequest] = []
+
+    def answering_later(batch: Batch) -> None:
+        gate(batch)
+        begun.extend(batch.requests)
+
+    spec = replace(make_spec(decoupled=True, name="decoupled"), instance_groups=(group(),))
+    decoupled = Model.create(spec, LoadedModel(answering_later), limiter=limiter)
+    plain = make_model(limiter, group(), name="plain")
+    answers, later = Answers(), Answers()
+    decoupled.submit(make_request(later, name="decoupled"))
+    gate.wait_entered()
+    submit(plain, answers)
+    limiter.wait_refused()
+    assert not answers.finals
+    gate.go.release()
+    assert answers.wait(1)
+    assert not later.finals, "what it sends after that needs nothing"
+    begun[0].respond(InferenceResponse([]), True)
+    assert later.wait(1)
+    assert decoupled.close()
+    assert plain.close()
+
+
 def test_an_instance_that_needs_nothing_runs_while_another_waits() -> None:
     limiter, gate = Watched(), Gate()
     held = make_model(limiter, group(), execute=gate, name="held")
@@ -473,7 +500,7 @@ class Meter:
         return run
 
 
-NEEDS = ({"R": 1}, {"R": 2}, {"R": 3, "S": 1}, {"S": 1}, {"R": 1, "S": 1}, {})
+NEEDS: tuple[dict[str, int], ...] = ({"R": 1}, {"R": 2}, {"R": 3, "S": 1}, {"S": 1}, {"R": 1, "S": 1}, {})
 
 
 def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None:
@@ -482,7 +509,9 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
     models = [
         make_model(
             limiter,
-            group(" ".join(f"{name}{count}" for name, count in needs.items()), 1 + number % 2, 1 + number % 3),
+            group(
+                " ".join(f"{name}{count}" for name, count in needs.items()), 1 + number % 2, 1 + number % 3
+            ),
             execute=meter.execute(needs),
             name=f"m{number}",
             leads=number % 3 != 2,
