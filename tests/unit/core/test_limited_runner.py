@@ -106,6 +106,14 @@ def submit(model: Model, answers: Answers, **changes: object) -> InferenceReques
     return request
 
 
+def finish(answers: Answers, count: int) -> None:
+    """Waits for so many answers, none of them an error."""
+    assert answers.wait(count)
+    for _, response, _ in answers.calls:
+        assert response is not None
+        assert response.error is None
+
+
 def test_only_who_needs_something_pays() -> None:
     limiter = RateLimiter()
     models = [
@@ -139,7 +147,7 @@ def test_two_models_never_run_at_the_same_time(leads: bool) -> None:
     gate.go.release()
     gate.wait_entered()
     gate.go.release()
-    assert answers.wait(3)
+    finish(answers, 3)
     assert one.close()
     assert two.close()
     assert limiter.held == 0
@@ -170,7 +178,7 @@ def test_a_leader_runs_what_it_may_and_leaves_the_rest() -> None:
     assert leadable is not None
     leadable.hand_over()
     gate.go.release()
-    assert answers.wait(4)
+    finish(answers, 4)
     assert len(threads) == 3
     assert threading.current_thread() not in threads[1:]
     assert held.close()
@@ -217,7 +225,7 @@ def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> N
     gate.wait_entered()
     for _ in range(2):
         gate.go.release()
-    assert answers.wait(2)
+    finish(answers, 2)
     for model in (small, big, other):
         assert model.close()
     assert limiter.held == 0
@@ -242,7 +250,7 @@ def test_a_decoupled_model_holds_what_it_needs_while_it_executes() -> None:
     limiter.wait_refused()
     assert not answers.finals
     gate.go.release()
-    assert answers.wait(1)
+    finish(answers, 1)
     assert not later.finals, "what it sends after that needs nothing"
     begun[0].respond(InferenceResponse([]), True)
     assert later.wait(1)
@@ -264,9 +272,33 @@ def test_an_instance_that_needs_nothing_runs_while_another_waits() -> None:
     assert mixed.pending == 2
     for _ in range(4):
         gate.go.release()
-    assert answers.wait(4)
+    finish(answers, 4)
     assert held.close()
     assert mixed.close()
+
+
+def test_who_waits_for_a_request_that_another_instance_took_waits_no_more() -> None:
+    limiter, gates = Watched(), {name: Gate() for name in ("R1", "S1", "R1+S2", "S1 T1")}
+    r, s, two, other = (
+        make_model(limiter, *(group(needs) for needs in name.split("+")), execute=gate, name=name)
+        for name, gate in gates.items()
+    )
+    answers = Answers()
+    for model in (r, s):
+        submit(model, answers)
+        gates[model.spec.name].wait_entered()
+    submit(two, answers)
+    limiter.wait_refused()
+    gates["R1"].go.release()
+    gates["R1+S2"].wait_entered()
+    submit(other, answers)
+    gates["S1 T1"].wait_entered()  # nothing of S is set aside for an instance with nothing to run
+    for gate in gates.values():
+        gate.go.release()
+    finish(answers, 4)
+    for model in (r, s, two, other):
+        assert model.close()
+    assert limiter.held == 0
 
 
 def test_nothing_is_held_while_a_batch_waits_for_company() -> None:
@@ -278,9 +310,9 @@ def test_nothing_is_held_while_a_batch_waits_for_company() -> None:
     submit(patient, answers, rows=2)
     assert limiter.held == 0
     submit(other, answers)
-    assert answers.wait(1)
+    finish(answers, 1)
     submit(patient, answers, rows=2)
-    assert answers.wait(3)
+    finish(answers, 3)
     assert patient.close()
     assert other.close()
 
@@ -290,7 +322,7 @@ def test_a_delay_that_ends() -> None:
     model = make_model(limiter, group(count=2), batching=DynamicBatching((4,), 20 * MS), most=4)
     answers = Answers()
     submit(model, answers, rows=1)
-    assert answers.wait(1)
+    finish(answers, 1)
     assert model.close()
     assert limiter.held == 0
 
@@ -317,7 +349,7 @@ def test_priorities(priorities: tuple[int, int], shares: tuple[int, int]) -> Non
             submit(model, answers)
         limiter.wait_refused()
     gate.go.release()
-    assert answers.wait(241)
+    finish(answers, 241)
     counts = Counter(order[:120])
     assert counts["a"] * shares[1] == pytest.approx(counts["b"] * shares[0], abs=4)
     for model in (blocker, *models):
@@ -342,7 +374,7 @@ def test_a_version_that_is_replaced_drains_and_leaves() -> None:
         gate.go.release()
         gate.wait_entered()
         gate.go.release()
-        assert answers.wait(3)
+        finish(answers, 3)
         assert closed.result(WAIT_S)
     assert limiter._resources.capacity == {("R", 0): 2}
     assert new.close()
@@ -446,7 +478,7 @@ def test_batches_that_name_their_instance() -> None:
         gate.wait_entered()
         assert not gate.running
         gate.go.release()
-    assert answers.wait(6)
+    finish(answers, 6)
     assert runner.close()
     assert limiter.held == 0
     ran = [[request for batch in instance.batches for request in batch] for instance in instances]
@@ -465,7 +497,23 @@ def test_batches_that_wait_for_their_instance_are_given_up_with_the_queue() -> N
     limiter.wait_refused()
     assert sorted(map(id, runner.take_queued())) == sorted(map(id, requests[1:]))
     gate.go.release()
-    assert answers.wait(1)
+    finish(answers, 1)
+    assert runner.close()
+    assert limiter.held == 0
+
+
+def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
+    limiter = Watched()
+    held = Claim("other", [Resource("R", 1)], 0)
+    limiter.add([held])
+    assert limiter.ask([held]) is held
+    runner = slotted(limiter, [Instance()])
+    answers = Answers()
+    runner.submit(make_request(answers, priority=0))
+    limiter.wait_refused()
+    assert not runner.close(0.0)
+    limiter.tell(limiter.release(held))
+    finish(answers, 1)
     assert runner.close()
     assert limiter.held == 0
 
@@ -619,7 +667,7 @@ def test_cancelled_while_it_waits_for_resources() -> None:
     error = cancelled.response(request).error
     assert isinstance(error, CancelledError)
     gate.go.release()
-    assert answers.wait(1)
+    finish(answers, 1)
     assert one.close()
     assert two.close()
     assert limiter.held == 0

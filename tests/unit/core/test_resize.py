@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from conch.core.model import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.scheduler.default import DefaultScheduler
+from conch.core.scheduler.rate import Claim, ClaimState
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
 
@@ -249,6 +250,42 @@ def test_resources_of_instances_that_come_and_go() -> None:
     assert limiter.held == 0
     assert model.close()
     assert limiter._resources.capacity == {}
+
+
+def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
+    asked = threading.Semaphore(0)
+
+    class Watched(RateLimiter):
+        def ask(self, claims: Collection[Claim]) -> Claim | None:
+            granted = super().ask(claims)
+            asked.release()
+            return granted
+
+    gate = Gate()
+    limiter = Watched()
+    held = Claim("other", [Resource("R", 2)], 0)
+    limiter.add([held])
+    assert limiter.ask([held]) is held
+    assert asked.acquire(blocking=False)
+    groups = InstanceGroup("g", count=2, resources=(Resource("R", 2),)), InstanceGroup("h", count=2)
+    model, loaded = make(*groups, execute=gate, limiter=limiter)
+    answers = Answers()
+    for _ in range(3):
+        model.submit(make_request(answers))
+    gate.wait_entered(2)
+    claims = list(model._fleet.claims.values())
+    assert asked.acquire(timeout=WAIT_S)
+    assert all(claim.state is ClaimState.WAITING for claim in claims)
+    going = resize(model, 1, 1)
+    assert sorted(claim.state.name for claim in claims) == ["RESTING", "WAITING"]
+    limiter.tell(limiter.release(held))
+    for _ in range(3):
+        gate.go.release()
+    assert answers.wait(3)
+    going.finish()
+    assert len(loaded.open) == 2
+    assert model.close()
+    assert limiter.held == 0
 
 
 def test_numbers_are_never_used_again() -> None:
