@@ -172,12 +172,14 @@ class LimitedRunner(Runner):
         return None if granted is None else resting[granted]
 
     def _instance_for(self, batch: Batch) -> BackendInstance:
-        instance = self._chosen
-        assert instance is not None
-        self._idle.remove(instance)
-        if instance in self._claims:
-            self._asking.discard(self._claims[instance])
-        return instance
+        chosen = self._chosen
+        assert chosen is not None
+        if chosen in self._claims:
+            self._asking.discard(self._claims[chosen])
+        # The last one is taken, unless the batch names the same one.
+        self._idle.remove(chosen)
+        self._idle.append(chosen)
+        return super()._instance_for(batch)
 
     def _wake_if_due(self, now: int) -> None:
         # A thread would find nothing to do where all instances wait: it is woken when one is granted.
