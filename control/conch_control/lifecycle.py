@@ -1,7 +1,8 @@
 """Carries loads and unloads out on the core: all versions of a model, or nothing.
 
 While a model is loaded anew its old versions keep serving. The registry entry is swapped once, when all
-new versions are ready; what was replaced finishes its requests in the background.
+new versions are ready; what was replaced finishes its requests in the background. A model that has changed
+in nothing but the number of its instances is not loaded anew: it goes on with more of them, or fewer.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import (
@@ -20,12 +22,14 @@ from conch.core.errors import (
     UnavailableError,
     as_conch_error,
 )
+from conch.core.instances.fleet import Resize
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.servable import Servable
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.definition import Definition, read_definition
 from conch_control.loader import Loader
 from conch_control.options import ControlOptions
-from conch_control.repository.layout import Fingerprint, fingerprint
+from conch_control.repository.layout import Fingerprint, fingerprint, without_configs
 from conch_control.repository.versions import select_versions
 
 log = logging.getLogger(__name__)
@@ -34,6 +38,14 @@ READY = VersionState("READY")
 UNLOADED = VersionState("UNAVAILABLE", "unloaded")
 
 _NO_ENTRY = Entry()
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What a model was loaded from."""
+
+    fingerprint: Fingerprint
+    definition: Definition
 
 
 def _with_code(error: ConchError) -> str:
@@ -60,7 +72,7 @@ class Lifecycle:
         self._slots = threading.BoundedSemaphore(max(options.load_threads, 1))
         self._lock = threading.Lock()  # guards what follows, and changes of the registry
         self._model_locks: dict[str, threading.Lock] = {}
-        self._fingerprints: dict[str, Fingerprint] = {}
+        self._loaded: dict[str, _Loaded] = {}
         self._draining: dict[threading.Thread, Servable] = {}
         self._closed = False
 
@@ -83,12 +95,15 @@ class Lifecycle:
             self._check_open()
             # Taken before anything is read: what changes from here on makes the next load a reload.
             state = fingerprint(directory)
-            if override is None and self._fingerprints.get(name) == state:
+            loaded = self._loaded.get(name)
+            if override is None and loaded is not None and loaded.fingerprint == state:
                 return
             definition = read_definition(name, directory, self._options, override)
-            self._load_versions(definition)
+            made = _Loaded(state, definition)
+            if loaded is None or not self._resize(loaded, made):
+                self._load_versions(definition)
             with self._lock:
-                self._fingerprints[name] = state
+                self._loaded[name] = made
 
     def unload(self, name: str, timeout_s: float = -1) -> None:
         """Takes a model out of service at once; its requests finish in the background.
@@ -101,7 +116,7 @@ class Lifecycle:
             return
         with self._model_lock(name, timeout_s):
             with self._lock:
-                self._fingerprints.pop(name, None)
+                self._loaded.pop(name, None)
                 entry = self._registry.entries[name]
                 self._begin_draining(entry.ready)
                 unloading = {version: VersionState("UNLOADING") for version in entry.ready}
@@ -176,10 +191,46 @@ class Lifecycle:
             },
         )
         self._check_open()
-        details = "".join(
-            f"version {version} is at UNAVAILABLE state: {reason};\n" for version, reason in reasons.items()
-        )
-        raise InvalidArgumentError(f"load failed for model '{name}': {details}")
+        raise _load_error(name, reasons)
+
+    def _resize(self, loaded: _Loaded, made: _Loaded) -> bool:
+        """Changes how many instances a model has, where that is all that a load is about.
+
+        Returns:
+            Whether it was; if not, nothing has changed.
+
+        Raises:
+            InvalidArgumentError: An instance can't be made; nothing has changed.
+        """
+        name = made.definition.name
+        if not _same_but_groups(loaded, made):
+            return False
+        resizes: list[Resize] = []
+        for version, model in self._registry.entries.get(name, _NO_ENTRY).ready.items():
+            try:
+                resize = self._loader.resize(made.definition, model)
+            except BaseException as error:
+                _abandon(resizes)
+                raise _load_error(name, {version: _with_code(self._failure(name, version, error))}) from error
+            if resize is None:
+                _abandon(resizes)
+                return False
+            resizes.append(resize)
+        if not resizes:
+            return False
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                for resize in resizes:
+                    resize.commit()
+        if closed:
+            _abandon(resizes)
+            self._check_open()
+        ready = self._registry.entries[name].ready
+        for model, resize in zip(ready.values(), resizes, strict=True):
+            self._start_draining(model, resize.finish)
+        log.info("changed the number of instances of '%s'", name)
+        return True
 
     def _failure(self, name: str, version: int, error: BaseException) -> ConchError:
         shown = as_conch_error(error)
@@ -222,28 +273,38 @@ class Lifecycle:
             state: Its version's state as published; set to unloaded at the end, unless something else
                 has happened to the version since. None where a successor has taken over.
         """
-        thread = threading.Thread(
-            target=self._drain, args=(model, state), name=f"conch-unload-{model.spec.name}", daemon=True
-        )
+
+        def unload() -> None:
+            spec = model.spec
+            try:
+                model.close()
+                log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
+            finally:
+                if spec.sequence is not None:
+                    self._registry.end_draining(spec.name, model)
+                with self._lock:
+                    entry = self._registry.entries.get(spec.name, _NO_ENTRY)
+                    # By identity: an equal state may belong to a later unload of the same version.
+                    if state is not None and entry.states.get(spec.version) is state:
+                        states = {**entry.states, spec.version: UNLOADED}
+                        self._registry.publish(spec.name, Entry(entry.ready, states))
+
+        self._start_draining(model, unload)
+
+    def _start_draining(self, model: Servable, drain: Callable[[], None]) -> None:
+        """Waits in the background for what is no longer wanted of a model to finish."""
+
+        def run() -> None:
+            try:
+                drain()
+            finally:
+                with self._lock:
+                    del self._draining[threading.current_thread()]
+
+        thread = threading.Thread(target=run, name=f"conch-unload-{model.spec.name}", daemon=True)
         with self._lock:
             self._draining[thread] = model
             thread.start()  # here, so that whoever finds it can join it
-
-    def _drain(self, model: Servable, state: VersionState | None) -> None:
-        spec = model.spec
-        try:
-            model.close()
-            log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
-        finally:
-            if spec.sequence is not None:
-                self._registry.end_draining(spec.name, model)
-            with self._lock:
-                entry = self._registry.entries.get(spec.name, _NO_ENTRY)
-                # By identity: an equal state may belong to a later unload of the same version.
-                if state is not None and entry.states.get(spec.version) is state:
-                    states = {**entry.states, spec.version: UNLOADED}
-                    self._registry.publish(spec.name, Entry(entry.ready, states))
-                del self._draining[threading.current_thread()]
 
     def _set_states(self, name: str, states: Mapping[int, VersionState]) -> None:
         if not states:
@@ -266,3 +327,28 @@ class Lifecycle:
     def _check_open(self) -> None:
         if self._closed:
             raise UnavailableError("Server exiting")
+
+
+def _same_but_groups(loaded: _Loaded, made: _Loaded) -> bool:
+    """Whether nothing has changed that is not in the instance groups, as far as files and config tell."""
+    if without_configs(loaded.fingerprint) != without_configs(made.fingerprint):
+        return False
+    configs = []
+    for definition in (loaded.definition, made.definition):
+        config = ModelConfig()
+        config.CopyFrom(definition.config)
+        config.ClearField("instance_group")
+        configs.append(config)
+    return configs[0] == configs[1]
+
+
+def _abandon(resizes: Iterable[Resize]) -> None:
+    for resize in resizes:
+        resize.abandon()
+
+
+def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:
+    details = "".join(
+        f"version {version} is at UNAVAILABLE state: {reason};\n" for version, reason in reasons.items()
+    )
+    return InvalidArgumentError(f"load failed for model '{name}': {details}")

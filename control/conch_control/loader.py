@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from conch.core.backend import Backend
+from conch.core.cache.cached import CachedModel
 from conch.core.cache.service import CacheService
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.instances.fleet import Resize
+from conch.core.instances.limiter import RateLimiter
+from conch.core.instances.placement import differ_in_count_only
 from conch.core.model import Model
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.caching import load_identity, put_behind
 from conch_control.config.complete import complete
-from conch_control.config.normalize import normalize, normalize_instance_groups
+from conch_control.config.groups import read_groups, resolve_groups
+from conch_control.config.jsonform import to_json
+from conch_control.config.normalize import normalize
 from conch_control.config.paths import stays_within
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
-from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
+from conch_control.config.validate import validate_config, validate_tensors
 from conch_control.config.warmup import read_warmup
 from conch_control.definition import Definition
 from conch_control.options import ControlOptions
@@ -43,6 +50,8 @@ class Loader:
         self._get_backend = get_backend
         self._options = options
         self._cache = cache
+        limits = options.rate_limits
+        self._limiter = None if limits is None else RateLimiter(limits)
 
     def load(self, definition: Definition, version: int) -> Servable:
         """Loads a version with all its instances, warmed up.
@@ -58,8 +67,45 @@ class Loader:
         spec, warmup = self._finish(config, backend, definition.directory, version)
         # Before anything is loaded: what changes from here on must not pass for what was.
         before = load_identity(self._cache, spec)
-        model = Model.create(spec, backend.load(spec), warmup=warmup)
+        model = Model.create(spec, backend.load(spec), warmup=warmup, limiter=self._limiter)
         return put_behind(self._cache, model, before)
+
+    def resize(self, definition: Definition, model: Servable) -> Resize | None:
+        """Makes ready a change of the number of instances, if that is all a new definition asks for.
+
+        Args:
+            definition: The model's definition, which differs from the one that was loaded in its instance
+                groups and nothing else.
+            model: A version of it that serves.
+
+        Returns:
+            The change, for the caller to commit or abandon; None if the version must be loaded anew.
+
+        Raises:
+            Exception: Whatever the backend raises; nothing has changed.
+        """
+        if isinstance(model, CachedModel):
+            model = model.model  # the cache in front of it stays
+        # Sequences live in the slots of their instances, and what keeps an order may know how many there are.
+        batching = definition.config.dynamic_batching
+        if not isinstance(model, Model) or model.spec.sequence is not None or batching.preserve_ordering:
+            return None
+        # What the backend completed stays as it is: nothing that it looked at has changed.
+        config = ModelConfig.FromString(model.spec.config_message)
+        del config.instance_group[:]
+        config.instance_group.extend(definition.config.instance_group)
+        check_supported(config)
+        resolve_groups(config, self._options.devices, self._get_backend(config.backend))
+        groups = read_groups(config)
+        if not differ_in_count_only(model.spec.instance_groups, groups):
+            return None
+        spec = replace(
+            model.spec,
+            instance_groups=groups,
+            config=to_json(config),
+            config_message=config.SerializeToString(),
+        )
+        return model.prepare_resize(spec, read_warmup(config, definition.directory))
 
     def _finish(
         self, config: ModelConfig, backend: Backend, directory: Path, version: int
@@ -72,11 +118,9 @@ class Loader:
         if not self._options.strict_model_config:
             config = complete(config, backend, version_directory, backend_options)
             model_file = _model_file(config, backend, directory, version_directory)
-        gpu_count = self._options.gpu_count
         normalize(config)
         validate_config(config)
-        normalize_instance_groups(config, gpu_count, backend.cpu_instance_count)
-        validate_instance_groups(config, gpu_count)
+        resolve_groups(config, self._options.devices, backend)
         validate_tensors(config)
         validate_ragged(config)
         check_supported(config)  # again, as the backend may have asked for more

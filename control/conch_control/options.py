@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from conch.core.instances.placement import Devices
+from conch.core.scheduler.rate import ResourceLimit
+
 ControlMode = Literal["none", "explicit"]
 
 WILDCARD = "*"
@@ -28,7 +31,9 @@ class ControlOptions:
         load_threads: Most models being loaded at the same time.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         backend_options: Options by backend; those under the empty name hold for all.
-        gpu_count: Number of usable GPUs.
+        devices: What instances can be placed on.
+        rate_limits: How much there is of the resources that instances need, nothing said for as much as the
+            neediest one needs; None for no rate limits at all.
         max_queue_size: Most requests that may wait for a model version that does not say so itself; 0 for any
             number.
     """
@@ -40,7 +45,8 @@ class ControlOptions:
     load_threads: int = 4
     model_config_name: str = ""
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gpu_count: int = 0
+    devices: Devices = field(default_factory=Devices)
+    rate_limits: tuple[ResourceLimit, ...] | None = None
     max_queue_size: int = 0
 
     def options_of(self, backend: str) -> dict[str, str]:

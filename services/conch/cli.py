@@ -11,16 +11,26 @@ import sys
 import textwrap
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
 from conch.core.errors import ConchError, error_text
+from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
+from conch.gpus import find_gpus
 from conch.observe.logs import configure, unconfigure
-from conch.options import ServerOptions, backend_options, grpc_options, log_options, server_options
+from conch.options import (
+    ServerOptions,
+    backend_options,
+    grpc_options,
+    log_options,
+    rate_limits,
+    server_options,
+)
 from conch.server import Server
 from conch.tables import table
 from conch_control.options import ControlOptions
@@ -95,6 +105,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         model_config_name=flags["model-config-name"],
         backend_options=backend_options(flags["backend-config"]),
         max_queue_size=flags["max-queue-size"],
+        rate_limits=rate_limits(flags),
     )
 
 
@@ -104,6 +115,8 @@ def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grp
     if flags["response-cache-byte-size"] is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
+    capability = flags["min-supported-compute-capability"]
+    control = replace(control, devices=Devices(find_gpus(capability), capability))
     stop = threading.Event()
     try:
         server = Server(options, control, grpc)

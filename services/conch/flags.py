@@ -48,6 +48,16 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def _capability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability, such as 6.0")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One flag.
@@ -108,6 +118,23 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "response-cache-byte-size", _natural, None, "deprecated: the same as --cache-config=local,size=VALUE"
     ),
+    Flag(
+        "rate-limit",
+        str.lower,
+        "off",
+        "execution_count: instances run while the resources that their config names are free, those first "
+        "that have run least by their priority; off: resources are ignored",
+        choices=("off", "execution_count"),
+    ),
+    Flag(
+        "rate-limit-resource",
+        str,
+        [],
+        "<name>:<count>[:<device>], how much there is of a resource; may be repeated; with none, as much of "
+        "each as the neediest instance needs",
+        many=True,
+    ),
+    Flag("min-supported-compute-capability", _capability, 6.0, "least CUDA compute capability of a GPU used"),
     Flag("exit-on-error", parse_bool, True, "exit if a model fails to load at the start"),
     Flag("strict-readiness", parse_bool, True, "ready only if all models are"),
     Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after a stop was asked for"),
@@ -194,14 +221,11 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "trace-count",
             "trace-log-frequency",
             "cache-directory",
-            "rate-limit",
-            "rate-limit-resource",
             "backend-directory",
             "repoagent-directory",
             "pinned-memory-pool-byte-size",
             "cuda-memory-pool-byte-size",
             "cuda-virtual-address-size",
-            "min-supported-compute-capability",
             "host-policy",
             "buffer-manager-thread-count",
             "sagemaker-port",

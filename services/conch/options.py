@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conch.core.scheduler.rate import ResourceLimit
 from conch.flags import FlagError, FlagValues
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
@@ -175,3 +177,24 @@ def cache_options(specifications: list[str], byte_size: int | None) -> Mapping[s
             )
         caches.setdefault(name, {})[key] = value
     return caches
+
+
+def rate_limits(flags: FlagValues) -> tuple[ResourceLimit, ...] | None:
+    """How much there is of each resource; None where rates are not limited.
+
+    Raises:
+        FlagError: A resource is malformed.
+    """
+    limits = tuple(_resource_limit(text) for text in flags["rate-limit-resource"])
+    return None if flags["rate-limit"] == "off" else limits
+
+
+def _resource_limit(text: str) -> ResourceLimit:
+    found = re.fullmatch(r"([^:]+):([0-9]{1,9})(?::([0-9]{1,9}))?", text)
+    if found is None:
+        raise FlagError(
+            f"--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {text}"
+        )
+    name, count, device = found.groups()
+    return ResourceLimit(name, int(count), None if device is None else int(device))

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from conch.core.scheduler.rate import ResourceLimit
 from conch.flags import _NO_EFFECT, FLAGS, FlagError, parse_bool, read_flags
+from conch.options import rate_limits
 
 
 def read(*arguments: str, **environment: str) -> Any:
@@ -203,3 +205,33 @@ def test_the_bound_of_queues() -> None:
     assert read(CONCH_MAX_QUEUE_SIZE="0")["max-queue-size"] == 0
     with pytest.raises(FlagError, match="must be at least 0"):
         read("--max-queue-size=-1")
+
+
+def test_rate_limits() -> None:
+    assert rate_limits(read()) is None
+    assert rate_limits(read("--rate-limit-resource=R:1")) is None
+    assert rate_limits(read("--rate-limit=EXECUTION_COUNT")) == ()
+    given = ("--rate-limit-resource=R:4", "--rate-limit-resource=R:2:1", "--rate-limit-resource=b c:0")
+    assert rate_limits(read("--rate-limit=execution_count", *given)) == (
+        ResourceLimit("R", 4),
+        ResourceLimit("R", 2, 1),
+        ResourceLimit("b c", 0),
+    )
+
+
+@pytest.mark.parametrize("text", ["R", "R:", ":1", "R:-1", "R:x", "R:1:", "R:1:x", "R:1:2:3", "R:1:-1"])
+def test_a_resource_that_can_not_be_read(text: str) -> None:
+    with pytest.raises(FlagError) as raised:
+        rate_limits(read(f"--rate-limit-resource={text}"))
+    assert str(raised.value) == (
+        f"--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+        f"'<resource_name>:<count>'. Got {text}"
+    )
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "inf", "nan", ""])
+def test_a_compute_capability_that_is_none(text: str) -> None:
+    assert read()["min-supported-compute-capability"] == 6.0
+    assert read("--min-supported-compute-capability=7.5")["min-supported-compute-capability"] == 7.5
+    with pytest.raises(FlagError, match="is not a compute capability"):
+        read(f"--min-supported-compute-capability={text}")

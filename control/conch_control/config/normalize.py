@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.sequences import normalize_sequences
 
 
@@ -20,24 +20,3 @@ def normalize(config: ModelConfig) -> None:
         for memory in ("input_pinned_memory", "output_pinned_memory"):
             if not config.optimization.HasField(memory):
                 getattr(config.optimization, memory).enable = True
-
-
-def normalize_instance_groups(config: ModelConfig, gpu_count: int, cpu_instance_count: int) -> None:
-    """Fills in the defaults of instance groups; decides what ``KIND_AUTO`` means here.
-
-    Args:
-        config: The config; changed in place.
-        gpu_count: Number of usable GPUs.
-        cpu_instance_count: Instances of a CPU group that names no count; the backend's choice.
-    """
-    if not config.instance_group:
-        config.instance_group.add(name=config.name)
-    for number, group in enumerate(config.instance_group):
-        group.name = group.name or f"{config.name}_{number}"
-        if group.kind == ModelInstanceGroup.KIND_AUTO:
-            usable = gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus)
-            group.kind = ModelInstanceGroup.KIND_GPU if usable else ModelInstanceGroup.KIND_CPU
-        if group.count < 1:
-            group.count = cpu_instance_count if group.kind == ModelInstanceGroup.KIND_CPU else 1
-        if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:
-            group.gpus.extend(range(gpu_count))

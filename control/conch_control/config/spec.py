@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, QueuePolicy, TensorSpec
+from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, TensorSpec
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
-    ModelInstanceGroup,
     ModelOutput,
     ModelQueuePolicy,
 )
 from conch_control.config.caching import cache_ttl_ns
 from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.groups import read_groups
 from conch_control.config.jsonform import to_json
 from conch_control.config.padding import read_padding
 from conch_control.config.paths import stays_within
@@ -61,7 +61,7 @@ def build_spec(
         directory=directory,
         version_directory=directory / str(version),
         model_file=model_file,
-        instance_groups=tuple(_group(group) for group in config.instance_group),
+        instance_groups=read_groups(config),
         batching=_batching(config),
         sequence=sequence_batching(config, directory),
         batch_inputs=batch_inputs(config),
@@ -113,11 +113,6 @@ def _labels(tensor: ModelOutput, model: str, directory: Path) -> tuple[str, ...]
         raise InternalError(f"failed to open text file for read {path}: {reason}") from error
     except ValueError as error:  # not UTF-8, or no path at all
         raise InvalidArgumentError(f"label file '{name}' of output '{tensor.name}': {error}") from error
-
-
-def _group(group: ModelInstanceGroup) -> InstanceGroup:
-    kind = ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_")
-    return InstanceGroup(name=group.name, kind=kind, count=group.count, gpus=tuple(group.gpus))
 
 
 def _batching(config: ModelConfig) -> DynamicBatching | None:

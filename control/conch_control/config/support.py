@@ -63,8 +63,6 @@ def _unsupported_of_batching(batching: ModelDynamicBatching) -> Iterator[str]:
 
 
 def _unsupported_of_groups(config: ModelConfig) -> Iterator[str]:
-    if any(group.passive for group in config.instance_group):
-        yield "instance_group.passive"
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     if on_gpu and config.cc_model_filenames:
         yield "cc_model_filenames"

@@ -1,7 +1,7 @@
 """Checks a normalised config; rules and texts are Triton's.
 
-`validate_config` needs nothing but the config as it was written. `validate_tensors` and
-`validate_instance_groups` come after the backend completed it.
+`validate_config` needs nothing but the config as it was written; `validate_tensors` comes after the backend
+completed it. Instance groups have rules of their own, see `groups`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
-    ModelInstanceGroup,
     ModelMetrics,
     ModelOutput,
     ModelQueuePolicy,
@@ -24,7 +23,6 @@ from conch_control.config.platforms import check_pair
 from conch_control.config.sequences import validate_sequences
 
 _DIMENSION_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
-_MIN_COMPUTE_CAPABILITY = "6.000000"
 
 
 def validate_config(config: ModelConfig) -> None:
@@ -61,20 +59,6 @@ def validate_tensors(config: ModelConfig) -> None:
             if problem is not None:
                 raise InvalidArgumentError(f"{problem} for {config.name}")
             seen.add(tensor.name)
-
-
-def validate_instance_groups(config: ModelConfig, gpu_count: int) -> None:
-    """Checks normalised instance groups against the GPUs there are.
-
-    Raises:
-        InvalidArgumentError: A group can't be placed.
-    """
-    if not config.instance_group:
-        raise InvalidArgumentError(f"must specify one or more 'instance group's for {config.name}")
-    for group in config.instance_group:
-        problem = _group_problem(group, gpu_count)
-        if problem is not None:
-            raise InvalidArgumentError(f"instance group {group.name} of model {config.name} {problem}")
 
 
 def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig) -> None:
@@ -179,19 +163,3 @@ def _chunk_sizes(dims: Iterable[int]) -> list[int]:
 
 def _has_bad_dimension(dims: Iterable[int]) -> bool:
     return any(dim < 1 and dim != -1 for dim in dims)
-
-
-def _group_problem(group: ModelInstanceGroup, gpu_count: int) -> str | None:
-    if group.kind != ModelInstanceGroup.KIND_GPU:
-        kind = ModelInstanceGroup.Kind.Name(group.kind)
-        return f"has kind {kind} but specifies one or more GPUs" if group.gpus else None
-    if not gpu_count:
-        return "has kind KIND_GPU but no GPUs are available"
-    for gpu in group.gpus:
-        if not 0 <= gpu < gpu_count:
-            gpus = ", ".join(str(known) for known in range(gpu_count))
-            return (
-                f"specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required "
-                f"CUDA compute compatibility of {_MIN_COMPUTE_CAPABILITY} are: {gpus}"
-            )
-    return None

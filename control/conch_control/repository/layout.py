@@ -10,7 +10,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.pbtxt"
-_OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", "configs"})
+_CONFIGS = "configs"
+_OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", _CONFIGS})
 _MAX_VERSION = 2**63 - 1
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -20,7 +21,7 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 def config_file(directory: Path, config_name: str = "") -> Path:
     """The config file of a model: the named variant where there is one, else the usual one."""
     if config_name:
-        variant = directory / "configs" / f"{config_name}.pbtxt"
+        variant = directory / _CONFIGS / f"{config_name}.pbtxt"
         if variant.is_file():
             return variant
     return directory / CONFIG_FILE
@@ -55,6 +56,13 @@ def fingerprint(directory: Path) -> Fingerprint:
     A file that is replaced while this runs shows up as a change, now or at the next look.
     """
     return tuple(sorted(_files(os.fspath(directory), "", set())))
+
+
+def without_configs(state: Fingerprint) -> Fingerprint:
+    """The part of a fingerprint that is not about config files: what the config is, its reader knows."""
+    return tuple(
+        entry for entry in state if entry[0] != CONFIG_FILE and not entry[0].startswith(f"{_CONFIGS}/")
+    )
 
 
 def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:

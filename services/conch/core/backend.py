@@ -78,6 +78,11 @@ class Backend(ABC):
     cpu_instance_count: ClassVar[int] = 1
     needs_model_file: ClassVar[bool] = True
 
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether a group that leaves its kind open goes to the GPUs, where there are any."""
+        return True
+
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:

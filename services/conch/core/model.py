@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from conch.core.backend import BackendInstance, BackendModel
+from conch.core.backend import BackendModel
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import CancelledError, ConchError
+from conch.core.errors import CancelledError, ConchError, UnavailableError
 from conch.core.instances.execution import Executor
+from conch.core.instances.fleet import Fleet, Resize
+from conch.core.instances.limited import LimitedRunner
+from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.ordering import ResponseOrder, keeps_order
-from conch.core.instances.placement import place
 from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
 from conch.core.request import InferenceRequest
@@ -23,8 +24,6 @@ from conch.core.scheduler.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import ModelStatistics
 from conch.core.validation import RequestValidator
-
-log = logging.getLogger(__name__)
 
 
 def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
@@ -56,27 +55,33 @@ class Model:
         version_text: The version number as the protocol carries it.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        backend_model: BackendModel,
-        instances: Sequence[BackendInstance],
-        clock: Clock = monotonic_ns,
-    ) -> None:
+    def __init__(self, spec: ModelSpec, fleet: Fleet, clock: Clock = monotonic_ns) -> None:
         self.spec = spec
         self.statistics = ModelStatistics()
         self.version_text = str(spec.version)
         self._clock = clock
-        self._backend_model = backend_model
-        self._instances = list(instances)
-        self._validate = RequestValidator(spec)
-        self._runner = Runner(
-            spec.name,
-            scheduler_for(spec, len(self._instances)),
-            self._instances,
-            Executor(spec, self.statistics, clock),
-            clock,
-            ResponseOrder() if keeps_order(spec) else None,
+        self._fleet = fleet
+        active = fleet.active
+        self._validate: Callable[[InferenceRequest], None] = (
+            RequestValidator(spec) if active else self._refuse
+        )
+        executor = Executor(spec, self.statistics, clock)
+        scheduler = scheduler_for(spec, len(active))
+        order = ResponseOrder() if keeps_order(spec) else None
+        self._runner = (
+            LimitedRunner(
+                spec.name,
+                scheduler,
+                active,
+                executor,
+                clock,
+                fleet.limiter,
+                fleet.claims,
+                named=spec.sequence is not None,
+                order=order,
+            )
+            if fleet.limiter is not None and fleet.claims
+            else Runner(spec.name, scheduler, active, executor, clock, order)
         )
 
     @classmethod
@@ -86,6 +91,7 @@ class Model:
         backend_model: BackendModel,
         clock: Clock = monotonic_ns,
         warmup: Sequence[WarmupSample] = (),
+        limiter: RateLimiter | None = None,
     ) -> Model:
         """Makes and warms up all instances of a loaded backend model; closes what it made if one fails.
 
@@ -93,22 +99,37 @@ class Model:
             spec: The model version.
             backend_model: What the backend loaded; belongs to the model from here on.
             clock: Monotonic time in nanoseconds.
-            warmup: Samples that run on each instance when it has been made.
+            warmup: Samples that run on each instance when it has been made; they need no resources.
+            limiter: Where instances that need resources get them; None where rates are not limited.
 
         Raises:
-            ConchError: An instance can't be made, or a sample can't be run on it.
+            ConchError: An instance can't be made, or a sample can't be run on it, or the instance could
+                never run.
         """
-        instances: list[BackendInstance] = []
+        fleet = Fleet(spec, backend_model, limiter)
         try:
-            warm_up = Warmup(spec, warmup, clock)
-            for placement in place(spec.instance_groups):
-                instance = backend_model.create_instance(placement)
-                instances.append(instance)
-                warm_up.run(instance, placement.name)
-            return cls(spec, backend_model, instances, clock)
+            fleet.create(Warmup(spec, warmup, clock))
+            return cls(spec, fleet, clock)
         except BaseException:
-            _close_all(spec, instances, backend_model)
+            fleet.close()
             raise
+
+    def prepare_resize(self, spec: ModelSpec, warmup: Sequence[WarmupSample] = ()) -> Resize:
+        """Makes the instances that other counts need, for the caller to commit or abandon.
+
+        Args:
+            spec: The same version with other counts in its instance groups; shown from the commit on.
+            warmup: Samples that run on each new instance.
+
+        Raises:
+            ConchError: An instance can't be made; nothing has changed.
+        """
+
+        def show() -> None:
+            self.spec = spec
+
+        warm_up = Warmup(spec, warmup, self._clock)
+        return self._fleet.prepare(spec.instance_groups, warm_up, self._runner, show)
 
     @property
     def pending(self) -> int:
@@ -156,7 +177,7 @@ class Model:
         """
         if not self._runner.close(timeout_s):
             return False
-        _close_all(self.spec, self._instances, self._backend_model)
+        self._fleet.close()
         return True
 
     def fail_queued(self, error: ConchError) -> int:
@@ -167,10 +188,7 @@ class Model:
             request.fail(error)
         return len(failed)
 
-
-def _close_all(spec: ModelSpec, instances: Sequence[BackendInstance], model: BackendModel) -> None:
-    for close in (*(instance.close for instance in instances), model.close):
-        try:
-            close()
-        except Exception:
-            log.exception("model '%s' version %d failed to close cleanly", spec.name, spec.version)
+    def _refuse(self, request: InferenceRequest) -> None:
+        raise UnavailableError(
+            f"{request.log_prefix}model '{self.spec.name}' has passive instances only, which take no requests"
+        )

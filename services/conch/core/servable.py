@@ -32,14 +32,16 @@ class Servable(Protocol):
     """One version of one model, or of an ensemble of models.
 
     Attributes:
-        spec: What it is.
         statistics: Its counters; they start at zero with every load.
         version_text: The version number as the protocol carries it.
     """
 
-    spec: ModelSpec
     statistics: ModelStatistics
     version_text: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it is; replaced where nothing but the number of instances changes."""
 
     @property
     def pending(self) -> int:

@@ -236,7 +236,7 @@ class InstanceGroup:
 
     Attributes:
         name: Group name; instances are named after it.
-        kind: ``CPU``, ``GPU`` or ``MODEL``.
+        kind: ``CPU``, ``GPU`` or ``MODEL``; ``AUTO`` only before it is resolved.
         count: Instances per device.
         gpus: Device ids of a GPU group.
         passive: Whether its instances are made but never given a batch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -554,3 +555,15 @@ def test_completion_leaves_out_what_the_server_makes(harness: Harness, backend: 
     assert [tensor["name"] for tensor in config["input"]] == ["A"]
     wrong = complete(backend, write(harness, MEAN), parameters={"CONCH_PADDING": {"string_value": "{"}})
     assert [tensor["name"] for tensor in wrong["input"]] == ["A", "MASK", "LENGTHS"]
+
+
+def test_what_a_gpu_needs(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    assert backend.uses_gpus is ("CUDAExecutionProvider" in backend._ort.get_available_providers())
+
+    plain = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
+    with pytest.raises(InvalidArgumentError) as raised:
+        execution_providers(plain, harness.spec(), Placement("m_0", "GPU"))
+    assert raised.value.message == (
+        "model 'm' needs the execution provider 'CUDAExecutionProvider', which the installed onnxruntime "
+        "does not have; it has: CPUExecutionProvider"
+    )

@@ -56,7 +56,9 @@ class EchoModel(BackendModel):
         self._behaviour = behaviour
 
     def create_instance(self, placement: Placement) -> BackendInstance:
-        if self._behaviour == "bad instance":
+        self._backend.placements.append(placement)
+        self._backend.room -= 1
+        if self._behaviour == "bad instance" or self._backend.room < 0:
             raise NotFoundError(f"no room for {placement.name}")
         gate = self._backend.gate if self._behaviour == "slow" else None
         return EchoInstance(self._backend, gate, f"{self._spec.name}:{self._spec.version}")
@@ -73,6 +75,8 @@ class EchoBackend(Backend):
         self.loading = threading.Semaphore(0)
         self.loaded: list[ModelSpec] = []
         self.closed: list[str] = []
+        self.placements: list[Placement] = []
+        self.room = 1_000_000  # for so many instances more
         self.on_execute: Callable[[Batch], None] = lambda batch: None
 
     def complete_config(

@@ -5,12 +5,15 @@ from collections.abc import Callable
 import pytest
 from google.protobuf import text_format
 
+from conch.core.backend import Backend, BackendModel
 from conch.core.errors import InvalidArgumentError
-from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.normalize import normalize, normalize_instance_groups
+from conch.core.instances.placement import Devices
+from conch.core.spec import InstanceGroup, ModelSpec, Resource
+from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from conch_control.config.groups import read_groups, resolve_groups
+from conch_control.config.normalize import normalize
 from conch_control.config.parse import parse_config
 from conch_control.config.platforms import check_pair, fill_backend
-from conch_control.config.validate import validate_instance_groups
 
 IO = """
 input { name: "INPUT0" data_type: TYPE_FP32 dims: 16 }
@@ -18,6 +21,21 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: 16 }
 """
 PINNED = "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }"
 LATEST = "version_policy { latest { num_versions: 1 } }"
+
+
+class AnyBackend(Backend):
+    default_model_file = "model"
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        raise NotImplementedError
+
+
+def resolve(config: ModelConfig, gpus: int, cpu_count: int, allows_gpus: bool = True) -> None:
+    class Chosen(AnyBackend):
+        cpu_instance_count = cpu_count
+        uses_gpus = allows_gpus
+
+    resolve_groups(config, Devices(tuple(range(gpus))), Chosen())
 
 
 def has(*names: str) -> Callable[[str], bool]:
@@ -106,11 +124,11 @@ def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) 
     config.name = "m"
     fill_backend(config, has(file))
     normalize(config)
-    normalize_instance_groups(config, gpus, cpu_count)
+    resolve(config, gpus, cpu_count)
     golden = text_format.Parse(expected, ModelConfig())
     assert text_format.MessageToString(config) == text_format.MessageToString(golden)
     normalize(config)
-    normalize_instance_groups(config, gpus, cpu_count)
+    resolve(config, gpus, cpu_count)
     assert config == golden
 
 
@@ -184,29 +202,41 @@ def test_pair_of_unknowns() -> None:
     check_pair(ModelConfig(name="m", platform="foo", backend="bar"))
 
 
-@pytest.mark.parametrize(
-    ("group", "gpus", "message"),
-    [
-        ("kind: KIND_GPU", 0, "has kind KIND_GPU but no GPUs are available"),
-        (
-            "kind: KIND_GPU gpus: 42",
-            1,
-            "specifies invalid or unsupported gpu id 42. GPUs with at least the minimum required CUDA "
-            "compute compatibility of 6.000000 are: 0",
-        ),
-        ("kind: KIND_CPU gpus: 0", 1, "has kind KIND_CPU but specifies one or more GPUs"),
-        ("gpus: 0", 0, "has kind KIND_CPU but specifies one or more GPUs"),
-        ("kind: KIND_MODEL gpus: 0", 1, "has kind KIND_MODEL but specifies one or more GPUs"),
-    ],
-)
-def test_groups_that_cannot_be_placed(group: str, gpus: int, message: str) -> None:
-    config = parse_config(f'name: "m" instance_group {{ {group} }}', "c")
-    normalize_instance_groups(config, gpus, 1)
+def test_groups_that_cannot_be_placed() -> None:
+    config = parse_config('name: "m" instance_group { kind: KIND_CPU gpus: 0 }', "c")
     with pytest.raises(InvalidArgumentError) as raised:
-        validate_instance_groups(config, gpus)
-    assert raised.value.message == f"instance group m_0 of model m {message}"
+        resolve(config, 1, 1)
+    assert raised.value.message == (
+        "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs"
+    )
 
 
-def test_no_groups() -> None:
-    with pytest.raises(InvalidArgumentError, match="must specify one or more 'instance group's for m"):
-        validate_instance_groups(ModelConfig(name="m"), 0)
+def test_a_backend_that_does_not_use_gpus_stays_on_the_cpu() -> None:
+    config = parse_config('name: "m" instance_group { } instance_group { kind: KIND_GPU }', "c")
+    resolve(config, 2, 3, allows_gpus=False)
+    assert [(group.kind, group.count, list(group.gpus)) for group in config.instance_group] == [
+        (ModelInstanceGroup.KIND_CPU, 3, []),
+        (ModelInstanceGroup.KIND_GPU, 1, [0, 1]),
+    ]
+
+
+def test_groups_as_the_core_has_them() -> None:
+    config = parse_config(
+        """
+        instance_group {
+          name: "g" kind: KIND_GPU count: 2 gpus: [ 0, 2 ] passive: true profile: [ "0", "b" ]
+          host_policy: "p" secondary_devices { device_id: 1 }
+          rate_limiter {
+            resources [ { name: "R" count: 4 }, { name: "S" global: true count: 1 } ] priority: 3
+          }
+        }
+        instance_group { kind: KIND_MODEL rate_limiter { resources { name: "R" count: 1 } } }
+        """,
+        "c",
+    )
+    assert read_groups(config) == (
+        InstanceGroup(
+            "g", "GPU", 2, (0, 2), True, ("0", "b"), (Resource("R", 4), Resource("S", 1, True)), priority=3
+        ),
+        InstanceGroup("", "MODEL", 0, resources=(Resource("R", 1),), priority=1),
+    )

@@ -151,7 +151,6 @@ def test_legal_tensors(tensor: str) -> None:
             "max_batch_size: 100001 sequence_batching {}",
             "'sequence_batching.direct with max_batch_size > 100000'",
         ),
-        ("instance_group { passive: true }", "'instance_group.passive'"),
         (
             'instance_group { kind: KIND_GPU } cc_model_filenames { key: "8.0" value: "a" }',
             "'cc_model_filenames'",
@@ -170,7 +169,7 @@ def test_hints_are_accepted() -> None:
             """
             optimization { graph { level: 1 } priority: PRIORITY_MAX eager_batching: true }
             metric_tags { key: "a" value: "b" }
-            instance_group { host_policy: "p" rate_limiter { priority: 2 } profile: "0" }
+            instance_group { host_policy: "p" rate_limiter { priority: 2 } profile: "0" passive: true }
             dynamic_batching {
               preserve_ordering: true priority_levels: 1 default_priority_level: 1
               default_queue_policy { allow_timeout_override: true }

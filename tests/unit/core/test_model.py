@@ -702,9 +702,9 @@ class TestCreate:
                 [InstanceGroup("g", "GPU", 2, (0, 3)), InstanceGroup("h", "MODEL")],
                 [
                     Placement("g_0", "GPU", 0),
+                    Placement("g_0", "GPU", 3),
                     Placement("g_1", "GPU", 0),
-                    Placement("g_2", "GPU", 3),
-                    Placement("g_3", "GPU", 3),
+                    Placement("g_1", "GPU", 3),
                     Placement("h_0", "MODEL"),
                 ],
             ),

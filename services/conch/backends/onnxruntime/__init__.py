@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
-from conch.backends.onnxruntime.options import execution_providers, session_options
+from conch.backends.onnxruntime.options import CUDA, execution_providers, session_options
 from conch.backends.onnxruntime.signature import Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
@@ -39,6 +39,11 @@ class OnnxRuntimeBackend(ArrayBackend):
         import onnxruntime
 
         self._ort: Any = onnxruntime
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether the installed ONNX Runtime can."""
+        return CUDA in self._ort.get_available_providers()
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]

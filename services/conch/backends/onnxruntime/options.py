@@ -13,14 +13,16 @@ from conch.core.spec import ModelSpec
 PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
 """Model parameter: execution providers in order of preference, comma separated, such as ``cuda,cpu``."""
 
+CUDA = "CUDAExecutionProvider"
+"""What instances on a GPU run on, unless their model says otherwise."""
+
 _CPU = "CPUExecutionProvider"
-_CUDA = "CUDAExecutionProvider"
 _ACCELERATORS = {
     "tensorrt": "TensorrtExecutionProvider",
-    "cuda": _CUDA,
+    "cuda": CUDA,
     "openvino": "OpenVINOExecutionProvider",
 }
-_ON_A_DEVICE = (_CUDA, "TensorrtExecutionProvider")
+_ON_A_DEVICE = (CUDA, "TensorrtExecutionProvider")
 _TENSORRT_PRECISIONS = {
     "FP32": None,
     "FP16": "trt_fp16_enable",
@@ -93,8 +95,8 @@ def execution_providers(ort: Any, spec: ModelSpec, placement: Placement) -> list
         chosen = [(_full_name(name.strip(), by_name), {}) for name in named.split(",") if name.strip()]
     else:
         chosen = _accelerators(spec, placement)
-        if placement.kind == "GPU" and all(name != _CUDA for name, _ in chosen):
-            chosen.append((_CUDA, {}))
+        if placement.kind == "GPU" and all(name != CUDA for name, _ in chosen):
+            chosen.append((CUDA, {}))
         # Whatever the others can't run falls to the CPU.
         chosen.append((_CPU, {}))
     for name, options in chosen:

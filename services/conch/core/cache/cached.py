@@ -62,14 +62,12 @@ class CachedModel:
 
     Attributes:
         model: The model itself.
-        spec: What it is.
         statistics: Its counters; those of the cache are among them.
         version_text: The version number as the protocol carries it.
     """
 
     def __init__(self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock) -> None:
         self.model = model
-        self.spec = model.spec
         self.statistics = model.statistics
         self.version_text = model.version_text
         self._cache = cache
@@ -77,6 +75,11 @@ class CachedModel:
         self._clock = clock
         self._ttl_ns = self.spec.cache_ttl_ns or cache.ttl_ns
         self._told = False
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it is."""
+        return self.model.spec
 
     @property
     def pending(self) -> int:

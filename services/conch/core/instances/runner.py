@@ -12,7 +12,7 @@ it has been told of; later requests with later times, as most are, do not wake i
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
@@ -20,7 +20,7 @@ from conch.core.errors import ResourceExhaustedError, UnavailableError
 from conch.core.instances.execution import Executor
 from conch.core.instances.ordering import ResponseOrder
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.base import Batch, Scheduler, WaitUntil
+from conch.core.scheduler.base import Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduler.expiry import NEVER
 from conch.core.servable import ClosedError
 
@@ -57,6 +57,12 @@ class Runner:
         self._count = len(instances)
         self._idle = list(instances)
         self._by_number = dict(enumerate(instances))  # for batches that name their instance
+        self._next_number = len(instances)
+        self._retiring: list[BackendInstance] = []
+        # What a batch goes through, as a subclass or a resize wants it.
+        self._next_batch: Callable[[int], Decision] = scheduler.next_batch
+        self._execute = executor.run
+        self._rest: Callable[[BackendInstance], None] = self._idle.append
         self._lock = threading.Lock()
         self._sleeping: list[threading.Condition] = []
         self._drained = threading.Condition(self._lock)
@@ -146,14 +152,14 @@ class Runner:
     def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
         """Runs a batch, then what is ready for its instance; True if time was up before that."""
         while True:
-            self._executor.run(instance, batch)
+            self._execute(instance, batch)
             spent = batch.compute_end_ns - batch.compute_start_ns
             # Written without the lock: a lost update does no harm to a rough mean.
             self._mean_ns = spent if not self._mean_ns else (7 * self._mean_ns + spent) // 8
             with self._lock:
                 now = self._clock()
                 self._scheduler.complete(batch, now)
-                self._idle.append(instance)
+                self._rest(instance)
                 if end is not None and now >= end and self._is_due(now):
                     self._promised = True
                     return True
@@ -175,7 +181,7 @@ class Runner:
         now = self._clock()
         if self._expiries.next_ns <= now:
             self._expire(now)
-        decision = self._scheduler.next_batch(now)
+        decision = self._next_batch(now)
         if type(decision) is Batch:
             instance = self._instance_for(decision)
             if wake:
@@ -204,7 +210,8 @@ class Runner:
             if cancelled:
                 self._wake_if_due(self._clock())  # without it, the others may fit together
             self._check_drained()
-            return cancelled
+        self._settle()
+        return cancelled
 
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to something that this version has begun."""
@@ -237,12 +244,71 @@ class Runner:
         with self._lock:
             taken = self._scheduler.drain()
             self._check_drained()
-            return taken
+        self._settle()
+        return taken
+
+    def resize(
+        self,
+        added: Sequence[BackendInstance],
+        surplus: Iterable[tuple[Sequence[BackendInstance], int]],
+    ) -> list[BackendInstance]:
+        """Changes which instances there are while requests run; no request is lost or waits for it.
+
+        Args:
+            added: Instances to run batches from now on.
+            surplus: Of which instances how many are to go: idle ones first, and the later ones before the
+                earlier ones.
+
+        Returns:
+            Those that go. Of them, busy ones still run their batch; see `wait_gone`.
+        """
+        with self._lock:
+            going: list[BackendInstance] = []
+            for candidates, count in surplus:
+                going += sorted(reversed(candidates), key=lambda one: one not in self._idle)[:count]
+            for instance in going:
+                if instance in self._idle:
+                    self._idle.remove(instance)
+                    self._count -= 1
+                else:
+                    self._retiring.append(instance)
+            self._idle += added
+            self._count += len(added)
+            self._by_number = {number: one for number, one in self._by_number.items() if one not in going}
+            self._by_number |= enumerate(added, self._next_number)
+            self._next_number += len(added)
+            self._leads = all(instance.leads for instance in self._by_number.values())
+            self._choose_rest()
+            self._wake_if_due(self._clock())
+            return going
+
+    def wait_gone(self, instances: Sequence[BackendInstance]) -> None:
+        """Waits until instances that `resize` took out run nothing any more."""
+        with self._lock:
+            self._drained.wait_for(lambda: not any(one in self._retiring for one in instances))
+
+    def _choose_rest(self) -> None:
+        self._rest = self._rest_or_retire if self._retiring else self._idle.append
+
+    def _rest_or_retire(self, instance: BackendInstance) -> None:
+        """Puts an instance that has finished its batch where it belongs; called with the lock held."""
+        if instance in self._retiring:
+            self._retiring.remove(instance)
+            self._count -= 1
+            self._choose_rest()
+            self._drained.notify_all()
+        else:
+            self._idle.append(instance)
+
+    def _settle(self) -> None:
+        """Called without the lock when requests may have left the queue without running."""
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is left that an instance has to run."""
+        return not (self._scheduler.pending or self._scheduler.held)
 
     def _is_drained(self) -> bool:
-        scheduler = self._scheduler
-        idle = len(self._idle) == self._count
-        return idle and not (scheduler.pending or scheduler.held or self._unanswered)
+        return len(self._idle) == self._count and self._is_empty() and not self._unanswered
 
     def _check_drained(self) -> None:
         """Lets `close` and the threads end if nothing is left to do; called with the lock held."""
@@ -277,6 +343,7 @@ class Runner:
         while expired := self._next_expired():
             for request in expired:
                 self._executor.expire(request, self._scheduler.expiry_text(request))
+            self._settle()
             with self._lock:
                 self._unanswered -= len(expired)
                 self._check_drained()
@@ -348,7 +415,7 @@ class Runner:
                     now = self._clock()
                     if self._expiries.next_ns <= now:
                         self._expire(now)
-                    decision = self._scheduler.next_batch(now)
+                    decision = self._next_batch(now)
                     if type(decision) is Batch:
                         instance = self._instance_for(decision)
                         self._wake_if_due(now)
@@ -357,7 +424,7 @@ class Runner:
                         timed = True
                         self._timed_ns = decision.time_ns
                         timeout = (decision.time_ns - now) / 1e9
-                if self._closing and not (self._scheduler.pending or self._scheduler.held):
+                if self._closing and self._is_empty():
                     return None
                 self._sleeping.append(woken)
                 woken.wait(timeout)

@@ -1,0 +1,206 @@
+"""The instances of one model version: made, warmed up, added to, taken away from, closed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from conch.core.backend import BackendInstance, BackendModel
+from conch.core.instances.limiter import RateLimiter, claim_of
+from conch.core.instances.placement import Placement, devices_of, place, placement_of
+from conch.core.instances.runner import Runner
+from conch.core.instances.warmup import Warmup
+from conch.core.scheduler.rate import Claim
+from conch.core.spec import InstanceGroup, ModelSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """One instance.
+
+    Attributes:
+        group: Number of its group.
+        placement: Where it lives.
+        instance: The instance.
+    """
+
+    group: int
+    placement: Placement
+    instance: BackendInstance
+
+
+class Fleet:
+    """All instances of a model version, passive ones too.
+
+    Args:
+        spec: The model version.
+        model: What the backend loaded; belongs to the fleet from here on.
+        limiter: Where instances that need resources get them; None where rates are not limited.
+
+    Attributes:
+        claims: The claims of those that need resources.
+    """
+
+    def __init__(self, spec: ModelSpec, model: BackendModel, limiter: RateLimiter | None = None) -> None:
+        self._spec = spec
+        self._model = model
+        self.limiter = limiter
+        self.claims: dict[BackendInstance, Claim] = {}
+        self._lock = threading.Lock()  # guards what follows, and closing: each instance is closed once
+        self._members: list[Member] = []
+
+    @property
+    def active(self) -> list[BackendInstance]:
+        """Instances that run batches."""
+        with self._lock:
+            return [member.instance for member in self._members if not member.placement.passive]
+
+    def create(self, warm_up: Warmup) -> None:
+        """Makes the instances of all groups; what was made when one fails, `close` closes.
+
+        Raises:
+            ConchError: An instance can't be made, can't run a sample, or could never run.
+        """
+        numbered = enumerate(self._spec.instance_groups)
+        self._make([(number, each) for number, group in numbered for each in place([group])], warm_up)
+
+    def prepare(
+        self,
+        groups: Sequence[InstanceGroup],
+        warm_up: Warmup,
+        runner: Runner,
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> Resize:
+        """Makes the instances that groups of other counts need, and finds those that they don't.
+
+        Args:
+            groups: The same groups as ever, but for their counts.
+            warm_up: What runs on each new instance.
+            runner: Runs the instances.
+            on_commit: Called when the instances have changed.
+
+        Raises:
+            ConchError: An instance can't be made; nothing has changed.
+        """
+        missing: list[tuple[int, Placement]] = []
+        surplus: list[tuple[list[Member], int]] = []
+        for number, group in enumerate(groups):
+            for device in devices_of(group):
+                there = [
+                    member
+                    for member in self._members
+                    if (member.group, member.placement.device_id) == (number, device)
+                ]
+                names = {member.placement.name for member in there}
+                every = (f"{group.name}_{index}" for index in count())
+                free = (name for name in every if name not in names)
+                for _ in range(group.count - len(there)):
+                    missing.append((number, placement_of(group, next(free), device)))
+                if len(there) > group.count:
+                    surplus.append((there, len(there) - group.count))
+        return Resize(self, runner, self._make(missing, warm_up), surplus, on_commit)
+
+    def close(self) -> None:
+        """Closes everything; nothing may run any more."""
+        with self._lock:
+            self._close(list(self._members))
+            self._try(self._model.close)
+
+    def close_some(self, members: Sequence[Member]) -> None:
+        """Closes instances that run nothing any more, unless it has been done already."""
+        with self._lock:
+            self._close([member for member in members if member in self._members])
+
+    def _make(self, placed: Sequence[tuple[int, Placement]], warm_up: Warmup) -> list[Member]:
+        claims = [claim_of(self._spec.name, placement) for _, placement in placed]
+        wanted = [claim for claim in claims if claim is not None] if self.limiter is not None else []
+        if self.limiter is not None:
+            self.limiter.add(wanted)  # first: what could never run need not be made
+        made: list[Member] = []
+        try:
+            for (group, placement), claim in zip(placed, claims, strict=True):
+                instance = self._model.create_instance(placement)
+                made.append(Member(group, placement, instance))
+                if self.limiter is not None and claim is not None:
+                    self.claims[instance] = claim
+                warm_up.run(instance, placement.name)
+        except BaseException:
+            with self._lock:
+                self._members += made
+                self._close(made)
+            if self.limiter is not None:
+                self.limiter.remove(wanted)
+            raise
+        with self._lock:
+            self._members += made
+        return made
+
+    def _close(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._members.remove(member)
+            self._try(member.instance.close)
+        if self.limiter is not None:
+            gone = (self.claims.pop(member.instance, None) for member in members)
+            self.limiter.remove([claim for claim in gone if claim is not None])
+
+    def _try(self, close: Callable[[], None]) -> None:
+        try:
+            close()
+        except Exception:
+            name, version = self._spec.name, self._spec.version
+            log.exception("model '%s' version %d failed to close cleanly", name, version)
+
+
+class Resize:
+    """A change of the number of instances, made ready: `commit` or `abandon` it, then `finish` it.
+
+    Args:
+        fleet: The instances.
+        runner: Runs them.
+        added: Those that have been made.
+        surplus: Of which how many are to go.
+        on_commit: Called when the instances have changed.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        runner: Runner,
+        added: Sequence[Member],
+        surplus: Sequence[tuple[Sequence[Member], int]],
+        on_commit: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._runner = runner
+        self._added = added
+        self._surplus = surplus
+        self._on_commit = on_commit
+        self._going: list[Member] = []
+
+    def commit(self) -> None:
+        """Has new instances take requests, and those that go take no more."""
+        surplus: list[tuple[list[BackendInstance], int]] = []
+        members: dict[BackendInstance, Member] = {}
+        for candidates, too_many in self._surplus:
+            if candidates[0].placement.passive:
+                self._going += candidates[-too_many:]
+            else:
+                surplus.append(([member.instance for member in candidates], too_many))
+                members |= {member.instance: member for member in candidates}
+        added = [member.instance for member in self._added if not member.placement.passive]
+        self._going += [members[instance] for instance in self._runner.resize(added, surplus)]
+        self._on_commit()
+
+    def abandon(self) -> None:
+        """Closes what was made; everything stays as it was."""
+        self._fleet.close_some(self._added)
+
+    def finish(self) -> None:
+        """Waits for the batches of instances that go, and closes them."""
+        self._runner.wait_gone([member.instance for member in self._going])
+        self._fleet.close_some(self._going)

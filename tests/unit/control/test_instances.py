@@ -1,0 +1,287 @@
+"""Loads that change how many instances a model has, and limits on their rates."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.unit.control.test_lifecycle import drained
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.instances.limited import LimitedRunner
+from conch.core.instances.placement import Devices
+from conch.core.instances.runner import Runner
+from conch.core.model import Model
+from conch.core.scheduler.rate import ResourceLimit
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.definition import read_definition
+from conch_control.loader import Loader
+from conch_control.options import ControlOptions
+
+if TYPE_CHECKING:
+    from tests.unit.control.conftest import Site
+
+    from conch_control.agent import Agent
+
+ALL = "version_policy { all {} }"
+
+
+def names(site: Site) -> list[str]:
+    """Instances made so far; forgets them."""
+    made = [placement.name for placement in site.backend.placements]
+    site.backend.placements.clear()
+    return made
+
+
+def counts(model: object) -> list[int]:
+    """What the config of a model shows."""
+    assert isinstance(model, Model)
+    config = ModelConfig.FromString(model.spec.config_message)
+    groups = model.spec.config["instance_group"]
+    assert isinstance(groups, list)
+    shown = [group.count for group in config.instance_group]
+    assert [group["count"] for group in groups] == shown
+    assert [group.count for group in model.spec.instance_groups] == shown
+    return shown
+
+
+def loaded(site: Site, config: str, **model: Any) -> Agent:
+    """An agent that has loaded a model with a config."""
+    site.model("m", config=site.config(config), **model)
+    agent = site.agent()
+    agent.load("m", {})
+    return agent
+
+
+def reload(site: Site, agent: Agent, config: str) -> bool:
+    """Loads with another config; whether the versions that served go on."""
+    before = site.serving("m")
+    site.model("m", versions={}, config=site.config(config))
+    agent.load("m", {})
+    return site.serving("m") == before
+
+
+def test_another_count_is_no_reload(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    agent = loaded(site, "instance_group { count: 2 }")
+    assert names(site) == ["m_0_0", "m_0_1"]
+    answer = site.send("m")
+    assert answer.error() is None
+    with caplog.at_level(logging.INFO):
+        assert reload(site, agent, "instance_group { count: 4 }")
+    assert "changed the number of instances of 'm'" in caplog.messages
+    assert names(site) == ["m_0_2", "m_0_3"]
+    assert counts(site.serving("m")[1]) == [4]
+    assert site.loads() == ["m:1"]
+    assert site.serving("m")[1].statistics.snapshot().success.count == 1
+    assert reload(site, agent, "instance_group { count: 1 }")
+    drained("m")
+    assert site.backend.closed == ["m:1"] * 3
+    assert counts(site.serving("m")[1]) == [1]
+    assert site.send("m").error() is None
+    agent.load("m", {})  # unmodified
+    assert names(site) == []
+
+
+def test_a_busy_instance_goes_when_it_is_done(site: Site) -> None:
+    agent = loaded(site, "instance_group { count: 2 }", versions={1: "slow"})
+    answers = [site.send("m") for _ in range(4)]
+    assert reload(site, agent, "instance_group { count: 1 }")
+    site.backend.gate.set()
+    for answer in answers:
+        assert answer.error() is None
+    drained("m")
+    assert site.backend.closed == ["m:1"]
+
+
+def test_an_unload_while_a_busy_instance_goes(site: Site) -> None:
+    agent = loaded(site, "instance_group { count: 2 }", versions={1: "slow"})
+    answers = [site.send("m") for _ in range(4)]
+    assert reload(site, agent, "instance_group { count: 1 }")
+    agent.unload("m", False)
+    assert site.backend.closed == []
+    site.backend.gate.set()
+    for answer in answers:
+        assert answer.error() is None
+    drained("m")
+    assert site.backend.closed == ["m:1"] * 2
+    assert site.states("m") == {1: ("UNAVAILABLE", "unloaded")}
+
+
+def test_the_default_group_and_one_that_is_written_are_the_same(site: Site) -> None:
+    agent = loaded(site, "")
+    assert names(site) == ["m_0"]
+    assert reload(site, agent, "instance_group { count: 3 kind: KIND_CPU }")
+    assert names(site) == ["m_0_0", "m_0_1"]
+    assert counts(site.serving("m")[1]) == [3]
+
+
+def test_a_config_override_that_changes_the_count_only(site: Site) -> None:
+    agent = loaded(site, "")
+    model = site.serving("m")[1]
+    assert isinstance(model, Model)
+    config = {**model.spec.config, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}
+    agent.load("m", {"config": json.dumps(config)})
+    # The completed config is not the one that was written, but says the same.
+    agent.load("m", {"config": json.dumps({**config, "instance_group": [{"count": 2, "kind": "KIND_CPU"}]})})
+    assert counts(site.serving("m")[1]) == [2]
+    agent.load("m", {})
+    assert counts(site.serving("m")[1]) == [2], "the override stays in force"
+    agent.unload("m", False)
+    drained("m")
+    agent.load("m", {})
+    assert counts(site.serving("m")[1]) == [1]
+
+
+def test_all_versions_or_none(site: Site) -> None:
+    agent = loaded(site, ALL, versions={1: "ok", 2: "ok"})
+    serving = site.serving("m")
+    names(site)
+    assert reload(site, agent, ALL + "instance_group { count: 2 }")
+    assert [counts(model) for model in serving.values()] == [[2], [2]]
+    assert len(names(site)) == 2
+    site.backend.room = 0
+    with pytest.raises(InvalidArgumentError) as raised:
+        reload(site, agent, ALL + "instance_group { count: 3 }")
+    assert raised.value.message == (
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Not found: no room for m_0_1;\n"
+    )
+    assert site.serving("m") == serving
+    assert [counts(model) for model in serving.values()] == [[2], [2]]
+    assert site.states("m") == {1: ("READY", ""), 2: ("READY", "")}
+    assert site.send("m").error() is None
+    site.backend.room = 9
+    assert reload(site, agent, ALL + "instance_group { count: 3 }"), "what failed is tried again"
+    assert [counts(model) for model in serving.values()] == [[3], [3]]
+
+
+def test_what_was_made_for_one_version_goes_if_the_next_one_fails(site: Site) -> None:
+    agent = loaded(site, ALL, versions={1: "ok", 2: "ok"})
+    site.backend.room = 1
+    with pytest.raises(InvalidArgumentError, match="version 2 is at UNAVAILABLE state: Not found"):
+        reload(site, agent, ALL + "instance_group { count: 2 }")
+    assert site.backend.closed == ["m:1"]
+    assert [counts(model) for model in site.serving("m").values()] == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "instance_group { count: 1 }",
+            "instance_group { count: 2 } max_batch_size: 0 parameters { key: 'a' }",
+        ),
+        ("instance_group { count: 1 }", "instance_group { count: 2 kind: KIND_MODEL }"),
+        ("instance_group { count: 1 }", "instance_group { count: 2 passive: true } instance_group { }"),
+        ("instance_group { count: 1 }", "instance_group { count: 2 rate_limiter { priority: 2 } }"),
+        ("instance_group { count: 1 }", "instance_group { count: 1 } instance_group { count: 1 }"),
+        ("instance_group { count: 1 }", "instance_group { count: 1 }  # touched"),
+    ],
+)
+def test_any_other_change_is_a_reload(site: Site, before: str, after: str) -> None:
+    agent = loaded(site, before)
+    assert not reload(site, agent, after)
+    assert site.loads() == ["m:1", "m:1"]
+    drained("m")
+
+
+def test_an_order_is_kept_by_a_reload(site: Site) -> None:
+    ordered = "max_batch_size: 4 dynamic_batching { preserve_ordering: true } instance_group { count: %d }"
+    agent = loaded(site, ordered % 1)
+    directory = site.model("m", config=site.config(ordered % 2))
+    options = ControlOptions(repositories=(site.repository,))
+    loader = Loader(options, site.get_backend)
+    assert loader.resize(read_definition("m", directory, options), site.serving("m")[1]) is None
+    agent.unload("m", False)
+    drained("m")
+
+
+def test_a_changed_file_is_a_reload(site: Site) -> None:
+    agent = loaded(site, "")
+    (site.repository / "m" / "1" / "model.echo").write_text("another")
+    assert not reload(site, agent, "instance_group { count: 2 }")
+    (site.repository / "m" / "labels.txt").write_text("a")
+    assert not reload(site, agent, "instance_group { count: 3 }")
+    drained("m")
+
+
+def test_a_variant_of_the_config(site: Site) -> None:
+    directory = site.model("m")
+    (directory / "configs").mkdir()
+    (directory / "configs" / "big.pbtxt").write_text(site.config("instance_group { count: 2 }"))
+    agent = site.agent(model_config_name="big")
+    agent.load("m", {})
+    model = site.serving("m")[1]
+    (directory / "configs" / "big.pbtxt").write_text(site.config("instance_group { count: 5 }"))
+    agent.load("m", {})
+    assert site.serving("m")[1] is model
+    assert counts(model) == [5]
+
+
+RATED = 'instance_group { count: %d rate_limiter { resources { name: "R" count: %d } } }'
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"), [(None, Runner), ((), LimitedRunner), ((ResourceLimit("R", 2),), LimitedRunner)]
+)
+def test_rate_limits_apply_where_they_are_on(
+    site: Site, limits: tuple[ResourceLimit, ...] | None, kind: type[Runner]
+) -> None:
+    site.model("m", config=site.config(RATED % (2, 2)))
+    agent = site.agent(rate_limits=limits)
+    agent.load("m", {})
+    model = site.serving("m")[1]
+    assert isinstance(model, Model)
+    assert type(model._runner) is kind
+    assert site.send("m").error() is None
+
+
+def test_a_load_that_asks_for_too_much(site: Site) -> None:
+    site.model("m", config=site.config(RATED % (1, 4)))
+    site.model(
+        "other", config=site.config('instance_group { rate_limiter { resources { name: "S" count: 1 } } }')
+    )
+    agent = site.agent(rate_limits=(ResourceLimit("R", 1),))
+    prefix = "load failed for model '{}': version 1 is at UNAVAILABLE state: Invalid argument: "
+    text = (
+        'Resource count for "{}" is limited to {} which will prevent scheduling of one or more model '
+        "instances, the minimum required count is {};\n"
+    )
+    for name, resource, limit, needed in (("m", "R", 1, 4), ("other", "S", 0, 1)):
+        with pytest.raises(InvalidArgumentError) as raised:
+            agent.load(name, {})
+        assert raised.value.message == prefix.format(name) + text.format(resource, limit, needed)
+    assert site.backend.placements == []
+
+
+def test_a_reload_may_make_a_resource_a_shared_one(site: Site) -> None:
+    site.model("m", config=site.config(RATED % (1, 1)))
+    agent = site.agent(rate_limits=())
+    agent.load("m", {})
+    shared = 'instance_group { rate_limiter { resources { name: "R" count: 1 global: true } } }'
+    site.model("m", config=site.config(shared))
+    agent.load("m", {})
+    drained("m")
+    site.model("other", config=site.config(RATED % (1, 1)))
+    with pytest.raises(InvalidArgumentError) as raised:
+        agent.load("other", {})
+    assert 'Resource "R" is present as both global and device-specific resource' in raised.value.message
+    agent.unload("m", False)
+    drained("m")
+    agent.load("other", {})
+
+
+def test_devices(site: Site) -> None:
+    site.model("m", config=site.config("instance_group { count: 2 }"))
+    site.model("old", config=site.config("instance_group { kind: KIND_GPU gpus: 1 }"))
+    agent = site.agent(devices=Devices((0, 2), 7.0))
+    agent.load("m", {})
+    assert [(each.name, each.kind, each.device_id) for each in site.backend.placements] == [
+        ("m_0_0", "GPU", 0),
+        ("m_0_0", "GPU", 2),
+        ("m_0_1", "GPU", 0),
+        ("m_0_1", "GPU", 2),
+    ]
+    with pytest.raises(InvalidArgumentError, match=r"gpu id 1\. GPUs .* of 7\.000000 are: 0, 2"):
+        agent.load("old", {})

@@ -1,0 +1,673 @@
+"""Models that share resources: nobody runs without, nobody who could run waits, and all is given back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.core import (
+    WAIT_S,
+    Answers,
+    Execute,
+    FollowingInstance,
+    Instance,
+    LoadedModel,
+    echo,
+    make_request,
+    make_spec,
+)
+
+from conch.core.errors import CancelledError, ConchError, InvalidArgumentError, UnavailableError
+from conch.core.instances.execution import Executor
+from conch.core.instances.limited import LimitedRunner
+from conch.core.instances.limiter import RateLimiter
+from conch.core.instances.runner import Runner
+from conch.core.model import Model
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler
+from conch.core.scheduler.default import DefaultScheduler
+from conch.core.scheduler.rate import Claim, ResourceLimit
+from conch.core.servable import ClosedError
+from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource
+from conch.core.stats import ModelStatistics
+
+MS = 1_000_000
+
+
+def group(needs: str = "R1", count: int = 1, priority: int = 1, **more: object) -> InstanceGroup:
+    """A group such as ``"R2 S1"``; a lower-case name is a shared resource."""
+    resources = tuple(Resource(part[0], int(part[1:]), part[0].islower()) for part in needs.split())
+    made = InstanceGroup("g", count=count, resources=resources, priority=priority)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def make_model(
+    limiter: RateLimiter | None,
+    *groups: InstanceGroup,
+    execute: Execute = echo,
+    name: str = "m",
+    leads: bool = True,
+    batching: DynamicBatching | None = None,
+    most: int = 0,
+) -> Model:
+    spec = replace(make_spec(most, name=name, batching=batching), instance_groups=groups)
+    return Model.create(spec, LoadedModel(execute, Instance if leads else FollowingInstance), limiter=limiter)
+
+
+class Gate:
+    """Holds every execution until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def __call__(self, batch: Batch) -> Sequence[InferenceResponse | None]:
+        self.entered.release()
+        assert self.go.acquire(timeout=WAIT_S)
+        return echo(batch)
+
+    def wait_entered(self) -> None:
+        assert self.entered.acquire(timeout=WAIT_S)
+
+    @property
+    def running(self) -> bool:
+        """Whether an execution has begun that nobody has waited for."""
+        return self.entered.acquire(blocking=False)
+
+
+class Watched(RateLimiter):
+    """A limiter that says when somebody has begun to wait."""
+
+    def __init__(self, *limits: ResourceLimit) -> None:
+        super().__init__(limits)
+        self._refused = threading.Semaphore(0)
+
+    def ask(self, claims: Collection[Claim]) -> Claim | None:
+        granted = super().ask(claims)
+        if granted is None:
+            self._refused.release()
+        return granted
+
+    def wait_refused(self) -> None:
+        assert self._refused.acquire(timeout=WAIT_S)
+
+
+def submit(model: Model, answers: Answers, **changes: object) -> InferenceRequest:
+    request = make_request(answers, name=model.spec.name, **changes)  # type: ignore[arg-type]
+    model.submit(request)
+    return request
+
+
+def finish(answers: Answers, count: int) -> None:
+    """Waits for so many answers, none of them an error."""
+    assert answers.wait(count)
+    for _, response, _ in answers.calls:
+        assert response is not None
+        assert response.error is None
+
+
+def test_only_who_needs_something_pays() -> None:
+    limiter = RateLimiter()
+    models = [
+        make_model(None, group()),
+        make_model(limiter, group("")),
+        make_model(limiter, group("R0")),
+        make_model(limiter, group(passive=True), group("")),
+        make_model(limiter, group("R1")),
+    ]
+    assert [type(model._runner) for model in models] == [Runner, Runner, Runner, Runner, LimitedRunner]
+    for model in models:
+        assert model.close()
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_two_models_never_run_at_the_same_time(leads: bool) -> None:
+    limiter, gate = Watched(), Gate()
+    one, two = (make_model(limiter, group(), execute=gate, name=name, leads=leads) for name in "ab")
+    answers = Answers()
+    submit(one, answers)
+    gate.wait_entered()
+    submit(two, answers)
+    limiter.wait_refused()
+    submit(one, answers)
+    assert not gate.running
+    assert (one.pending, two.pending) == (1, 1)
+    gate.go.release()
+    gate.wait_entered()
+    assert not gate.running
+    assert (one.pending, two.pending) == (1, 0), "the other one has run less"
+    gate.go.release()
+    gate.wait_entered()
+    gate.go.release()
+    finish(answers, 3)
+    assert one.close()
+    assert two.close()
+    assert limiter.held == 0
+
+
+def test_a_leader_runs_what_it_may_and_leaves_the_rest() -> None:
+    limiter, gate = Watched(), Gate()
+    threads: list[threading.Thread] = []
+
+    def noting(batch: Batch) -> Sequence[InferenceResponse | None]:
+        threads.append(threading.current_thread())
+        return echo(batch)
+
+    held = make_model(limiter, group(), execute=gate, name="held")
+    led = make_model(limiter, group(), execute=noting, name="led")
+    answers = Answers()
+    leadable = led.submit(make_request(answers), may_lead=True)
+    assert leadable is not None
+    assert leadable.lead() is False
+    assert threads == [threading.current_thread()]
+    submit(held, answers)
+    gate.wait_entered()
+    leadable = led.submit(make_request(answers), may_lead=True)
+    assert leadable is not None
+    assert leadable.lead() is False
+    assert len(threads) == 1
+    leadable = led.submit(make_request(answers), may_lead=True)
+    assert leadable is not None
+    leadable.hand_over()
+    gate.go.release()
+    finish(answers, 4)
+    assert len(threads) == 3
+    assert threading.current_thread() not in threads[1:]
+    assert held.close()
+    assert led.close()
+
+
+def test_a_budget_that_is_used_up() -> None:
+    limiter = RateLimiter()
+    model = make_model(limiter, group())
+    answers = Answers()
+    leadable = model.submit(make_request(answers), may_lead=True)
+    assert leadable is not None
+    model.submit(make_request(answers), may_lead=True)
+    assert leadable.lead(0) is True
+    assert leadable.lead(0) is False
+    assert answers.finals == 2
+    assert limiter.held == 0
+    assert model.close()
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline", "drain"])
+def test_what_waits_and_has_nothing_to_run_any_more_waits_no_more(end: str) -> None:
+    limiter, gate = Watched(), Gate()
+    small, big, other = (
+        make_model(limiter, group(needs), execute=gate, name=needs) for needs in ("R1", "R2", "R1 S1")
+    )
+    answers, gone = Answers(), Answers()
+    submit(small, answers)
+    gate.wait_entered()
+    deadline = time.monotonic_ns() + 50 * MS if end == "deadline" else None
+    request = submit(big, gone, deadline_ns=deadline)
+    limiter.wait_refused()
+    if end != "deadline":
+        submit(other, answers)
+        limiter.wait_refused()
+        assert not gate.running, "what is left is set aside for the big one"
+        if end == "cancel":
+            assert big.cancel(request)
+        else:
+            assert big.fail_queued(UnavailableError("going")) == 1
+    assert gone.wait(1)
+    if end == "deadline":
+        submit(other, answers)
+    gate.wait_entered()
+    for _ in range(2):
+        gate.go.release()
+    finish(answers, 2)
+    for model in (small, big, other):
+        assert model.close()
+    assert limiter.held == 0
+
+
+def test_a_decoupled_model_holds_what_it_needs_while_it_executes() -> None:
+    gate = Gate()
+    limiter = Watched()
+    begun: list[InferenceRequest] = []
+
+    def answering_later(batch: Batch) -> None:
+        gate(batch)
+        begun.extend(batch.requests)
+
+    spec = replace(make_spec(decoupled=True, name="decoupled"), instance_groups=(group(),))
+    decoupled = Model.create(spec, LoadedModel(answering_later), limiter=limiter)
+    plain = make_model(limiter, group(), name="plain")
+    answers, later = Answers(), Answers()
+    decoupled.submit(make_request(later, name="decoupled"))
+    gate.wait_entered()
+    submit(plain, answers)
+    limiter.wait_refused()
+    assert not answers.finals
+    gate.go.release()
+    finish(answers, 1)
+    assert not later.finals, "what it sends after that needs nothing"
+    begun[0].respond(InferenceResponse([]), True)
+    assert later.wait(1)
+    assert decoupled.close()
+    assert plain.close()
+
+
+def test_an_instance_that_needs_nothing_runs_while_another_waits() -> None:
+    limiter, gate = Watched(), Gate()
+    held = make_model(limiter, group(), execute=gate, name="held")
+    mixed = make_model(limiter, group(), group(""), execute=gate, name="mixed")
+    answers = Answers()
+    submit(held, answers)
+    gate.wait_entered()
+    for _ in range(3):
+        submit(mixed, answers)
+    gate.wait_entered()
+    assert not gate.running
+    assert mixed.pending == 2
+    for _ in range(4):
+        gate.go.release()
+    finish(answers, 4)
+    assert held.close()
+    assert mixed.close()
+
+
+def test_who_waits_for_a_request_that_another_instance_took_waits_no_more() -> None:
+    limiter, gates = Watched(), {name: Gate() for name in ("R1", "S1", "R1+S2", "S1 T1")}
+    r, s, two, other = (
+        make_model(limiter, *(group(needs) for needs in name.split("+")), execute=gate, name=name)
+        for name, gate in gates.items()
+    )
+    answers = Answers()
+    for model in (r, s):
+        submit(model, answers)
+        gates[model.spec.name].wait_entered()
+    submit(two, answers)
+    limiter.wait_refused()
+    gates["R1"].go.release()
+    gates["R1+S2"].wait_entered()
+    submit(other, answers)
+    gates["S1 T1"].wait_entered()  # nothing of S is set aside for an instance with nothing to run
+    for gate in gates.values():
+        gate.go.release()
+    finish(answers, 4)
+    for model in (r, s, two, other):
+        assert model.close()
+    assert limiter.held == 0
+
+
+def test_nothing_is_held_while_a_batch_waits_for_company() -> None:
+    limiter = RateLimiter()
+    batching = DynamicBatching((4,), 3600 * 1000 * MS)
+    patient = make_model(limiter, group(), name="patient", batching=batching, most=4)
+    other = make_model(limiter, group(), name="other")
+    answers = Answers()
+    submit(patient, answers, rows=2)
+    assert limiter.held == 0
+    submit(other, answers)
+    finish(answers, 1)
+    submit(patient, answers, rows=2)
+    finish(answers, 3)
+    assert patient.close()
+    assert other.close()
+
+
+def test_a_delay_that_ends() -> None:
+    limiter = RateLimiter()
+    model = make_model(limiter, group(count=2), batching=DynamicBatching((4,), 20 * MS), most=4)
+    answers = Answers()
+    submit(model, answers, rows=1)
+    finish(answers, 1)
+    assert model.close()
+    assert limiter.held == 0
+
+
+@pytest.mark.parametrize(("priorities", "shares"), [((1, 2), (2, 1)), ((1, 1), (1, 1)), ((3, 1), (1, 3))])
+def test_priorities(priorities: tuple[int, int], shares: tuple[int, int]) -> None:
+    limiter, gate = Watched(), Gate()
+    order: list[str] = []
+
+    def noting(batch: Batch) -> Sequence[InferenceResponse | None]:
+        order.append(batch.requests[0].model_name)
+        return echo(batch)
+
+    blocker = make_model(limiter, group(), execute=gate, name="blocker")
+    answers = Answers()
+    submit(blocker, answers)
+    gate.wait_entered()
+    models = [
+        make_model(limiter, group(priority=priority), execute=noting, name=name)
+        for name, priority in zip("ab", priorities, strict=True)
+    ]
+    for model in models:
+        for _ in range(120):
+            submit(model, answers)
+        limiter.wait_refused()
+    gate.go.release()
+    finish(answers, 241)
+    counts = Counter(order[:120])
+    assert counts["a"] * shares[1] == pytest.approx(counts["b"] * shares[0], abs=4)
+    for model in (blocker, *models):
+        assert model.close()
+
+
+def test_a_version_that_is_replaced_drains_and_leaves() -> None:
+    limiter, gate = Watched(), Gate()
+    old = make_model(limiter, group("R4"), execute=gate)
+    answers = Answers()
+    submit(old, answers)
+    gate.wait_entered()
+    submit(old, answers)
+    new = make_model(limiter, group("R2"), execute=gate)
+    submit(new, answers)
+    limiter.wait_refused()
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(old.close)
+        assert not gate.running
+        gate.go.release()
+        gate.wait_entered()
+        gate.go.release()
+        gate.wait_entered()
+        gate.go.release()
+        finish(answers, 3)
+        assert closed.result(WAIT_S)
+    assert limiter._resources.capacity == {("R", 0): 2}
+    assert new.close()
+    assert limiter._resources.capacity == {}
+
+
+def test_what_could_never_run_is_not_made() -> None:
+    limiter = RateLimiter([ResourceLimit("R", 1)])
+    loaded = LoadedModel()
+    spec = replace(make_spec(), instance_groups=(group("R1"), group("R4")))
+    with pytest.raises(InvalidArgumentError, match='Resource count for "R" is limited to 1'):
+        Model.create(spec, loaded, limiter=limiter)
+    assert loaded.instances == []
+    assert loaded.closed == 1
+
+
+def test_a_model_that_can_not_be_made_leaves_nothing_behind() -> None:
+    class Failing(LoadedModel):
+        def create_instance(self, placement: object) -> Instance:
+            if self.instances:
+                raise UnavailableError("no room")
+            made = Instance()
+            self.instances.append(made)
+            return made
+
+    limiter = RateLimiter()
+    with pytest.raises(UnavailableError):
+        Model.create(replace(make_spec(), instance_groups=(group("R3", 2),)), Failing(), limiter=limiter)
+    assert limiter._resources.capacity == {}
+
+
+class Slots(Scheduler):
+    """A request goes to the instance that its priority names, one at a time."""
+
+    def __init__(self, instances: int) -> None:
+        self._queue = DefaultScheduler()
+        self._waiting: list[InferenceRequest] = []
+        self._busy: set[int] = set()
+        self.expiries = self._queue.expiries
+
+    def submit(self, request: InferenceRequest, now_ns: int) -> None:
+        self._waiting.append(request)
+
+    def _next(self) -> InferenceRequest | None:
+        return next((one for one in self._waiting if one.priority not in self._busy), None)
+
+    def due_ns(self, now_ns: int) -> int | None:
+        return None if self._next() is None else now_ns
+
+    def next_batch(self, now_ns: int) -> Decision:
+        request = self._next()
+        if request is None:
+            return IDLE
+        self._waiting.remove(request)
+        self._busy.add(request.priority)
+        return Batch([request], 1, request.priority)
+
+    def complete(self, batch: Batch, now_ns: int) -> None:
+        assert batch.instance is not None
+        self._busy.remove(batch.instance)
+
+    def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        return ()
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        return []
+
+    def drain(self) -> list[InferenceRequest]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+
+def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> LimitedRunner:
+    claims = [Claim("m", [Resource("R", 1)], 0) for _ in instances]
+    limiter.add(claims)
+    return LimitedRunner(
+        "m",
+        Slots(len(instances)),
+        instances,
+        Executor(make_spec(), ModelStatistics(), time.monotonic_ns),
+        time.monotonic_ns,
+        limiter,
+        dict(zip(instances, claims, strict=True)),
+        named=True,
+    )
+
+
+def test_batches_that_name_their_instance() -> None:
+    limiter, gate = Watched(), Gate()
+    instances = [Instance(gate) for _ in range(3)]
+    runner = slotted(limiter, instances)
+    answers = Answers()
+    requests = [make_request(answers, priority=number) for number in (0, 0, 1, 2, 2, 1)]
+    for request in requests:
+        runner.submit(request)
+    for _ in requests:
+        gate.wait_entered()
+        assert not gate.running
+        gate.go.release()
+    finish(answers, 6)
+    assert runner.close()
+    assert limiter.held == 0
+    ran = [[request for batch in instance.batches for request in batch] for instance in instances]
+    assert ran == [requests[:2], [requests[2], requests[5]], requests[3:5]]
+
+
+def test_batches_that_wait_for_their_instance_are_given_up_with_the_queue() -> None:
+    limiter, gate = Watched(), Gate()
+    runner = slotted(limiter, [Instance(gate) for _ in range(2)])
+    answers = Answers()
+    requests = [make_request(answers, priority=number) for number in (0, 1, 1)]
+    runner.submit(requests[0])
+    gate.wait_entered()
+    for request in requests[1:]:
+        runner.submit(request)
+    limiter.wait_refused()
+    assert sorted(map(id, runner.take_queued())) == sorted(map(id, requests[1:]))
+    gate.go.release()
+    finish(answers, 1)
+    assert runner.close()
+    assert limiter.held == 0
+
+
+def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
+    limiter = Watched()
+    held = Claim("other", [Resource("R", 1)], 0)
+    limiter.add([held])
+    assert limiter.ask([held]) is held
+    runner = slotted(limiter, [Instance()])
+    answers = Answers()
+    runner.submit(make_request(answers, priority=0))
+    limiter.wait_refused()
+    assert not runner.close(0.0)
+    limiter.tell(limiter.release(held))
+    finish(answers, 1)
+    assert runner.close()
+    assert limiter.held == 0
+
+
+class Meter:
+    """Counts what runs, and fails the test when it is more than there is."""
+
+    def __init__(self, capacity: dict[str, int], failing: float, seed: int) -> None:
+        self._lock = threading.Lock()
+        self._free = dict(capacity)
+        self._failing = failing
+        self._random = random.Random(seed)
+        self.problems: list[str] = []
+
+    def execute(self, needs: dict[str, int]) -> Execute:
+        def run(batch: Batch) -> Sequence[InferenceResponse | None]:
+            with self._lock:
+                for name, count in needs.items():
+                    self._free[name] -= count
+                    if self._free[name] < 0:
+                        self.problems.append(f"{name} is over its capacity")
+                fails = self._random.random() < self._failing
+            try:
+                if fails:
+                    raise ValueError("told to")
+                return echo(batch)
+            finally:
+                with self._lock:
+                    for name, count in needs.items():
+                        self._free[name] += count
+
+        return run
+
+
+NEEDS: tuple[dict[str, int], ...] = ({"R": 1}, {"R": 2}, {"R": 3, "S": 1}, {"S": 1}, {"R": 1, "S": 1}, {})
+
+
+def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None:
+    """Threads submit, lead, hand over and cancel on models that share what there is; then all is closed."""
+    policy = QueuePolicy(timeout_ns=2 * MS, allow_override=True)
+    models = [
+        make_model(
+            limiter,
+            group(
+                " ".join(f"{name}{count}" for name, count in needs.items()), 1 + number % 2, 1 + number % 3
+            ),
+            execute=meter.execute(needs),
+            name=f"m{number}",
+            leads=number % 3 != 2,
+            batching=(None, DynamicBatching(), DynamicBatching((2,), MS, (policy,)))[number % 3],
+            most=4,
+        )
+        for number, needs in enumerate(NEEDS)
+    ]
+    answers = Answers()
+    sent: list[InferenceRequest] = []
+
+    def client(number: int) -> None:
+        chance = random.Random(seed * 100 + number)
+        for _ in range(requests):
+            model = chance.choice(models)
+            request = make_request(answers, rows=1, name=model.spec.name)
+            sent.append(request)
+            try:
+                leadable = model.submit(request, may_lead=chance.random() < 0.7)
+            except ClosedError:
+                request.fail(UnavailableError("closed"))
+                continue
+            except ConchError as error:
+                request.fail(error)
+                continue
+            if chance.random() < 0.2:
+                model.cancel(request)
+            if leadable is None:
+                continue
+            if chance.random() < 0.2:
+                leadable.hand_over()
+            else:
+                while leadable.lead(chance.choice([0, 50_000, None])):
+                    pass
+
+    with ThreadPoolExecutor(6) as pool:
+        for done in [pool.submit(client, number) for number in range(6)]:
+            done.result(WAIT_S)
+    assert answers.wait(len(sent)), [model.pending for model in models]
+    with ThreadPoolExecutor(len(models)) as pool:
+        assert all(pool.map(lambda model: model.close(WAIT_S), models))
+    assert answers.finals == len(sent)
+    assert Counter(id(request) for request, _, final in answers.calls if final).most_common(1)[0][1] == 1
+    assert meter.problems == []
+    assert limiter.held == 0
+    assert limiter._resources.capacity == {}
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 1000), failing=st.sampled_from([0.0, 0.3, 1.0]), limited=st.booleans())
+def test_all_is_given_back_whatever_happens(seed: int, failing: float, limited: bool) -> None:
+    limits = [ResourceLimit("R", 4), ResourceLimit("S", 2)] if limited else []
+    meter = Meter({"R": 4, "S": 2} if limited else {"R": 3, "S": 1}, failing, seed)
+    hammer(meter, RateLimiter(limits), seed, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_all_is_given_back_whatever_happens_for_long(seed: int) -> None:
+    hammer(Meter({"R": 3, "S": 1}, 0.2, seed), RateLimiter(), seed, 400)
+
+
+def test_grants_that_lead_to_grants_are_not_nested() -> None:
+    """A thousand claims that are given back one after the other must not use up the stack."""
+    limiter = RateLimiter()
+    told: list[int] = []
+
+    def passing_on(number: int) -> Callable[[], None]:
+        def on_granted() -> None:
+            told.append(number)
+            limiter.tell(limiter.give_back([claims[number]]))
+
+        return on_granted
+
+    claims = [Claim(str(number), [Resource("R", 1)], 0) for number in range(5000)]
+    for number, claim in enumerate(claims):
+        claim.on_granted = passing_on(number)
+    limiter.add(claims)
+    assert limiter.ask(claims[:1]) is claims[0]
+    for claim in claims[1:]:
+        limiter.ask([claim])
+    limiter.tell(limiter.release(claims[0]))
+    assert told == list(range(1, 5000))
+    assert limiter.held == 0
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), thread.name
+
+
+def test_cancelled_while_it_waits_for_resources() -> None:
+    limiter, gate = Watched(), Gate()
+    one, two = (make_model(limiter, group(), execute=gate, name=name) for name in "ab")
+    answers, cancelled = Answers(), Answers()
+    submit(one, answers)
+    gate.wait_entered()
+    request = submit(two, cancelled)
+    limiter.wait_refused()
+    assert two.cancel(request)
+    error = cancelled.response(request).error
+    assert isinstance(error, CancelledError)
+    gate.go.release()
+    finish(answers, 1)
+    assert one.close()
+    assert two.close()
+    assert limiter.held == 0

@@ -1,0 +1,383 @@
+"""The rate limiter's state machine: rules by example, and invariants over random orders of events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.scheduler.rate import Claim, ClaimState, Pool, ResourceLimit, ResourceScheduler
+from conch.core.spec import Resource
+
+HELD, RESTING, WAITING = ClaimState.HELD, ClaimState.RESTING, ClaimState.WAITING
+
+
+def claim(needs: str = "R1", priority: int = 1, device: int = 0, owner: str = "") -> Claim:
+    """A claim such as ``"R2 S1"``; a lower-case name is a shared resource."""
+    resources = [Resource(part[0], int(part[1:]), part[0].islower()) for part in needs.split()]
+    made = Claim(owner, resources, device, priority)
+    made.owner = owner or str(id(made))
+    return made
+
+
+def scheduler(*claims: Claim, limits: Sequence[ResourceLimit] = ()) -> ResourceScheduler:
+    made = ResourceScheduler(limits)
+    assert made.add(claims) == []
+    return made
+
+
+def refused(made: ResourceScheduler, *claims: Claim) -> str:
+    before = dict(made.capacity)
+    with pytest.raises(InvalidArgumentError) as raised:
+        made.add(claims)
+    assert made.capacity == before
+    return raised.value.message
+
+
+def test_one_runs_and_the_others_wait_in_turn() -> None:
+    a, b, c = claim(), claim(), claim()
+    made = scheduler(a, b, c)
+    assert made.ask([a]) is a
+    assert made.ask([b]) is None
+    assert made.ask([c]) is None
+    assert (a.state, b.state, c.state) == (HELD, WAITING, WAITING)
+    assert made.release(a) == [b]
+    assert made.ask([a]) is None
+    assert made.release(b) == [c]
+    assert made.release(c) == [a]
+    assert made.release(a) == []
+    assert made.used == {}
+
+
+@pytest.mark.parametrize(("slots", "priorities"), [(1, (1, 2)), (1, (0, 3, 6)), (2, (1, 1, 2, 4))])
+def test_weights_hold_over_a_long_run(slots: int, priorities: tuple[int, ...]) -> None:
+    claims = [claim(priority=priority) for priority in priorities]
+    made = scheduler(*claims, limits=[ResourceLimit("R", slots)])
+    running = [each for each in claims if made.ask([each])]
+    runs: Counter[Claim] = Counter()
+    for _ in range(5000):
+        done = running.pop(0)
+        runs[done] += 1
+        running += made.release(done, again=True)
+    per_weight = [runs[each] * max(each.priority, 1) for each in claims]
+    if slots == 1:
+        assert max(per_weight) - min(per_weight) <= 2 * max(priorities)
+    else:  # the one of weight 1 can't run twice at a time, so the others share what it leaves
+        assert runs[claims[0]] >= runs[claims[2]] >= runs[claims[3]] > 0
+
+
+def test_who_was_away_does_not_keep_the_others_waiting() -> None:
+    a, late, b = claim(), claim(), claim()
+    made = scheduler(a, b)
+    for _ in range(1000):
+        assert made.ask([a]) is a
+        made.release(a)
+    made.add([late])
+    assert made.ask([a]) is a
+    assert made.ask([late]) is None
+    assert made.ask([b]) is None
+    order = []
+    running = a
+    for _ in range(9):
+        (running,) = made.release(running, again=True)
+        order.append(running)
+    assert Counter(order) == {a: 3, late: 3, b: 3}
+
+
+def test_one_that_needs_much_is_not_passed_for_ever() -> None:
+    small = [claim("R1") for _ in range(4)]
+    big = claim("R3")
+    made = scheduler(*small, big)
+    for each in small[:3]:
+        assert made.ask([each]) is each
+    assert made.ask([big]) is None
+    assert made.release(small[0]) == []
+    assert made.ask([small[3]]) is None, "what has come free is set aside"
+    assert made.release(small[1]) == []
+    assert made.release(small[2]) == [big]
+    assert made.release(big) == [small[3]]
+
+
+def test_nobody_waits_for_what_is_left_over() -> None:
+    big, small, other, blocker = claim("R3"), claim("R1"), claim("S1"), claim("R2")
+    made = scheduler(big, small, other, blocker, limits=[ResourceLimit("R", 4), ResourceLimit("S", 1)])
+    assert made.ask([blocker]) is blocker
+    assert made.ask([big]) is None
+    assert made.ask([other]) is other
+    assert made.ask([small]) is None, "two are free, and both set aside"
+    assert made.give_back([big]) == [small]
+    assert big.state is RESTING
+
+
+def test_the_first_of_several_that_fits_is_taken() -> None:
+    taken, near, far = claim(device=0), claim(device=0), claim(device=1)
+    made = scheduler(taken, near, far)
+    assert made.ask([taken]) is taken
+    assert made.ask([near, far]) is far
+    assert near.state is WAITING
+    a, b = claim(priority=4), claim(priority=1)
+    made = scheduler(a, b)
+    for expected in (a, b, b, b, b):
+        chosen = made.ask([a, b])
+        assert chosen is expected
+        made.give_back([a] if chosen is b else [b])
+        made.release(chosen)
+
+
+def test_what_was_granted_and_not_used_does_not_count() -> None:
+    a, b = claim(), claim()
+    made = scheduler(a, b)
+    for _ in range(5):
+        assert made.ask([a]) is a
+        assert made.give_back([a]) == []
+    assert made.ask([b]) is b
+    assert made.ask([a]) is None
+    assert a.score == 0
+
+
+def test_shared_resources_and_those_of_a_device() -> None:
+    a, b, c, d = claim("r1"), claim("r1", device=1), claim("S1"), claim("S1", device=1)
+    made = scheduler(a, b, c, d)
+    assert made.capacity == {("r", None): 1, ("S", 0): 1, ("S", 1): 1}
+    assert made.ask([a]) is a
+    assert made.ask([b]) is None
+    assert made.ask([c]) is c
+    assert made.ask([d]) is d
+
+
+def test_there_is_as_much_as_the_largest_needs() -> None:
+    small, big, second = claim("R1"), claim("R4"), claim("R1")
+    made = scheduler(small, second)
+    assert made.ask([small]) is small
+    assert made.ask([second]) is None
+    assert made.add([big]) == [second]
+    assert made.capacity == {("R", 0): 4}
+    made.remove([big])
+    assert made.capacity == {("R", 0): 1}
+    assert made.used == {("R", 0): 2}, "what runs, runs on"
+    third = claim("R1")
+    made.add([third])
+    assert made.ask([third]) is None
+    assert made.release(small) == []
+    assert made.release(second) == [third]
+    made.release(third)
+    made.remove([small, second, third, third])
+    assert made.capacity == made.used == {}
+
+
+def test_a_model_that_goes_lets_the_others_run() -> None:
+    a, b, c = claim("R2"), claim("R2"), claim("R1")
+    made = scheduler(a, b, c, limits=[ResourceLimit("R", 2)])
+    assert made.ask([c]) is c
+    assert made.ask([b]) is None
+    assert made.ask([a]) is None
+    assert made.remove([b]) == []
+    assert made.release(c) == [a]
+    assert made.remove([a]) == []
+    assert made.used == {}
+
+
+def test_needs_of_one_name_add_up_and_none_is_nothing() -> None:
+    assert claim("R2 R3 S0").needs == {("R", 0): 5}
+
+
+LIMITS = [ResourceLimit("R", 1), ResourceLimit("R", 4, 2), ResourceLimit("g", 2), ResourceLimit("g", 3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("needs", "device", "name", "limit", "needed"),
+    [
+        ("R4", 0, "R", 1, 4),
+        ("R5", 2, "R", 4, 5),
+        ("g4", 0, "g", 3, 4),
+        ("T2", 0, "T", 0, 2),
+    ],
+)
+def test_limits_that_are_too_low(needs: str, device: int, name: str, limit: int, needed: int) -> None:
+    made = scheduler(claim("R1"), limits=LIMITS)
+    assert refused(made, claim("R1"), claim(needs, device=device)) == (
+        f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more '
+        f"model instances, the minimum required count is {needed}"
+    )
+
+
+def test_limits_are_what_there_is() -> None:
+    made = scheduler(claim("R1"), claim("R4", device=2), claim("g3"), claim("T0"), limits=LIMITS)
+    assert made.capacity == {("R", 0): 1, ("R", 2): 4, ("g", None): 3}
+
+
+def test_a_resource_is_either_shared_or_not() -> None:
+    text = 'Resource "r" is present as both global and device-specific resource in the model configuration.'
+    own = Claim("a", [Resource("r", 1)], 0)
+    assert refused(scheduler(claim("r1", owner="b")), own) == text
+    assert refused(ResourceScheduler(), own, Claim("a", [Resource("r", 1, shared=True)], 0)) == text
+    # A new version of the same model may change it: the old one is on its way out.
+    assert scheduler(claim("r1", owner="a")).add([own]) == []
+    made = scheduler(claim("r1", owner="a"))
+    made.add([own])
+    assert refused(made, claim("r1", owner="b")) == text
+
+
+def fits(made: ResourceScheduler, waiting: Sequence[Claim]) -> list[Claim]:
+    """Who can run, by the rules and from nothing but what is held: the naive model."""
+    left: dict[Pool, int] = {pool: count - made.used.get(pool, 0) for pool, count in made.capacity.items()}
+    able = []
+    for each in sorted(waiting, key=lambda c: (c.score, c.order)):
+        if all(left[pool] >= count for pool, count in each.needs.items()):
+            able.append(each)
+        for pool, count in each.needs.items():
+            left[pool] -= count
+    return able
+
+
+claims_strategy = st.builds(
+    lambda needs, device, priority: (needs, device, priority),
+    st.sampled_from(["A1", "A2", "A3", "A1 B1", "A2 B2", "B2", "c1", "c2", "A1 c1", "B1 c2"]),
+    st.sampled_from([0, 0, 1]),
+    st.sampled_from([0, 1, 1, 2, 5]),
+)
+
+
+class RateMachine(RuleBasedStateMachine):
+    """Instances come, ask, run, change their minds and go, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims: list[Claim] = []
+        self.running: list[Claim] = []
+        self.shrunk = False
+
+    @initialize(limited=st.booleans())
+    def begin(self, limited: bool) -> None:
+        limits = [ResourceLimit("A", 3), ResourceLimit("B", 2), ResourceLimit("c", 2)] if limited else []
+        self.limited = limited
+        self.made = ResourceScheduler(limits)
+
+    def granted(self, claims: Collection[Claim]) -> None:
+        for each in claims:
+            assert each.state is HELD
+            assert each not in self.running
+            self.running.append(each)
+
+    def resting(self) -> list[Claim]:
+        return [each for each in self.claims if each.state is RESTING]
+
+    def waiting(self) -> list[Claim]:
+        return [each for each in self.claims if each.state is WAITING]
+
+    @rule(settings=st.lists(claims_strategy, min_size=1, max_size=3))
+    def load(self, settings: list[tuple[str, int, int]]) -> None:
+        if len(self.claims) < 12:
+            new = [claim(needs, priority, device) for needs, device, priority in settings]
+            self.claims += new
+            self.granted(self.made.add(new))
+
+    @precondition(lambda self: self.resting())
+    @rule(data=st.data())
+    def ask(self, data: Any) -> None:
+        resting = self.resting()
+        chosen = data.draw(st.lists(st.sampled_from(resting), min_size=1, max_size=3, unique_by=id))
+        granted = self.made.ask(chosen)
+        if granted is not None:
+            assert granted in chosen
+            self.granted([granted])
+        else:
+            assert all(each.state is WAITING for each in chosen)
+
+    @precondition(lambda self: self.running)
+    @rule(index=st.integers(0, 11), again=st.booleans())
+    def finish(self, index: int, again: bool) -> None:
+        done = self.running.pop(index % len(self.running))
+        self.granted(self.made.release(done, again))
+        assert again or done.state is RESTING
+
+    @precondition(lambda self: self.claims)
+    @rule(index=st.integers(0, 11))
+    def give_back(self, index: int) -> None:
+        """A queue has become empty: nothing that waits, or was granted, is needed."""
+        each = self.claims[index % len(self.claims)]
+        if each in self.running:
+            self.running.remove(each)
+        before = each.score
+        held = each.state is HELD
+        self.granted(self.made.give_back([each]))
+        assert each.state is RESTING
+        assert each.score == (before - each.priority if held else before)
+
+    @precondition(lambda self: self.claims)
+    @rule(index=st.integers(0, 11))
+    def unload(self, index: int) -> None:
+        each = self.claims[index % len(self.claims)]
+        if each in self.running:
+            self.granted(self.made.release(each))
+            self.running.remove(each)
+        self.claims.remove(each)
+        self.shrunk = True
+        self.granted(self.made.remove([each]))
+
+    @precondition(lambda self: self.waiting())
+    @rule(index=st.integers(0, 11))
+    def nobody_starves(self, index: int) -> None:
+        """With everybody asking for ever, each of the others goes first for its share only."""
+        waiting = self.waiting()
+        chosen = waiting[index % len(waiting)]
+        runs: Counter[Claim] = Counter()
+        score = chosen.score
+        for each in self.resting():
+            if (granted := self.made.ask([each])) is not None:
+                self.granted([granted])
+        while chosen.state is WAITING:
+            assert self.running, "everything is free and nobody runs"
+            granted_now = self.made.release(self.running.pop(0), again=True)
+            self.granted(granted_now)
+            for each in granted_now:
+                runs[each] += each.started < score
+                # Its share: what it was behind, and one for each of its turns.
+                assert runs[each] <= score // each.priority + 1, "goes first more often than its share"
+            assert sum(runs.values()) <= sum(score // each.priority + 1 for each in self.claims)
+
+    @invariant()
+    def books_are_right(self) -> None:
+        if not hasattr(self, "made"):
+            return
+        used: Counter[Pool] = Counter()
+        for each in self.running:
+            used.update(each.needs)
+        assert self.made.used == used
+        assert {id(each) for each in self.claims if each.state is HELD} == {id(e) for e in self.running}
+        if self.limited or not self.shrunk:
+            for pool, count in used.items():
+                assert count <= self.made.capacity[pool], "over capacity"
+
+    @invariant()
+    def nobody_waits_who_could_run(self) -> None:
+        if hasattr(self, "made"):
+            assert fits(self.made, self.waiting()) == []
+
+    def teardown(self) -> None:
+        if not hasattr(self, "made"):
+            return
+        while self.running:
+            self.granted(self.made.release(self.running.pop(0)))
+        assert not self.waiting(), "everything is free"
+        assert self.made.used == {}
+        self.made.remove(self.claims)
+        assert self.made.capacity == {}
+
+
+RateMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
+test_random_orders = RateMachine.TestCase
+
+
+class LongRateMachine(RateMachine):
+    """The same, for longer."""
+
+
+LongRateMachine.TestCase.settings = settings(max_examples=1500, stateful_step_count=200, deadline=None)
+test_random_orders_for_long = pytest.mark.slow(LongRateMachine.TestCase)
