@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from conch.core.errors import (
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.servable import Servable
 from conch_control.definition import Definition, read_definition
+from conch_control.ensemble_loader import parts_of
 from conch_control.loader import Loader
 from conch_control.options import ControlOptions
 from conch_control.repository.layout import Fingerprint, fingerprint
@@ -61,6 +62,7 @@ class Lifecycle:
         self._lock = threading.Lock()  # guards what follows, and changes of the registry
         self._model_locks: dict[str, threading.Lock] = {}
         self._fingerprints: dict[str, Fingerprint] = {}
+        self._definitions: dict[str, Definition] = {}
         self._draining: dict[threading.Thread, Servable] = {}
         self._closed = False
 
@@ -86,22 +88,39 @@ class Lifecycle:
             if override is None and self._fingerprints.get(name) == state:
                 return
             definition = read_definition(name, directory, self._options, override)
+            self._loader.check(definition)
             self._load_versions(definition)
             with self._lock:
                 self._fingerprints[name] = state
+                self._definitions[name] = definition
 
-    def unload(self, name: str, timeout_s: float = -1) -> None:
+    def refresh(self, name: str) -> None:
+        """Loads a model anew as it was defined when it was loaded; nothing for one that is not loaded.
+
+        Raises:
+            ConchError: It can't be loaded; what served before still does.
+        """
+        with self._model_lock(name), self._slots:
+            self._check_open()
+            definition = self._definitions.get(name)
+            if definition is not None:
+                self._loader.check(definition)
+                self._load_versions(definition)
+
+    def unload(self, name: str, timeout_s: float = -1, then: Callable[[], None] | None = None) -> None:
         """Takes a model out of service at once; its requests finish in the background.
 
         Args:
             name: Model name; one that is not loaded is no error.
             timeout_s: How long to wait for a load of the model that is under way; -1 for its end.
+            then: What to do when its requests have finished.
         """
         if name not in self._registry.entries:
             return
         with self._model_lock(name, timeout_s):
             with self._lock:
                 self._fingerprints.pop(name, None)
+                self._definitions.pop(name, None)
                 entry = self._registry.entries[name]
                 unloading = {version: VersionState("UNLOADING") for version in entry.ready}
                 # A failed version that is unloaded has been dealt with.
@@ -110,8 +129,17 @@ class Lifecycle:
                     for version, state in entry.states.items()
                 }
                 self._registry.publish(name, Entry({}, {**states, **unloading}))
+            left = set(entry.ready)
             for version, model in entry.ready.items():
-                self._retire(model, unloading[version])
+
+                def done(version: int = version) -> None:
+                    with self._lock:
+                        left.discard(version)
+                        last = not left and not self._closed
+                    if last and then is not None:
+                        then()
+
+                self._retire(model, unloading[version], done)
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; loads that are under way fail.
@@ -127,15 +155,16 @@ class Lifecycle:
         with self._lock:
             self._closed = True
         finished = True
-        for name in self._registry.entries:
-            try:
-                self.unload(name, max(deadline - time.monotonic(), 0))
-            except UnavailableError:
-                finished = False  # its load hangs, and will find the lifecycle closed
-        with self._lock:
-            threads = list(self._draining)
-        for thread in threads:
-            thread.join(max(deadline - time.monotonic(), 0))
+        for names in _waves(self._registry.entries):
+            for name in names:
+                try:
+                    self.unload(name, max(deadline - time.monotonic(), 0))
+                except UnavailableError:
+                    finished = False  # its load hangs, and will find the lifecycle closed
+            with self._lock:
+                threads = list(self._draining)
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0))
         with self._lock:
             left = list(self._draining.values())
         for model in left:
@@ -206,22 +235,25 @@ class Lifecycle:
             self._retire(model, unloading.get(version))
         return True
 
-    def _retire(self, model: Servable, state: VersionState | None) -> None:
+    def _retire(
+        self, model: Servable, state: VersionState | None, done: Callable[[], None] | None = None
+    ) -> None:
         """Closes a model that is no longer published, in the background.
 
         Args:
             model: The model.
             state: Its version's state as published; set to unloaded at the end, unless something else
                 has happened to the version since. None where a successor has taken over.
+            done: What to do after that.
         """
         thread = threading.Thread(
-            target=self._drain, args=(model, state), name=f"conch-unload-{model.spec.name}", daemon=True
+            target=self._drain, args=(model, state, done), name=f"conch-unload-{model.spec.name}", daemon=True
         )
         with self._lock:
             self._draining[thread] = model
             thread.start()  # here, so that whoever finds it can join it
 
-    def _drain(self, model: Servable, state: VersionState | None) -> None:
+    def _drain(self, model: Servable, state: VersionState | None, done: Callable[[], None] | None) -> None:
         spec = model.spec
         try:
             model.close()
@@ -233,7 +265,12 @@ class Lifecycle:
                 if state is not None and entry.states.get(spec.version) is state:
                     states = {**entry.states, spec.version: UNLOADED}
                     self._registry.publish(spec.name, Entry(entry.ready, states))
-                del self._draining[threading.current_thread()]
+            try:
+                if done is not None:
+                    done()
+            finally:
+                with self._lock:
+                    del self._draining[threading.current_thread()]
 
     def _set_states(self, name: str, states: Mapping[int, VersionState]) -> None:
         if not states:
@@ -256,3 +293,13 @@ class Lifecycle:
     def _check_open(self) -> None:
         if self._closed:
             raise UnavailableError("Server exiting")
+
+
+def _waves(entries: Mapping[str, Entry]) -> Iterator[list[str]]:
+    """All models, ensembles before what they are made of: their requests need it to the end."""
+    left = set(entries)
+    while left:
+        needed = {part for name in left for part in parts_of(entries[name]) if part != name}
+        wave = sorted(left - needed) or sorted(left)
+        yield wave
+        left -= set(wave)

@@ -8,15 +8,19 @@ from pathlib import Path
 from conch.core.backend import Backend
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model import Model
+from conch.core.registry import Registry
+from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.complete import complete
 from conch_control.config.normalize import normalize, normalize_instance_groups
+from conch_control.config.platforms import is_ensemble
 from conch_control.config.spec import build_spec, stays_within
 from conch_control.config.support import check_supported
 from conch_control.config.validate import validate_config, validate_instance_groups, validate_tensors
 from conch_control.config.warmup import read_warmup
 from conch_control.definition import Definition
+from conch_control.ensemble_loader import EnsembleLoader
 from conch_control.options import ControlOptions
 
 GetBackend = Callable[[str], Backend]
@@ -29,18 +33,31 @@ class Loader:
     Args:
         options: Settings of the control plane.
         get_backend: Finds a backend by name.
+        registry: Where the models of ensembles are.
     """
 
-    def __init__(self, options: ControlOptions, get_backend: GetBackend) -> None:
+    def __init__(self, options: ControlOptions, get_backend: GetBackend, registry: Registry) -> None:
         self._get_backend = get_backend
         self._options = options
+        self._ensembles = EnsembleLoader(registry)
 
-    def load(self, definition: Definition, version: int) -> Model:
+    def check(self, definition: Definition) -> None:
+        """Checks what can be checked before any version is loaded.
+
+        Raises:
+            EnsembleError: It is an ensemble whose models are not there, or do not fit.
+        """
+        if is_ensemble(definition.config):
+            self._ensembles.check(definition)
+
+    def load(self, definition: Definition, version: int) -> Servable:
         """Loads a version with all its instances, warmed up.
 
         Raises:
             Exception: Whatever the backend raises; nothing is left behind.
         """
+        if is_ensemble(definition.config):
+            return self._ensembles.load(definition, version)
         config = ModelConfig()
         config.CopyFrom(definition.config)
         check_supported(config)

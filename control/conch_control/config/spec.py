@@ -18,6 +18,7 @@ from conch.protocol.model_config_pb2 import (
     ModelQueuePolicy,
 )
 from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.ensembles import scheduling_of
 from conch_control.config.jsonform import to_json
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
@@ -55,6 +56,7 @@ def build_spec(
         model_file=model_file,
         instance_groups=tuple(_group(group) for group in config.instance_group),
         batching=_batching(config),
+        ensemble=scheduling_of(config),
         max_queue_size=_max_queue_size(config),
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},

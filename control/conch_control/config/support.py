@@ -33,9 +33,11 @@ def check_supported(config: ModelConfig) -> None:
 
 
 def _unsupported(config: ModelConfig) -> Iterator[str]:
-    for field in ("sequence_batching", "ensemble_scheduling", "model_repository_agents"):
+    for field in ("sequence_batching", "model_repository_agents"):
         if config.HasField(field):
             yield field
+    if any(step.model_namespace for step in config.ensemble_scheduling.step):
+        yield "ensemble_scheduling.step.model_namespace"
     for field in ("batch_input", "batch_output"):
         if getattr(config, field):
             yield field

@@ -149,6 +149,22 @@ class Tensor:
         array = None if self._array is None else self._array.reshape(shape)
         return Tensor(self.name, self.datatype, shape, self._data, array)
 
+    def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another name and another shape of the same size, without a copy.
+
+        Its array can't be written to: others have the same memory.
+        """
+        array = self._array
+        if array is not None:
+            array = array.reshape(shape)  # a view, also where the shape stays
+            array.flags.writeable = False
+        return Tensor(name, self.datatype, shape, self._data, array)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether its wire form is at hand, not only an array."""
+        return self._data is not None
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
 

@@ -143,7 +143,10 @@ def test_legal_tensors(tensor: str) -> None:
     ("text", "fields"),
     [
         ("sequence_batching {}", "'sequence_batching'"),
-        ("ensemble_scheduling {}", "'ensemble_scheduling'"),
+        (
+            'ensemble_scheduling { step { model_namespace: "n" } }',
+            "'ensemble_scheduling.step.model_namespace'",
+        ),
         ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
         ("response_cache { enable: true }", "'response_cache'"),
         ("batch_input {} batch_output {}", "'batch_input', 'batch_output'"),
