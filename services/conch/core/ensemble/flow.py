@@ -365,6 +365,7 @@ class Flow:
         self.over = True
         self._waiting.clear()
         # Runs that go on keep their iterations; nothing in these is of use any more.
+        self._top.held.clear()
         for run in self._running:
             iteration: _Iteration | None = run._iteration
             while iteration is not None:
