@@ -66,6 +66,7 @@ class Execution:
         self._children: dict[InferenceRequest, Run] = {}
         self._outbox: deque[Run | Answer] = deque()
         self._working = False
+        self._cancels = False
         self._ended = False
 
     def start(self, may_lead: bool) -> Leadable | None:
@@ -91,7 +92,7 @@ class Execution:
         def tell(flow: Flow) -> None:
             nonlocal first
             if not flow.over:
-                first = True
+                first = self._cancels = True
                 children.extend(self._children)
                 flow.fail(error)
 
@@ -103,7 +104,9 @@ class Execution:
     def _on_response(self, child: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes an answer of a step; the responder of the requests that this makes."""
         with self._lock:
-            run = self._children.pop(child) if final else self._children[child]
+            run = self._children.pop(child, None) if final else self._children.get(child)
+        if run is None:
+            return  # a model that answers on several threads was overtaken by its own last answer
         if response is not None and response.error is not None:
             self._step_failed(run, response.error, final)
             return
@@ -113,7 +116,6 @@ class Execution:
 
     def _step_failed(self, run: Run, error: ConchError, ended: bool) -> None:
         shown = self._of_step(error)
-
         children: list[InferenceRequest] = []
 
         def tell(flow: Flow) -> None:
@@ -121,6 +123,7 @@ class Execution:
                 flow.drop(run)
             # A sequence's other requests may be waiting in the same queues, and would be cancelled too.
             if not flow.over and not self.request.correlation_id:
+                self._cancels = True
                 children.extend(self._children)
             flow.fail(shown)
 
@@ -193,8 +196,8 @@ class Execution:
                 self._children.pop(child, None)
             self._step_failed(run, without_traceback(as_conch_error(error)), True)
             return None
-        if self._flow.over:
-            self._owner.dispatcher.cancel(child)  # cancelled in between, when the model did not have it yet
+        if self._cancels:
+            owner.dispatcher.cancel(child)  # the others were when the model did not have this one yet
         if promised is not None and lead is not None:
             lead.add(promised)
             return None
