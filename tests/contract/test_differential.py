@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     """Both servers with the same models."""
     repository = tmp_path_factory.mktemp("both")
     write_models(repository)
+    with both_serving(repository) as clients:
+        yield clients
+
+
+@contextmanager
+def both_serving(repository: Path, *more: str) -> Iterator[Both]:
+    """Both servers on a repository, with further flags."""
     port = free_port()
     base = Path(sys.base_prefix) / "lib"
     environment = {
@@ -115,6 +122,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
                 f"--model-repository={repository}",
                 f"--backend-directory={TRITON / 'backends'}",
                 *flags,
+                *more,
             ],
             env=environment,
             stdout=log,
@@ -122,7 +130,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         )
     try:
         with (
-            serving(repository) as server,
+            serving(repository, flags=more) as server,
             closing(RawClient(server.address)) as conch,
             closing(RawClient(f"127.0.0.1:{port}")) as triton,
         ):
@@ -133,6 +141,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         process.send_signal(signal.SIGINT)
         try:
             process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            pass  # not for these tests to judge
         finally:
             process.kill()
             process.wait(WAIT_S)

@@ -130,7 +130,7 @@ class EnsembleModel:
         response = InferenceResponse(
             [fitted(tensor, name, ranks[name], self._batches) for name, tensor in answer.outputs.items()],
             None,
-            _parameters(answer.correlation),
+            _parameters(answer.correlation) if answer.outputs else None,  # Triton has them by tensor
         )
         if request.classes is not None or self._shaper.reshapes_outputs:
             try:
