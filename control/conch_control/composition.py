@@ -8,6 +8,7 @@ they are checked against it and get its labels.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from graphlib import TopologicalSorter
 
@@ -39,6 +40,7 @@ class Composition:
         self._options = options
         self._registry = registry
         self._lifecycle = lifecycle
+        self._lock = threading.Lock()  # guards these two
         self._for_others: set[str] = set()  # loaded for ensembles only
         self._left: set[str] = set()  # ensembles unloaded as a part was
 
@@ -90,10 +92,12 @@ class Composition:
             name: The model; one that is not loaded is no error.
             with_parts: Whether to unload, when its requests are finished, what was loaded for it only.
         """
-        self._left.discard(name)
-        self._for_others.discard(name)
-        for ensemble in self._above({name}):
-            self._left.add(ensemble)
+        ensembles = self._above({name})
+        with self._lock:
+            self._left.discard(name)
+            self._for_others.discard(name)
+            self._left.update(ensembles)
+        for ensemble in ensembles:
             self._lifecycle.unload(ensemble)
         parts = sorted(set(parts_of(self._entry(name)))) if with_parts else []
         self._lifecycle.unload(name, then=lambda: self._unload_unneeded(parts))
@@ -138,12 +142,13 @@ class Composition:
         served: Mapping[str, Mapping[int, object]],
         failures: Mapping[str, Exception],
     ) -> None:
-        for name in served.keys() - failures.keys():
-            self._left.discard(name)
-            if name in wanted:
-                self._for_others.discard(name)
-            elif not served[name]:
-                self._for_others.add(name)
+        with self._lock:
+            for name in served.keys() - failures.keys():
+                self._left.discard(name)
+                if name in wanted:
+                    self._for_others.discard(name)
+                elif not served[name]:
+                    self._for_others.add(name)
 
     def _above(self, names: set[str]) -> list[str]:
         """Loaded ensembles that need any of some models, each after those that need it."""
@@ -177,14 +182,17 @@ class Composition:
         progress = True
         while progress:
             progress = False
-            for name in sorted(self._left):
+            with self._lock:
+                names = sorted(self._left)
+            for name in names:
                 directory = scan.models.get(name)
                 if directory is None:
                     continue
                 parts = read_parts(directory, self._options)
                 if not all(self._ready(part) for part in parts):
                     continue
-                self._left.discard(name)
+                with self._lock:
+                    self._left.discard(name)
                 try:
                     load_one(name, None)
                     progress = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
@@ -84,12 +85,16 @@ def run_in_order(
         except Exception as error:
             failures[name] = error
         return failures
+    threads = max(threads, 1)
     sorter = TopologicalSorter(graph)
     sorter.prepare()
+    ready: deque[str] = deque()
     running: dict[Future[None], str] = {}
-    with ThreadPoolExecutor(max(threads, 1), "conch-load") as pool:
+    with ThreadPoolExecutor(threads, "conch-load") as pool:
         while sorter.is_active():
-            for name in sorter.get_ready():
+            ready.extend(sorted(sorter.get_ready()))
+            while ready and len(running) < threads:  # waiting for thousands at a time would take long
+                name = ready.popleft()
                 running[pool.submit(run, name, failures)] = name
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conch.core.ensemble.model import EnsembleModel
-from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.registry import Entry, Registry
 from conch.core.spec import EnsembleStep, ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
@@ -76,6 +76,12 @@ class EnsembleLoader:
         # Known only now, whatever the config says; Triton prints it so.
         config.model_transaction_policy.decoupled = plan.decoupled
         validate_config(config)
+        if config.response_cache.enable:
+            raise UnsupportedError(f"ensemble '{name}' uses 'response_cache': not supported yet")
+        if spec.max_queue_size:
+            raise InvalidArgumentError(
+                f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"
+            )
         spec = completed(build_spec(config, definition.directory, version, "", {}), plan, find_model)
         return EnsembleModel(spec, plan, self._registry)
 

@@ -169,6 +169,13 @@ BAD = {
         ensemble(step("m", "A", "Z").replace('output_map { key: "X"', 'output_map { key: "Y"')),
         "in ensemble e, ensemble tensor Z is mapped from non-existing output Y in model m",
     ),
+    "queue": (
+        ensemble(
+            step("m", "A", "Z"),
+            extra='parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "3" } }',
+        ),
+        "a maximum queue size can not be specified for ensemble 'e': its models have the queues",
+    ),
     "unmapped": (
         ensemble(step("two", "A", "Z")),
         "in ensemble e, input Y in model two is not mapped to any ensemble tensors",
