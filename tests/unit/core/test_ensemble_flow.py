@@ -169,6 +169,18 @@ def says(made: list[Values], together: bool) -> Iterator[tuple[Values | None, bo
 @settings(max_examples=400, deadline=None)
 @given(plans(), st.data())
 def test_what_comes_out_is_what_the_steps_make(plan: Plan, data: st.DataObject) -> None:
+    check_what_comes_out(plan, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None)
+@given(plans(), st.data())
+def test_what_comes_out_of_very_many(plan: Plan, data: st.DataObject) -> None:
+    check_what_comes_out(plan, data)
+
+
+def check_what_comes_out(plan: Plan, data: st.DataObject) -> None:
+    """Runs a request to its end, and compares everything with what a plain evaluation says."""
     requested = data.draw(
         st.none() | st.lists(st.sampled_from(plan.outputs), min_size=1, max_size=3).map(tuple)
     )

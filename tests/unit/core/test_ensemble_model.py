@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -290,6 +291,45 @@ def test_many_requests_from_many_threads(house: House) -> None:
         assert answers.finals_of(request) == 1
     assert house.models["outer"].statistics.snapshot().success.count == 80
     assert house.models["e"].statistics.snapshot().success.count == 160
+
+
+def test_cancelling_at_any_moment(house: House) -> None:
+    """Other threads cancel while steps are submitted, run and answered: one answer each, nothing left."""
+    for name in ("a", "b"):
+        house.model(name, max_batch_size=4, batching=DynamicBatching((4,), 0), instances=2)
+    ensemble = house.ensemble(chain("a", "b", "a", "b"), max_batch_size=4)
+    answers = Answers()
+    sent: queue.SimpleQueue[InferenceRequest | None] = queue.SimpleQueue()
+
+    def send() -> None:
+        for number in range(150):
+            request = make_request(answers, 1, float(number), name="e")
+            sent.put(request)
+            lead = house.dispatcher.submit(request, number % 3 == 0)
+            if lead is not None and (number % 2 or lead.lead(1_000_000)):
+                lead.hand_over()
+        sent.put(None)
+
+    def cancel() -> None:
+        while (request := sent.get()) is not None:
+            house.dispatcher.cancel(request)
+
+    threads = [threading.Thread(target=target) for target in (send, send, cancel, cancel)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers.wait(300)
+    assert ensemble.close(WAIT_S)
+    assert answers.finals == len(answers.calls) == 300
+    for request, response, _ in answers.calls:
+        assert response is not None
+        if response.error is None:
+            assert values(answers, request)[0] == request.inputs["IN"].numpy()[0, 0]
+        else:
+            assert isinstance(response.error, CancelledError)
+    snapshot = ensemble.statistics.snapshot()
+    assert snapshot.success.count + snapshot.fail.count == 300
 
 
 def test_tensors_are_passed_on_without_a_copy_and_can_not_be_written_to(house: House) -> None:
