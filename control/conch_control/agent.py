@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
@@ -17,7 +16,9 @@ from conch.core.errors import (
 )
 from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
+from conch_control.composition import Composition, LoadOne
 from conch_control.definition import PollError
+from conch_control.ensemble_loader import EnsembleError
 from conch_control.lifecycle import READY, UNLOADED, Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
@@ -35,15 +36,21 @@ class LoadFailure:
 
     Attributes:
         name: Model name.
-        error: Why; of a `PollError` the ``reason`` says more.
+        error: Why; its text is for clients.
     """
 
     name: str
     error: ConchError
 
+    @property
+    def reason(self) -> str:
+        """Why, for operators."""
+        if isinstance(self.error, PollError | EnsembleError):
+            return self.error.reason
+        return self.error.message
+
     def __str__(self) -> str:
-        reason = self.error.reason if isinstance(self.error, PollError) else self.error.message
-        return f"failed to load '{self.name}': {reason}"
+        return f"failed to load '{self.name}': {self.reason}"
 
 
 class Agent:
@@ -70,7 +77,8 @@ class Agent:
         self._registry = registry
         self._options = options
         self._repositories = LocalRepositories(options.repositories)
-        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, cache))
+        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, registry, cache))
+        self._composition = Composition(options, registry, self._lifecycle)
         # Why models that should be there are not, where it never came to loading a version.
         self._unpolled: dict[str, str] = {}
 
@@ -88,9 +96,8 @@ class Agent:
         names = self._startup_names(scan)
         if not names:
             return []
-        with ThreadPoolExecutor(max(self._options.load_threads, 1), "conch-load") as pool:
-            results = list(pool.map(lambda name: self._try_load(name, scan), names))
-        return [failure for failure in results if failure is not None]
+        errors = self._composition.load(names, scan, self._loading(scan))
+        return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
@@ -117,21 +124,28 @@ class Agent:
         self._check_explicit()
         _check_name(name)
         override = _config_override(parameters)
-        self._load(name, self._repositories.scan(), override)
+        scan = self._repositories.scan()
+        errors = self._composition.load([name], scan, self._loading(scan), override)
+        error = errors.get(name)
+        if error is not None:
+            if isinstance(error, EnsembleError):
+                log.error("failed to load '%s': %s", name, error.reason)
+                self._missed(name, error.reason)
+            raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Starts unloading a model; one that is not loaded is no error.
 
         Args:
             name: Model name.
-            unload_dependents: Also unload what only this model needed; nothing, without ensembles.
+            unload_dependents: Also unload the models of an ensemble that were loaded for it only.
 
         Raises:
             UnavailableError: The control mode does not allow it.
         """
         self._check_explicit()
         self._unpolled.pop(name, None)
-        self._lifecycle.unload(name)
+        self._composition.unload(name, unload_dependents)
 
     def ready(self) -> bool:
         """Whether every model that was asked for serves, or was unloaded on purpose."""
@@ -158,19 +172,18 @@ class Agent:
             return sorted({*scan.models, *scan.duplicates})
         return list(dict.fromkeys(startup))
 
-    def _try_load(self, name: str, scan: Scan) -> LoadFailure | None:
-        try:
-            self._load(name, scan, None)
-        except Exception as error:
-            shown = as_conch_error(error)
-            if shown is not error:
-                log.exception("failed to load '%s'", name)
-            # A model the operator named is missed even if there is no trace of it.
-            if name not in self._registry.entries:
-                reason = shown.reason if isinstance(shown, PollError) else shown.message
-                self._unpolled[name] = reason
-            return LoadFailure(name, shown)
-        return None
+    def _failure(self, name: str, error: Exception) -> LoadFailure:
+        shown = as_conch_error(error)
+        if shown is not error:
+            log.error("failed to load '%s'", name, exc_info=error)
+        failure = LoadFailure(name, shown)
+        # A model the operator named is missed even if there is no trace of it.
+        if name not in self._registry.entries:
+            self._unpolled[name] = failure.reason
+        return failure
+
+    def _loading(self, scan: Scan) -> LoadOne:
+        return lambda name, override: self._load(name, scan, override)
 
     def _load(self, name: str, scan: Scan, override: str | None) -> None:
         if name in scan.duplicates:
@@ -183,7 +196,7 @@ class Agent:
             raise PollError(name, "model not found in any model repository")
         try:
             self._lifecycle.load(name, directory, override)
-        except PollError as error:
+        except (PollError, EnsembleError) as error:
             self._missed(name, error.reason)
             raise
         self._unpolled.pop(name, None)

@@ -9,6 +9,8 @@ import os
 from pathlib import Path
 
 from conch.core.cache.service import CacheService
+from conch.core.errors import ConchError
+from conch.core.registry import Registry
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch_control.repository.layout import fingerprint
@@ -27,13 +29,47 @@ def load_identity(cache: CacheService | None, spec: ModelSpec) -> bytes:
     return content_digest(spec)
 
 
-def put_behind(cache: CacheService | None, model: Servable, identity: bytes) -> Servable:
+class PartsIdentity:
+    """Tells the answers of an ensemble apart by the loads of its models that gave them.
+
+    Shared with nobody, whatever the cache: other servers can't know which loads these are.
+
+    Args:
+        spec: The ensemble.
+        registry: Where its models are.
+    """
+
+    def __init__(self, spec: ModelSpec, registry: Registry) -> None:
+        assert spec.ensemble is not None, "an ensemble"
+        self._steps = [
+            (step.model_name, "" if step.model_version < 0 else str(step.model_version))
+            for step in spec.ensemble.steps
+        ]
+        self._registry = registry
+        self._known: tuple[list[object], bytes] = [], b""
+
+    def __call__(self) -> bytes:
+        """What stays the same until one of the models is replaced."""
+        try:
+            loads: list[object] = [
+                self._registry.resolve(name, version).statistics for name, version in self._steps
+            ]
+        except ConchError:
+            return os.urandom(16)  # a model is missing, and nothing kept must hide that
+        seen, identity = self._known
+        if loads != seen:  # counters have no equality of their own, and each load has new ones
+            identity = os.urandom(16)
+            self._known = loads, identity
+        return identity
+
+
+def put_behind(cache: CacheService | None, model: Servable, identity: bytes | PartsIdentity) -> Servable:
     """A loaded model, behind the cache if it wants one.
 
     Args:
         cache: The server's cache, if it has one.
         model: The model.
-        identity: Its `load_identity` from before it was loaded.
+        identity: Its `load_identity` from before it was loaded, or that of its parts.
     """
     spec = model.spec
     if not spec.cached:
@@ -45,7 +81,7 @@ def put_behind(cache: CacheService | None, model: Servable, identity: bytes) -> 
             spec.name,
         )
         return model
-    if cache.shared and load_identity(cache, spec) != identity:
+    if cache.shared and isinstance(identity, bytes) and load_identity(cache, spec) != identity:
         log.warning(
             "the files of model '%s' version %d changed while it was loaded: its cached responses are "
             "not shared",

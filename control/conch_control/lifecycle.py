@@ -27,6 +27,7 @@ from conch.core.registry import Entry, Registry, VersionState
 from conch.core.servable import Servable
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.definition import Definition, read_definition
+from conch_control.ensemble_loader import parts_of
 from conch_control.loader import Loader
 from conch_control.options import ControlOptions
 from conch_control.repository.layout import Fingerprint, fingerprint, without_configs
@@ -100,17 +101,32 @@ class Lifecycle:
                 return
             definition = read_definition(name, directory, self._options, override)
             made = _Loaded(state, definition)
+            self._loader.check(definition)
             if loaded is None or not self._resize(loaded, made):
                 self._load_versions(definition)
             with self._lock:
                 self._loaded[name] = made
 
-    def unload(self, name: str, timeout_s: float = -1) -> None:
+    def refresh(self, name: str) -> None:
+        """Loads a model anew as it was defined when it was loaded; nothing for one that is not loaded.
+
+        Raises:
+            ConchError: It can't be loaded; what served before still does.
+        """
+        with self._model_lock(name), self._slots:
+            self._check_open()
+            loaded = self._loaded.get(name)
+            if loaded is not None:
+                self._loader.check(loaded.definition)
+                self._load_versions(loaded.definition)
+
+    def unload(self, name: str, timeout_s: float = -1, then: Callable[[], None] | None = None) -> None:
         """Takes a model out of service at once; its requests finish in the background.
 
         Args:
             name: Model name; one that is not loaded is no error.
             timeout_s: How long to wait for a load of the model that is under way; -1 for its end.
+            then: What to do when its requests have finished.
         """
         if name not in self._registry.entries:
             return
@@ -126,8 +142,17 @@ class Lifecycle:
                     for version, state in entry.states.items()
                 }
                 self._registry.publish(name, Entry({}, {**states, **unloading}))
+            left = set(entry.ready)
             for version, model in entry.ready.items():
-                self._retire(model, unloading[version])
+
+                def done(version: int = version) -> None:
+                    with self._lock:
+                        left.discard(version)
+                        last = not left and not self._closed
+                    if last and then is not None:
+                        then()
+
+                self._retire(model, unloading[version], done)
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; loads that are under way fail.
@@ -143,15 +168,16 @@ class Lifecycle:
         with self._lock:
             self._closed = True
         finished = True
-        for name in self._registry.entries:
-            try:
-                self.unload(name, max(deadline - time.monotonic(), 0))
-            except UnavailableError:
-                finished = False  # its load hangs, and will find the lifecycle closed
-        with self._lock:
-            threads = list(self._draining)
-        for thread in threads:
-            thread.join(max(deadline - time.monotonic(), 0))
+        for names in _waves(self._registry.entries):
+            for name in names:
+                try:
+                    self.unload(name, max(deadline - time.monotonic(), 0))
+                except UnavailableError:
+                    finished = False  # its load hangs, and will find the lifecycle closed
+            with self._lock:
+                threads = list(self._draining)
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0))
         with self._lock:
             left = list(self._draining.values())
         for model in left:
@@ -265,13 +291,16 @@ class Lifecycle:
             if model.spec.sequence is not None:
                 self._registry.begin_draining(model.spec.name, model)
 
-    def _retire(self, model: Servable, state: VersionState | None) -> None:
+    def _retire(
+        self, model: Servable, state: VersionState | None, done: Callable[[], None] | None = None
+    ) -> None:
         """Closes a model that is no longer published, in the background.
 
         Args:
             model: The model.
             state: Its version's state as published; set to unloaded at the end, unless something else
                 has happened to the version since. None where a successor has taken over.
+            done: What to do after that.
         """
 
         def unload() -> None:
@@ -288,6 +317,8 @@ class Lifecycle:
                     if state is not None and entry.states.get(spec.version) is state:
                         states = {**entry.states, spec.version: UNLOADED}
                         self._registry.publish(spec.name, Entry(entry.ready, states))
+                if done is not None:
+                    done()
 
         self._start_draining(model, unload)
 
@@ -352,3 +383,13 @@ def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:
         f"version {version} is at UNAVAILABLE state: {reason};\n" for version, reason in reasons.items()
     )
     return InvalidArgumentError(f"load failed for model '{name}': {details}")
+
+
+def _waves(entries: Mapping[str, Entry]) -> Iterator[list[str]]:
+    """All models, ensembles before what they are made of: their requests need it to the end."""
+    left = set(entries)
+    while left:
+        needed = {part for name in left for part in parts_of(entries[name]) if part != name}
+        wave = sorted(left - needed) or sorted(left)
+        yield wave
+        left -= set(wave)

@@ -14,6 +14,7 @@ from conch.core.instances.fleet import Resize
 from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.placement import differ_in_count_only
 from conch.core.model import Model
+from conch.core.registry import Registry
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.protocol.model_config_pb2 import ModelConfig
@@ -23,12 +24,14 @@ from conch_control.config.groups import read_groups, resolve_groups
 from conch_control.config.jsonform import to_json
 from conch_control.config.normalize import normalize
 from conch_control.config.paths import stays_within
+from conch_control.config.platforms import is_ensemble
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
 from conch_control.config.validate import validate_config, validate_tensors
 from conch_control.config.warmup import read_warmup
 from conch_control.definition import Definition
+from conch_control.ensemble_loader import EnsembleLoader
 from conch_control.options import ControlOptions
 
 GetBackend = Callable[[str], Backend]
@@ -41,17 +44,32 @@ class Loader:
     Args:
         options: Settings of the control plane.
         get_backend: Finds a backend by name.
+        registry: Where the models of ensembles are.
         cache: The response cache for models that want one; None for none.
     """
 
     def __init__(
-        self, options: ControlOptions, get_backend: GetBackend, cache: CacheService | None = None
+        self,
+        options: ControlOptions,
+        get_backend: GetBackend,
+        registry: Registry,
+        cache: CacheService | None = None,
     ) -> None:
         self._get_backend = get_backend
         self._options = options
         self._cache = cache
+        self._ensembles = EnsembleLoader(registry, cache)
         limits = options.rate_limits
         self._limiter = None if limits is None else RateLimiter(limits)
+
+    def check(self, definition: Definition) -> None:
+        """Checks what can be checked before any version is loaded.
+
+        Raises:
+            EnsembleError: It is an ensemble whose models are not there, or do not fit.
+        """
+        if is_ensemble(definition.config):
+            self._ensembles.check(definition)
 
     def load(self, definition: Definition, version: int) -> Servable:
         """Loads a version with all its instances, warmed up.
@@ -59,6 +77,8 @@ class Loader:
         Raises:
             Exception: Whatever the backend raises; nothing is left behind.
         """
+        if is_ensemble(definition.config):
+            return self._ensembles.load(definition, version)
         config = ModelConfig()
         config.CopyFrom(definition.config)
         check_supported(config)

@@ -18,6 +18,7 @@ from conch.protocol.model_config_pb2 import (
 )
 from conch_control.config.caching import cache_ttl_ns
 from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.ensembles import scheduling_of
 from conch_control.config.groups import read_groups
 from conch_control.config.jsonform import to_json
 from conch_control.config.padding import read_padding
@@ -64,6 +65,7 @@ def build_spec(
         instance_groups=read_groups(config),
         batching=_batching(config),
         sequence=sequence_batching(config, directory),
+        ensemble=scheduling_of(config),
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
         padding=read_padding(config),

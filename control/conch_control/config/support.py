@@ -34,9 +34,10 @@ def check_supported(config: ModelConfig) -> None:
 
 
 def _unsupported(config: ModelConfig) -> Iterator[str]:
-    for field in ("ensemble_scheduling", "model_repository_agents"):
-        if config.HasField(field):
-            yield field
+    if config.HasField("model_repository_agents"):
+        yield "model_repository_agents"
+    if any(step.model_namespace for step in config.ensemble_scheduling.step):
+        yield "ensemble_scheduling.step.model_namespace"
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for tensor in tensors:
             yield from _unsupported_of_tensor(kind, tensor)

@@ -19,6 +19,7 @@ from conch.protocol.model_config_pb2 import (
     ModelQueuePolicy,
 )
 from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.ensembles import validate_ensemble
 from conch_control.config.platforms import check_pair
 from conch_control.config.sequences import validate_sequences
 
@@ -33,6 +34,8 @@ def validate_config(config: ModelConfig) -> None:
     """
     check_pair(config)
     name = config.name
+    if config.HasField("ensemble_scheduling"):
+        validate_ensemble(config)
     if config.max_batch_size < 0:
         raise InvalidArgumentError(f"'max_batch_size' must be non-negative value for {name}")
     if config.HasField("dynamic_batching"):

@@ -157,6 +157,22 @@ class Tensor:
         assert data is not None, "a tensor holds data or an array"
         return Tensor(name, self.datatype, self.shape, bytes(data))
 
+    def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another name and another shape of the same size, without a copy.
+
+        Its array can't be written to: others have the same memory.
+        """
+        array = self._array
+        if array is not None:
+            array = array.reshape(shape)  # a view, also where the shape stays
+            array.flags.writeable = False
+        return Tensor(name, self.datatype, shape, self._data, array)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether its wire form is at hand, not only an array."""
+        return self._data is not None
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)})"
 

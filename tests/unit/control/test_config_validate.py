@@ -142,7 +142,10 @@ def test_legal_tensors(tensor: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fields"),
     [
-        ("ensemble_scheduling {}", "'ensemble_scheduling'"),
+        (
+            'ensemble_scheduling { step { model_namespace: "n" } }',
+            "'ensemble_scheduling.step.model_namespace'",
+        ),
         ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),

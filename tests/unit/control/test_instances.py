@@ -191,7 +191,7 @@ def test_an_order_is_kept_by_a_reload(site: Site) -> None:
     agent = loaded(site, ordered % 1)
     directory = site.model("m", config=site.config(ordered % 2))
     options = ControlOptions(repositories=(site.repository,))
-    loader = Loader(options, site.get_backend)
+    loader = Loader(options, site.get_backend, site.registry)
     assert loader.resize(read_definition("m", directory, options), site.serving("m")[1]) is None
     agent.unload("m", False)
     drained("m")

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
             "Invalid argument: state input 'x' must specify 'data_type'",
         ),
         (
-            'platform: "ensemble" ensemble_scheduling {}',
-            "Unsupported: model 'm' uses 'ensemble_scheduling': not supported yet",
-        ),
-        (
             'backend: "echo" instance_group { kind: KIND_GPU }',
             "Invalid argument: instance group m_0 of model m has kind KIND_GPU but no GPUs are available",
         ),

@@ -76,8 +76,9 @@ class ModelCode:
             if _packages.pop(self.package, None) is None:
                 return
             inside = self.package + "."
-            for name in [name for name in sys.modules if name == self.package or name.startswith(inside)]:
-                del sys.modules[name]
+            for name in list(sys.modules):  # a copy: other threads import at the same time
+                if name == self.package or name.startswith(inside):
+                    del sys.modules[name]
             for directory in self._directories:
                 _path_users[directory] -= 1
                 if not _path_users[directory]:

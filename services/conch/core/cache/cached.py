@@ -16,6 +16,7 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.servable import Leadable, Servable
+from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

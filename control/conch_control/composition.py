@@ -1,0 +1,200 @@
+"""Loads and unloads models with regard to the ensembles that they are parts of.
+
+An ensemble's parts are loaded before it. A part that was loaded for an ensemble only may go with it. While a
+part is unloaded so are the ensembles that need it, and they come back with it; when a part has been reloaded
+they are checked against it and get its labels.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from graphlib import TopologicalSorter
+
+from conch.core.errors import ConchError, as_conch_error
+from conch.core.registry import Entry, Registry
+from conch_control.definition import PollError
+from conch_control.dependencies import Graph, build_graph, circles, read_parts, run_in_order
+from conch_control.ensemble_loader import EnsembleError, circle_text, failure_text, parts_of
+from conch_control.lifecycle import Lifecycle
+from conch_control.options import ControlOptions
+from conch_control.repository.local import Scan
+
+log = logging.getLogger(__name__)
+
+LoadOne = Callable[[str, str | None], None]
+"""Loads a model by name, with a config in JSON to use in place of its file or None; raises `ConchError`."""
+
+
+class Composition:
+    """Who needs whom among the models of a server.
+
+    Args:
+        options: Settings of the control plane.
+        registry: Where models are published.
+        lifecycle: Loads and unloads single models.
+    """
+
+    def __init__(self, options: ControlOptions, registry: Registry, lifecycle: Lifecycle) -> None:
+        self._options = options
+        self._registry = registry
+        self._lifecycle = lifecycle
+        self._lock = threading.Lock()  # guards these two
+        self._for_others: set[str] = set()  # loaded for ensembles only
+        self._left: set[str] = set()  # ensembles unloaded as a part was
+
+    def load(
+        self, names: Iterable[str], scan: Scan, load_one: LoadOne, override: str | None = None
+    ) -> dict[str, Exception]:
+        """Loads models, after what they are made of.
+
+        Args:
+            names: The models.
+            scan: What the repositories hold.
+            load_one: Loads one of them.
+            override: A config in JSON to use for all that are named in place of their files.
+
+        Returns:
+            What went wrong, by model; also for models that others are made of.
+        """
+        wanted = frozenset(names)
+
+        def parts(name: str) -> tuple[str, ...]:
+            directory = scan.models.get(name)
+            if directory is None:
+                return ()
+            return read_parts(directory, self._options, override if name in wanted else None)
+
+        graph = build_graph(wanted, parts)
+        turning = circles(graph)
+        served = {name: self._ready(name) for name in graph}
+
+        def run(name: str, failures: Mapping[str, Exception]) -> None:
+            if name in turning:
+                raise EnsembleError(name, circle_text(name, turning[name]))
+            self._check_parts(name, graph[name], failures)
+            load_one(name, override if name in wanted else None)
+
+        order = {name: () if name in turning else graph[name] for name in graph}
+        failures = run_in_order(order, run, self._options.load_threads)
+        self._note_loaded(wanted, served, failures)
+        changed = {name for name, before in served.items() if self._ready(name) != before}
+        if changed:
+            self._refresh(changed, served)
+            self._bring_back(scan, load_one)
+        return failures
+
+    def unload(self, name: str, with_parts: bool) -> None:
+        """Unloads a model, and the ensembles that need it.
+
+        Args:
+            name: The model; one that is not loaded is no error.
+            with_parts: Whether to unload, when its requests are finished, what was loaded for it only.
+        """
+        ensembles = self._above({name})
+        with self._lock:
+            self._left.discard(name)
+            self._for_others.discard(name)
+            self._left.update(ensembles)
+        for ensemble in ensembles:
+            self._lifecycle.unload(ensemble)
+        parts = sorted(set(parts_of(self._entry(name)))) if with_parts else []
+        self._lifecycle.unload(name, then=lambda: self._unload_unneeded(parts))
+
+    def _unload_unneeded(self, parts: Iterable[str]) -> None:
+        for part in parts:
+            if part in self._for_others and not self._above({part}):
+                self.unload(part, True)
+
+    def _entry(self, name: str) -> Entry:
+        return self._registry.entries.get(name, Entry())
+
+    def _ready(self, name: str) -> Mapping[int, object]:
+        return self._entry(name).ready
+
+    def _check_parts(self, name: str, parts: Iterable[str], failures: Mapping[str, Exception]) -> None:
+        """Raises what Triton says of an ensemble whose parts could not be loaded."""
+        failed = {part: failures[part] for part in parts if part in failures and not self._ready(part)}
+        missing = [part for part, error in failed.items() if isinstance(error, PollError)]
+        if missing:
+            raise EnsembleError(
+                name,
+                f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}",
+            )
+        for part, error in failed.items():
+            if isinstance(error, EnsembleError):
+                raise EnsembleError(
+                    name,
+                    f"ensemble '{name}' depends on '{part}' which is not valid. Model '{part}' failed with "
+                    f"error: {error.reason}",
+                )
+            reason = failure_text(self._entry(part)) or as_conch_error(error).message
+            raise EnsembleError(
+                name,
+                f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading "
+                f"failed with error: {reason}",
+            )
+
+    def _note_loaded(
+        self,
+        wanted: frozenset[str],
+        served: Mapping[str, Mapping[int, object]],
+        failures: Mapping[str, Exception],
+    ) -> None:
+        with self._lock:
+            for name in served.keys() - failures.keys():
+                self._left.discard(name)
+                if name in wanted:
+                    self._for_others.discard(name)
+                elif not served[name]:
+                    self._for_others.add(name)
+
+    def _above(self, names: set[str]) -> list[str]:
+        """Loaded ensembles that need any of some models, each after those that need it."""
+        parts = {name: set(parts_of(entry)) for name, entry in self._registry.entries.items() if entry.ready}
+        above: set[str] = set()
+        found = set(names)
+        while found:
+            found = {name for name in parts.keys() - above - names if parts[name] & found}
+            above |= found
+        needed_by: Graph = {
+            name: tuple(other for other in above if name in parts[other]) for name in sorted(above)
+        }
+        return list(TopologicalSorter(needed_by).static_order())
+
+    def _refresh(self, changed: set[str], fresh: Iterable[str]) -> None:
+        """Has loaded ensembles see what has become of their parts; those just loaded have."""
+        for name in reversed(self._above(changed)):
+            if name in fresh and name in changed:
+                continue
+            try:
+                self._lifecycle.refresh(name)
+            except ConchError as error:
+                log.error(
+                    "ensemble '%s' goes on as it was, though a model that it needs has changed: %s",
+                    name,
+                    error.message,
+                )
+
+    def _bring_back(self, scan: Scan, load_one: LoadOne) -> None:
+        """Loads ensembles again whose parts are all there again."""
+        progress = True
+        while progress:
+            progress = False
+            with self._lock:
+                names = sorted(self._left)
+            for name in names:
+                directory = scan.models.get(name)
+                if directory is None:
+                    continue
+                parts = read_parts(directory, self._options)
+                if not all(self._ready(part) for part in parts):
+                    continue
+                with self._lock:
+                    self._left.discard(name)
+                try:
+                    load_one(name, None)
+                    progress = True
+                except ConchError as error:
+                    log.error("failed to load '%s' again: %s", name, error.message)

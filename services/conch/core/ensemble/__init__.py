@@ -1,0 +1,1 @@
+"""Ensembles: models made of other models, tensors going from one to the next."""

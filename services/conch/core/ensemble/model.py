@@ -1,0 +1,164 @@
+"""A loaded version of an ensemble, as front ends and other ensembles see it."""
+
+from __future__ import annotations
+
+import threading
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.dispatch import Dispatcher
+from conch.core.ensemble.execution import Execution
+from conch.core.ensemble.fitting import Fitting, fitted
+from conch.core.ensemble.flow import Answer, Correlation
+from conch.core.ensemble.plan import Plan
+from conch.core.errors import ConchError, as_conch_error
+from conch.core.instances.shaping import Shaper
+from conch.core.registry import Registry
+from conch.core.request import InferenceRequest, InferenceResponse, Parameter
+from conch.core.scheduler.base import Batch
+from conch.core.servable import ClosedError, Leadable
+from conch.core.spec import ModelSpec
+from conch.core.stats import ModelStatistics
+from conch.core.validation import RequestValidator
+
+
+class EnsembleModel:
+    """One version of one ensemble. It has no queue and no instances: its models have.
+
+    Args:
+        spec: What it is.
+        plan: How tensors go through it.
+        registry: Where its models are; they are looked up for each request.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        spec: What it is.
+        statistics: Its counters. Time in it counts as inference, from receipt to answer, as its models'
+            own times can't be told apart in it.
+        version_text: The version number as the protocol carries it.
+        plan: How tensors go through it.
+        dispatcher: The way to its models.
+        fitting: Makes the requests for its models.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, spec: ModelSpec, plan: Plan, registry: Registry, clock: Clock = monotonic_ns) -> None:
+        self.spec = spec
+        self.statistics = ModelStatistics()
+        self.version_text = str(spec.version)
+        self.plan = plan
+        self.dispatcher = Dispatcher(registry)
+        self.fitting = Fitting(plan, registry)
+        self.clock = clock
+        self._validate = RequestValidator(spec)
+        self._shaper = Shaper(spec)
+        self._batches = spec.max_batch_size > 0
+        self._ranks = {tensor.name: len(tensor.backend_dims) + self._batches for tensor in spec.outputs}
+        self._lock = threading.Lock()
+        self._drained = threading.Condition(self._lock)
+        self._closing = False
+        self._open: dict[InferenceRequest, Execution] = {}
+
+    @property
+    def pending(self) -> int:
+        """None: requests wait in the queues of its models."""
+        return 0
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+        """Checks a request and runs its first steps; see `Servable.submit`.
+
+        Raises:
+            InvalidArgumentError: The request does not fit the ensemble.
+            ClosedError: The version takes no more requests.
+        """
+        self._validate(request)
+        request.model = self
+        request.queued_ns = self.clock()
+        execution = Execution(self, request)
+        with self._lock:
+            if self._closing:
+                raise ClosedError
+            self._open[request] = execution
+        if self._shaper.reshapes_inputs:
+            self._shaper.shape_inputs(request)
+        return execution.start(may_lead)
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Answers a request with CANCELLED, begins none of its further steps and cancels those that run."""
+        request.cancelled = True
+        with self._lock:
+            execution = self._open.get(request)
+        if execution is not None:
+            execution.cancel()
+        return False
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """No: sequences are begun in its models."""
+        return False
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests and waits for those it has; see `Servable.close`."""
+        with self._lock:
+            self._closing = True
+            return self._drained.wait_for(lambda: not self._open, timeout_s)
+
+    def fail_queued(self, error: ConchError) -> int:
+        """Answers all requests with an error, as all of them may still wait in a queue."""
+        with self._lock:
+            executions = list(self._open.values())
+        return sum(execution.fail(error) for execution in executions)
+
+    def answer(self, request: InferenceRequest, answer: Answer) -> None:
+        """Answers a request; see `Owner`."""
+        response = (
+            None if answer.outputs is None and answer.error is None else self._response(request, answer)
+        )
+        if answer.final:
+            self._count(request, response)  # first: a client that has its answer finds it counted
+        request.respond(response, answer.final)
+
+    def ended(self, execution: Execution) -> None:
+        """Takes notice that nothing of a request runs any more; see `Owner`."""
+        with self._lock:
+            del self._open[execution.request]
+            if self._closing and not self._open:
+                self._drained.notify_all()
+
+    def _response(self, request: InferenceRequest, answer: Answer) -> InferenceResponse:
+        if answer.outputs is None:
+            return InferenceResponse([], answer.error)
+        ranks = self._ranks
+        response = InferenceResponse(
+            [fitted(tensor, name, ranks[name], self._batches) for name, tensor in answer.outputs.items()],
+            None,
+            _parameters(answer.correlation) if answer.outputs else None,  # Triton has them by tensor
+        )
+        if request.classes is not None or self._shaper.reshapes_outputs:
+            try:
+                self._shaper.shape_response(request, response)
+            except Exception as error:  # an output whose shape does not hold what it says
+                response.error = as_conch_error(error)
+            if response.error is not None:
+                return InferenceResponse([], response.error)
+        return response
+
+    def _count(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
+        now = self.clock()
+        if response is not None and response.error is not None:
+            self.statistics.record_failure(now - request.received_ns)
+            return
+        batch = Batch([request], request.batch_size)
+        batch.compute_start_ns = batch.compute_input_end_ns = request.queued_ns
+        batch.compute_output_start_ns = batch.compute_end_ns = now
+        self.statistics.record_batch(batch, 0, 0)
+
+
+def _parameters(correlation: Correlation) -> dict[str, Parameter]:
+    """What Triton says about sequences in every answer of an ensemble."""
+    sequence_id = correlation.sequence_id
+    if isinstance(sequence_id, int) and sequence_id >= 2**63:
+        sequence_id -= 2**64  # the protocol carries an unsigned number in a signed field
+    return {
+        "sequence_id": sequence_id,
+        "sequence_start": correlation.start,
+        "sequence_end": correlation.end,
+    }

@@ -1,0 +1,36 @@
+"""The example clients against the example models, as the README has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.support.servers import EXAMPLES, ROOT, ServerProcess, serving
+
+CLIENTS = sorted(path.name for path in (ROOT / "examples" / "clients").glob("*.py") if path.stem != "common")
+SAYS = {
+    "digit_images.py": ("PNG: 3", "JPEG: 3", "held-out images right", "other files are refused: in ensemble"),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """What `make serve` starts."""
+    with serving(EXAMPLES) as server:
+        yield server
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_clients_get_what_they_expect(server: ServerProcess, client: str) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "clients" / client, "--url", server.address],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for text in SAYS.get(client, ()):
+        assert text in done.stdout
