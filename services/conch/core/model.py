@@ -12,13 +12,13 @@ from conch.core.instances.execution import Executor
 from conch.core.instances.placement import place
 from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
-from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.dynamic import DynamicBatcher
 from conch.core.scheduler.priority import PriorityBatcher
 from conch.core.spec import ModelSpec, WarmupSample
-from conch.core.stats import ModelStatistics
+from conch.core.stats import QUEUED, ModelStatistics
 from conch.core.validation import RequestValidator
 
 log = logging.getLogger(__name__)
@@ -57,17 +57,18 @@ class Model:
         clock: Clock = monotonic_ns,
     ) -> None:
         self.spec = spec
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(self._gauges)
         self.version_text = str(spec.version)
         self._clock = clock
         self._backend_model = backend_model
         self._instances = list(instances)
         self._validate = RequestValidator(spec)
+        self._executor = Executor(spec, self.statistics, clock)
         self._runner = Runner(
             spec.name,
             scheduler_for(spec),
             self._instances,
-            Executor(spec, self.statistics, clock),
+            self._executor,
             clock,
         )
 
@@ -128,8 +129,10 @@ class Model:
         """
         request.cancelled = True
         cancelled = self._runner.cancel(request)
+        if request.state is RequestState.RUNNING:
+            self._executor.cancels = True
         for each in cancelled:
-            self.statistics.record_failure(self._clock() - each.received_ns)
+            self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)
             each.fail(CancelledError(""))
         return bool(cancelled)
 
@@ -150,6 +153,9 @@ class Model:
             return False
         _close_all(self.spec, self._instances, self._backend_model)
         return True
+
+    def _gauges(self) -> tuple[int, int]:
+        return self._runner.pending, self._runner.running
 
     def fail_queued(self, error: ConchError) -> int:
         """Answers everything queued with an error; returns how many requests that were."""

@@ -15,11 +15,12 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
+from conch.core.instances.answers import OpenAnswers
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
-from conch.core.stats import ModelStatistics
+from conch.core.stats import QUEUED, RUNNING, TIMEOUT, ModelStatistics
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +32,18 @@ class Executor:
         spec: The model version.
         statistics: Where executions are counted.
         clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        open: The requests that the model answers itself and has not answered yet.
+        may_be_led: Whether polling threads may run batches. Not those of decoupled models: sending may block
+            until a client has read, and it is the polling threads that send to it.
+        cancels: To be set once a request that runs has been cancelled; nobody looks for them before.
     """
 
     def __init__(self, spec: ModelSpec, statistics: ModelStatistics, clock: Clock) -> None:
+        self.open = OpenAnswers(statistics, clock, spec.decoupled)
+        self.may_be_led = not spec.decoupled
+        self.cancels = False
         self._spec = spec
         self._statistics = statistics
         self._clock = clock
@@ -48,19 +58,15 @@ class Executor:
         if shaper.reshapes_inputs:
             for request in requests:
                 shaper.shape_inputs(request)
+        if self._spec.decoupled:
+            self._run_decoupled(instance, batch)
+            return
         try:
-            responses: Sequence[InferenceResponse | None] | None = instance.execute(batch)
-            if responses is None:
-                self._finish_decoupled(batch)
-                return
-            if len(responses) != len(requests):
-                raise InternalError(
-                    f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
-                    f"{len(requests)} requests"
-                )
+            responses = self._checked(batch, instance.execute(batch))
         except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
             responses = self._failures(batch, error)
         failed = failed_ns = failed_rows = 0
+        apart = self.cancels and any(request.cancelled for request in requests)
         now = batch.compute_end_ns = clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
@@ -68,7 +74,8 @@ class Executor:
             batch.compute_output_start_ns = now
         for request, response in zip(requests, responses, strict=True):
             if response is None:
-                continue  # the model answers this one itself
+                apart = True  # the model answers this one itself
+                continue
             if response.error is None and (request.requested is not None or shaper.reshapes_outputs):
                 self._shape(request, response)
             if response.error is not None:
@@ -76,10 +83,64 @@ class Executor:
                 failed_ns += now - request.received_ns
                 failed_rows += request.batch_size
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
-        self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
+        if apart:
+            self._count_apart(batch, responses)
+        else:
+            self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 request.respond(response, True)
+
+    def _run_decoupled(self, instance: BackendInstance, batch: Batch) -> None:
+        """Runs a batch whose requests answer for themselves, possibly after this."""
+        execution = self.open.begin(batch)
+        failed = False
+        try:
+            responses = self._checked(batch, instance.execute(batch))
+        except BaseException as error:
+            responses = self._failures(batch, error)
+            failed = True
+        now = batch.compute_end_ns = self._clock()
+        execution.end(now, failed)
+        for request, response in zip(batch.requests, responses, strict=True):
+            if response is not None:
+                if response.error is None:
+                    self._shape(request, response)
+                request.respond(response, True)
+
+    def _checked(
+        self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
+    ) -> Sequence[InferenceResponse | None]:
+        """One response, or None, for each request."""
+        if responses is None:
+            return [None] * len(batch.requests)
+        if len(responses) != len(batch.requests):
+            raise InternalError(
+                f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
+                f"{len(batch.requests)} requests"
+            )
+        return responses
+
+    def _count_apart(self, batch: Batch, responses: Sequence[InferenceResponse | None]) -> None:
+        """Counts a batch whose requests do not all end here, or some of which were cancelled."""
+        statistics = self._statistics
+        now = batch.compute_end_ns
+        times = batch.compute_start_ns, batch.compute_input_end_ns, now
+        execution = self.open.execution(batch)
+        for request, response in zip(batch.requests, responses, strict=True):
+            if request.rescheduled:
+                execution.end(now)
+                continue
+            if response is None and self.open.adopt(request, execution):
+                continue
+            ns = now - request.received_ns
+            if request.cancelled:
+                statistics.record_cancellation(ns, RUNNING)
+            elif response is not None and response.error is not None:
+                statistics.record_failure(ns, True)
+            else:
+                execution.end(now)
+                statistics.record_success(request, times, now - batch.compute_output_start_ns)
 
     def expire(self, request: InferenceRequest, text: str) -> None:
         """Answers a request that may not wait any longer.
@@ -89,20 +150,16 @@ class Executor:
             text: What it is told, unless its client's own deadline has passed.
         """
         now = self._clock()
-        self._statistics.record_failure(now - request.received_ns)
+        ns = now - request.received_ns
         error: ConchError
         if request.deadline_ns is not None and now >= request.deadline_ns:
+            self._statistics.record_cancellation(ns, QUEUED)  # as it counts if gRPC is the first to notice
             # What a client says to itself at its deadline: this may reach it first, and must read the same.
             error = DeadlineExceededError("Deadline Exceeded")
         else:
+            self._statistics.record_rejection(ns, TIMEOUT)
             error = UnavailableError(text)
         request.fail(error)
-
-    def _finish_decoupled(self, batch: Batch) -> None:
-        """Counts a batch whose requests answer for themselves, possibly after this."""
-        batch.compute_end_ns = batch.compute_output_start_ns = self._clock()
-        batch.compute_input_end_ns = batch.compute_start_ns
-        self._statistics.record_batch(batch, 0, 0)
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:

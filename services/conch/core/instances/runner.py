@@ -59,7 +59,10 @@ class Runner:
         self._timed = False
         self._promised = False
         self._closing = False
-        self._leads = all(instance.leads for instance in instances)
+        self._leads = executor.may_be_led and all(instance.leads for instance in instances)
+        self._executing = 0
+        self._open = executor.open  # answered by the model itself, possibly after their batch
+        self._open.on_none = self._answered
         self._mean_ns = 0
         self._expiries = scheduler.expiries
         self._reaper: threading.Thread | None = None
@@ -74,6 +77,13 @@ class Runner:
         """Requests queued."""
         with self._lock:
             return self._scheduler.pending
+
+    @property
+    def running(self) -> int:
+        """Requests that are executed, or still answered by a model whose `execute` has returned."""
+        with self._lock:
+            # Those of a decoupled model are open from the start of their execution to their last response.
+            return self._open.count + (0 if self._open.decoupled else self._executing)
 
     @property
     def fast(self) -> bool:
@@ -145,6 +155,7 @@ class Runner:
                 now = self._clock()
                 self._scheduler.complete(batch, now)
                 self._idle.append(instance)
+                self._executing -= len(batch.requests)
                 if end is not None and now >= end and self._is_due(now):
                     self._promised = True
                     return True
@@ -178,6 +189,7 @@ class Runner:
 
     def _instance_for(self, batch: Batch) -> BackendInstance:
         """Takes the idle instance that runs a batch."""
+        self._executing += len(batch.requests)
         if batch.instance is None:
             return self._idle.pop()
         instance = self._by_number[batch.instance]
@@ -233,7 +245,16 @@ class Runner:
     def _is_drained(self) -> bool:
         scheduler = self._scheduler
         idle = len(self._idle) == self._count
-        return idle and not (scheduler.pending or scheduler.held or self._unanswered)
+        return idle and not (
+            scheduler.pending or scheduler.held or self._unanswered or self._open.count
+        )
+
+    def _answered(self) -> None:
+        """Looks again whether it is drained, as no request is left that the model answers itself."""
+        # Without the lock: a close that does not show here yet will find the number itself.
+        if self._closing:
+            with self._lock:
+                self._check_drained()
 
     def _check_drained(self) -> None:
         """Lets `close` and the threads end if nothing is left to do; called with the lock held."""
