@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from conch.core.durations import Duration as Duration
+from conch.core.durations import Duration
 from conch.core.response_stats import ResponseCounters, ResponseDurations, ResponseKind
 
 if TYPE_CHECKING:
     from conch.core.request import InferenceRequest
     from conch.core.scheduler.base import Batch
+
+__all__ = ["BatchDurations", "Duration", "ModelStatistics", "StatisticsSnapshot"]
 
 QUEUED, RUNNING = "queued", "running"
 """Stages in which a request can be cancelled."""

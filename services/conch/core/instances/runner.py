@@ -245,9 +245,7 @@ class Runner:
     def _is_drained(self) -> bool:
         scheduler = self._scheduler
         idle = len(self._idle) == self._count
-        return idle and not (
-            scheduler.pending or scheduler.held or self._unanswered or self._open.count
-        )
+        return idle and not (scheduler.pending or scheduler.held or self._unanswered or self._open.count)
 
     def _answered(self) -> None:
         """Looks again whether it is drained, as no request is left that the model answers itself."""
