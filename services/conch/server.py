@@ -11,6 +11,7 @@ from contextlib import closing
 from conch import __version__
 from conch.backends import load_backend
 from conch.core.errors import InternalError, UnavailableError
+from conch.core.readiness import all_ready
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
@@ -75,7 +76,9 @@ class Server:
         return self.agent.close(max(end - time.monotonic(), 0.0)) and ended
 
     def _models_ready(self) -> bool:
-        return not self._options.strict_readiness or self.agent.ready()
+        if not self._options.strict_readiness:
+            return True
+        return self.agent.ready() and all_ready(self.core.readiness())
 
 
 def check_free(options: GrpcOptions) -> None:

@@ -12,6 +12,7 @@ from conch.core.instances.execution import Executor
 from conch.core.instances.placement import place
 from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
+from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.default import DefaultScheduler
@@ -107,6 +108,11 @@ class Model:
     def pending(self) -> int:
         """Requests accepted and not yet executing."""
         return self._runner.pending
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """The checks its instances make of themselves."""
+        return [check for instance in self._instances if (check := instance.readiness) is not None]
 
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Runner | None:
         """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.

@@ -68,6 +68,8 @@ class OpenAnswers:
         Returns:
             Whether it has still to be answered, and is counted then. If not, the caller counts it.
         """
+        if request.state is _DONE:
+            return False
         self._add(1)
         answers = _Answers(self, execution, _nobody)
 

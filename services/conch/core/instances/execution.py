@@ -43,6 +43,7 @@ class Executor:
     def __init__(self, spec: ModelSpec, statistics: ModelStatistics, clock: Clock) -> None:
         self.open = OpenAnswers(statistics, clock, spec.decoupled)
         self.may_be_led = not spec.decoupled
+        self._decoupled = spec.decoupled
         self.cancels = False
         self._spec = spec
         self._statistics = statistics
@@ -58,7 +59,7 @@ class Executor:
         if shaper.reshapes_inputs:
             for request in requests:
                 shaper.shape_inputs(request)
-        if self._spec.decoupled:
+        if self._decoupled:
             self._run_decoupled(instance, batch)
             return
         try:
@@ -128,10 +129,8 @@ class Executor:
         times = batch.compute_start_ns, batch.compute_input_end_ns, now
         execution = self.open.execution(batch)
         for request, response in zip(batch.requests, responses, strict=True):
-            if request.rescheduled:
+            if request.rescheduled or (response is None and self.open.adopt(request, execution)):
                 execution.end(now)
-                continue
-            if response is None and self.open.adopt(request, execution):
                 continue
             ns = now - request.received_ns
             if request.cancelled:
