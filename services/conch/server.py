@@ -14,6 +14,7 @@ from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.cache.service import CacheService
 from conch.core.errors import InternalError, UnavailableError
+from conch.core.readiness import all_ready
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
@@ -90,7 +91,9 @@ class Server:
             self._cache.close()
 
     def _models_ready(self) -> bool:
-        return not self._options.strict_readiness or self.agent.ready()
+        if not self._options.strict_readiness:
+            return True
+        return self.agent.ready() and all_ready(self.core.readiness())
 
 
 def _cache_service(options: ServerOptions) -> CacheService | None:

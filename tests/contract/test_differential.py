@@ -5,8 +5,10 @@ Both serve the same Python models. What is known to differ is listed in `KNOWN`,
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,27 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
 from tests.contract.test_bad_input import CASES
+from tests.contract.test_decoupled import steps
+from tests.contract.test_parameters import (
+    CLASSES,
+    REFUSED,
+    SEEN,
+    classes,
+    request_with,
+)
+from tests.contract.test_parameters import (
+    write_models as write_parameter_models,
+)
 from tests.support.peers import NEEDS_TRITON, TRITON, Both, compare, outcomes, serving_both
 from tests.support.servers import (
     WAIT_S,
     RawClient,
     copy_example,
+    eventually,
     simple_request,
     write_model,
     write_probe,
+    write_steps,
 )
 from tritonclient.grpc import service_pb2
 
@@ -34,6 +49,7 @@ KNOWN = {
     "extra input": "Triton 2.51 counts inputs first and prints a broken list; later ones name the input",
     "empty batch": "Triton 2.51 takes a batch of 0 for one of 1 and misses data; later ones accept it",
     "half a string": "the text is that of later Tritons, which count such a string as missing",
+    "decoupled": "conch answers a unary call to a decoupled model that has exactly one response",
 }
 CACHE = "--cache-config=local,size=10000000"
 ADD = """
@@ -70,6 +86,12 @@ def write_models(repository: Path) -> None:
     write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
     write_probe(repository)
     write_probe(repository, "cached", "dynamic_batching { } response_cache { enable: true }")
+    write_parameter_models(repository)
+    directory = write_steps(repository)
+    # Triton 2.51 has no parameters for responses yet.
+    model = (directory / "1" / "model.py").read_text()
+    model = re.sub(r", parameters=\{.*?\}", "", model)
+    (directory / "1" / "model.py").write_text(model)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +187,78 @@ def test_requests(both: Both, name: str) -> None:
         assert ours != theirs, f"'{name}' is the same now: take it out of KNOWN"
     else:
         compare(both, "ModelInfer", GOOD[name])
+
+
+@pytest.mark.parametrize("names", [(), ("final",), ("ok", "ok", "final"), ("ok", "okfinal")])
+def test_unary_calls_to_a_decoupled_model(both: Both, names: tuple[str, ...]) -> None:
+    """Where it has not exactly one response; conch finds out by running it."""
+    compare(both, "ModelInfer", steps(*(names or ("final",))))
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_request_parameters(both: Both, name: str) -> None:
+    compare(both, "ModelInfer", request_with(**SEEN[name][0]))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_request_parameters_that_are_refused(both: Both, name: str) -> None:
+    compare(both, "ModelInfer", request_with(**REFUSED[name][0]))
+
+
+# Triton 2.51 does not survive being asked for the classes of datatypes that have none.
+@pytest.mark.parametrize(
+    "name", [name for name, case in CLASSES.items() if "unsupported type" not in case[3]]
+)
+def test_classes(both: Both, name: str) -> None:
+    compare(both, "ModelInfer", classes(*CLASSES[name][:3]))
+
+
+def counts(client: RawClient, model: str) -> dict[str, int]:
+    """How many requests, inferences and executions of a model a server has counted."""
+    (stats,) = client("ModelStatistics", service_pb2.ModelStatisticsRequest(name=model)).model_stats
+    durations = {name.name: value.count for name, value in stats.inference_stats.ListFields()}
+    return {"inferences": stats.inference_count, "runs": stats.execution_count, **durations}
+
+
+def counted(client: RawClient, before: dict[str, int], requests: int) -> dict[str, int] | None:
+    """The counts once so many more requests are done."""
+    after = counts(client, "steps")
+    done = sum(after[end] - before[end] for end in ("success", "fail"))
+    return after if done == requests else None
+
+
+def open_stream(client: RawClient, request: Any) -> Any:
+    return client.channel.stream_stream(
+        "/inference.GRPCInferenceService/ModelStreamInfer",
+        request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+        response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+    )(iter([request]), timeout=WAIT_S)
+
+
+def test_statistics_of_decoupled_models(both: Both) -> None:
+    changes = []
+    for client in (both.triton, both.conch):
+        before = counts(client, "steps")
+        for names in (("ok", "ok", "final"), ("okfinal",), ("final",), ("empty", "final")):
+            list(open_stream(client, steps(*names)))
+        after = eventually(partial(counted, client, before, 4), "all are counted")
+        changes.append({key: value - before.get(key, 0) for key, value in after.items()})
+    assert changes[0] == changes[1]
+
+
+def test_a_cancelled_generation(both: Both, tmp_path: Path) -> None:
+    """Both stop; Triton 2.51 counts the request as a success, conch as a failure, being cancelled."""
+    changes = []
+    for name, client in (("triton", both.triton), ("conch", both.conch)):
+        stopped = tmp_path / name
+        before = counts(client, "steps")
+        call = open_stream(client, steps(f"generate:{stopped}", "final"))
+        next(call)
+        call.cancel()
+        eventually(stopped.exists, "the model stops")
+        after = eventually(partial(counted, client, before, 1), "it is counted")
+        changes.append({key: after[key] - before[key] for key in ("success", "fail", "runs")})
+    assert changes == [{"success": 1, "fail": 0, "runs": 1}, {"success": 0, "fail": 1, "runs": 1}]
 
 
 def test_streams(both: Both) -> None:

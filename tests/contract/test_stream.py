@@ -146,9 +146,11 @@ def test_decoupled_with_empty_final_response(client: Client, answers: Next) -> N
         assert (end.id, end.model_name, len(end.outputs)) == (identity, "repeater", 0)
 
 
-def test_decoupled_is_refused_in_a_unary_call(client: Client) -> None:
+def test_decoupled_in_a_unary_call(client: Client) -> None:
+    result = client.infer("repeater", [tensor("IN", np.array([1], np.int32), "INT32")])
+    assert result.as_numpy("OUT").tolist() == [1]
     with pytest.raises(InferenceServerException) as raised:
-        client.infer("repeater", [tensor("IN", np.array([1], np.int32), "INT32")])
+        client.infer("repeater", [tensor("IN", np.array([1, 2], np.int32), "INT32")])
     assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
     assert raised.value.message() == "ModelInfer RPC doesn't support models with decoupled transaction policy"
 

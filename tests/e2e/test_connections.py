@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
@@ -372,6 +373,25 @@ def test_compressed_responses(large: Path, level: str) -> None:
         result = client.infer("identity", [tensor("IN", zeros, "UINT8")])
         assert np.array_equal(result.as_numpy("OUT"), zeros)
     assert (sum(received) > zeros.nbytes) == (level == "none"), sum(received)
+
+
+@pytest.mark.parametrize("level", ["none", "medium"])
+def test_compressed_responses_on_streams(large: Path, level: str) -> None:
+    zeros = np.zeros(1_000_000, np.uint8)
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with (
+        serving(large, flags=[f"--grpc-infer-response-compression-level={level}"]) as server,
+        counting_relay(server.port) as (port, received),
+        closing(triton.InferenceServerClient(f"127.0.0.1:{port}")) as client,
+    ):
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for _ in range(2):
+            client.async_stream_infer("identity", [tensor("IN", zeros, "UINT8")])
+            result, error = answers.get(timeout=WAIT_S)
+            assert error is None
+            assert np.array_equal(result.as_numpy("OUT"), zeros)
+        client.stop_stream()
+    assert (sum(received) > 2 * zeros.nbytes) == (level == "none"), sum(received)
 
 
 def test_two_servers_on_one_port(repository: Path) -> None:

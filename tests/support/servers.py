@@ -35,6 +35,14 @@ WAIT_S = 30.0
 _LOOK_S = 0.005
 _SERVICE = "/inference.GRPCInferenceService/"
 _PROBE = Path(__file__).with_name("probe_model.py")
+_STEPS = Path(__file__).with_name("steps_model.py")
+_STEPS_CONFIG = """
+    backend: "python"
+    input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
+    output {{ name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }}
+    model_transaction_policy {{ decoupled: true }}
+    {extra}
+"""
 _PROBE_CONFIG = """
     backend: "python"
     max_batch_size: 8
@@ -205,6 +213,21 @@ def write_probe(
     """Writes a model that does what its requests tell it; see `probe_model`."""
     config = _PROBE_CONFIG.format(extra=extra)
     return write_model(repository, name, config, {"model.py": _PROBE.read_text()}, versions)
+
+
+def write_steps(repository: Path, name: str = "steps", finalized: Path | None = None) -> Path:
+    """Writes a decoupled model that does what its requests tell it; see `steps_model`.
+
+    Args:
+        repository: Where.
+        name: Its name.
+        finalized: A file that it creates in `finalize`, or None.
+    """
+    extra = ""
+    if finalized is not None:
+        extra = f'parameters {{ key: "finalized" value {{ string_value: "{finalized}" }} }}'
+    config = _STEPS_CONFIG.format(extra=extra)
+    return write_model(repository, name, config, {"model.py": _STEPS.read_text()})
 
 
 def copy_example(repository: Path, name: str, to: str | None = None) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from conch.core.instances.placement import Placement
+from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
@@ -24,9 +25,11 @@ class BackendInstance(ABC):
     Attributes:
         leads: Whether the thread that received a request may run its batch. False for instances that
             hold the calling thread for long without computing, such as those in another process.
+        readiness: A check that it makes of itself when somebody asks whether it is ready, or None.
     """
 
     leads: ClassVar[bool] = True
+    readiness: Readiness | None = None
 
     @abstractmethod
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:

@@ -14,7 +14,8 @@ from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.ordering import ResponseOrder, keeps_order
 from conch.core.instances.runner import Runner
 from conch.core.instances.warmup import Warmup
-from conch.core.request import InferenceRequest
+from conch.core.readiness import Readiness
+from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduler.base import Scheduler
 from conch.core.scheduler.budget import BudgetBatcher, BudgetPriorityBatcher
 from conch.core.scheduler.default import DefaultScheduler
@@ -22,7 +23,7 @@ from conch.core.scheduler.dynamic import DynamicBatcher
 from conch.core.scheduler.priority import PriorityBatcher
 from conch.core.scheduler.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
-from conch.core.stats import ModelStatistics
+from conch.core.stats import QUEUED, ModelStatistics
 from conch.core.validation import RequestValidator
 
 
@@ -57,7 +58,7 @@ class Model:
 
     def __init__(self, spec: ModelSpec, fleet: Fleet, clock: Clock = monotonic_ns) -> None:
         self.spec = spec
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(self._gauges)
         self.version_text = str(spec.version)
         self._clock = clock
         self._fleet = fleet
@@ -65,7 +66,7 @@ class Model:
         self._validate: Callable[[InferenceRequest], None] = (
             RequestValidator(spec) if active else self._refuse
         )
-        executor = Executor(spec, self.statistics, clock)
+        executor = self._executor = Executor(spec, self.statistics, clock)
         scheduler = scheduler_for(spec, len(active))
         order = ResponseOrder() if keeps_order(spec) else None
         self._runner = (
@@ -136,6 +137,11 @@ class Model:
         """Requests accepted and not yet executing."""
         return self._runner.pending
 
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """The checks its instances make of themselves."""
+        return [check for instance in self._fleet.active if (check := instance.readiness) is not None]
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Runner | None:
         """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
 
@@ -157,8 +163,10 @@ class Model:
         """
         request.cancelled = True
         cancelled = self._runner.cancel(request)
+        if request.state is RequestState.RUNNING:
+            self._executor.cancels = True
         for each in cancelled:
-            self.statistics.record_failure(self._clock() - each.received_ns)
+            self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)
             each.fail(CancelledError(""))
         return bool(cancelled)
 
@@ -179,6 +187,9 @@ class Model:
             return False
         self._fleet.close()
         return True
+
+    def _gauges(self) -> tuple[int, int]:
+        return self._runner.pending, self._runner.running
 
     def fail_queued(self, error: ConchError) -> int:
         """Answers everything queued with an error; returns how many requests that were."""

@@ -52,7 +52,10 @@ class InferenceResponse:
 
 
 Responder = Callable[["InferenceRequest", InferenceResponse | None, bool], None]
-"""Takes (request, response, final); the response is None for a final flag with nothing to say."""
+"""Takes (request, response, final); the response is None for a final flag with nothing to say.
+
+It may block the threads of a decoupled model until a client that reads slowly has caught up.
+"""
 
 
 class InferenceRequest:
@@ -183,6 +186,10 @@ class InferenceRequest:
     def intercept(self, between: Callable[[Responder], Responder]) -> None:
         """Puts something between the request and its responder: what `between` makes of the one it has."""
         self._responder = between(self._responder)
+
+    def is_abandoned(self, now_ns: int) -> bool:
+        """Whether nobody waits for the answer any more: it was cancelled, or its deadline has passed."""
+        return self.cancelled or (self.deadline_ns is not None and now_ns >= self.deadline_ns)
 
     def fail(self, error: ConchError) -> None:
         """Answers the request with an error, finally."""

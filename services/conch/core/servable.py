@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from conch.core.errors import ConchError
+from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
@@ -46,6 +48,10 @@ class Servable(Protocol):
     @property
     def pending(self) -> int:
         """Requests accepted and not yet executing."""
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """The checks it makes of itself when somebody asks whether it is ready; they may take time."""
 
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
         """Checks and takes a request; the responder gets every outcome except those raised here.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from conch.core.dispatch import Dispatcher
 from conch.core.errors import UnavailableError
+from conch.core.readiness import Readiness
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest
 from conch.core.servable import Leadable, Servable
@@ -111,6 +112,12 @@ class ServerCore:
             UnavailableError: The server is stopping.
         """
         return self.live and self._models_ready()
+
+    def readiness(self) -> Iterator[Readiness]:
+        """The checks that the loaded models make of themselves."""
+        for entry in self.registry.entries.values():
+            for model in entry.ready.values():
+                yield from model.readiness
 
     def started(self) -> None:
         """Says that the models of the start have been loaded."""

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from conch.core.durations import Duration
+from conch.core.response_stats import ResponseCounters, ResponseDurations, ResponseKind
+
 if TYPE_CHECKING:
+    from conch.core.request import InferenceRequest
     from conch.core.scheduler.base import Batch
 
+__all__ = ["BatchDurations", "Duration", "ModelStatistics", "StatisticsSnapshot"]
 
-@dataclass(frozen=True, slots=True)
-class Duration:
-    """A count of events and the time they took together, in nanoseconds."""
-
-    count: int = 0
-    ns: int = 0
+QUEUED, RUNNING = "queued", "running"
+"""Stages in which a request can be cancelled."""
+TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
+"""Why a request is rejected: it has waited for longer than its queue policy allows, or there was no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +44,22 @@ class StatisticsSnapshot:
         inference_count: Inferences made; a batch of n counts n.
         execution_count: Executions; a batch counts one.
         success: Requests answered, with the time from receipt to response.
-        fail: Requests that failed after they were accepted.
+        fail: Requests that failed after they were accepted; the rejected and the cancelled are among them.
         queue: Time spent waiting.
         compute_input: Time spent preparing inputs.
         compute_infer: Time spent in the model.
         compute_output: Time spent on outputs.
         batches: Executions by batch size.
         bytes_copied: Bytes the core itself copied for batching.
-        rejected: Requests refused because a queue was full; they are in no other counter.
+        failed_in_model: Of the failed requests, those whose model answered with an error.
+        rejected: Of the failed requests, those that were never run, by reason.
+        cancelled: Of the failed requests, those whose client had gone, by stage.
+        responses: Responses of a decoupled model, by their place among those of their request.
         cache_hit: Requests answered by the response cache; they are in `success` and `queue`, and in nothing
             else.
         cache_miss: Requests it had no answer to, with the time to find that out and to keep the model's.
+        pending: Requests that wait now.
+        running: Requests that are being executed now, or still answered by a model that has returned.
     """
 
     last_inference_ms: int
@@ -64,18 +73,31 @@ class StatisticsSnapshot:
     compute_output: Duration
     batches: dict[int, BatchDurations]
     bytes_copied: int
-    rejected: int = 0
-    cache_hit: Duration = Duration()
-    cache_miss: Duration = Duration()
+    failed_in_model: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    cancelled: Mapping[str, int] = field(default_factory=dict)
+    responses: Mapping[int, ResponseDurations] = field(default_factory=dict)
+    cache_hit: Duration = field(default_factory=Duration)
+    cache_miss: Duration = field(default_factory=Duration)
+    pending: int = 0
+    running: int = 0
 
 
 class ModelStatistics:
     """The counters of one model version.
 
     Plain integers, not `Duration` objects: recording is on the way of every request.
+
+    Args:
+        gauges: Gives the numbers of requests that wait and that run, at the moment; None for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gauges: Callable[[], tuple[int, int]] | None = None) -> None:
+        self._gauges = gauges
+        self._failed_in_model = 0
+        self._rejected: dict[str, int] = {}
+        self._cancelled: dict[str, int] = {QUEUED: 0, RUNNING: 0}
+        self._responses = ResponseCounters()
         self._lock = threading.Lock()
         self._last_inference_ns = 0
         self._inference_count = 0
@@ -89,7 +111,6 @@ class ModelStatistics:
         self._infer_ns = 0
         self._output_ns = 0
         self._bytes_copied = 0
-        self._rejected = 0
         self._hits = 0
         self._hit_ns = 0
         self._misses = 0
@@ -97,26 +118,14 @@ class ModelStatistics:
         # By batch size: executions, then nanoseconds of input, inference and output.
         self._batches: dict[int, list[int]] = {}
 
-    def record_batch(
-        self,
-        batch: Batch,
-        failed: int,
-        failed_ns: int,
-        failed_rows: int = 0,
-        held: int = 0,
-        held_ns: int = 0,
-    ) -> None:
+    def record_batch(self, batch: Batch, failed: int, failed_ns: int, failed_rows: int = 0) -> None:
         """Counts one executed batch.
-
-        Requests that run again count as inferences when they are done; the time of all their runs counts.
 
         Args:
             batch: The batch, with all its times set.
             failed: Number of its requests that ended in an error.
             failed_ns: Time from receipt to response of those requests together.
             failed_rows: Rows of those requests together.
-            held: Number of its requests that run again, one row each.
-            held_ns: Time since receipt of those requests together.
         """
         requests = batch.requests
         if batch.fillers:
@@ -135,16 +144,17 @@ class ModelStatistics:
         with self._lock:
             if failed:
                 self._failed += failed
+                self._failed_in_model += failed
                 self._fail_ns += failed_ns
                 if not count:
                     return
                 # The time in the queue is known for the whole batch; failed requests take their share.
                 queue_ns = queue_ns * count // len(requests)
             self._last_inference_ns = end
-            self._inference_count += size - batch.fillers - failed_rows - held
+            self._inference_count += size - batch.fillers - failed_rows
             self._execution_count += 1
-            self._succeeded += count - held
-            self._success_ns += success_ns - failed_ns - held_ns
+            self._succeeded += count
+            self._success_ns += success_ns - failed_ns
             self._queue_ns += queue_ns
             self._input_ns += input_ns * count
             self._infer_ns += infer_ns * count
@@ -158,20 +168,84 @@ class ModelStatistics:
             row[2] += infer_ns
             row[3] += output_ns
 
-    def record_failure(self, ns: int) -> None:
-        """Counts one request that failed before it was executed, `ns` nanoseconds after receipt."""
+    def record_execution(self, batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Counts the execution of a batch whose requests are counted one by one."""
+        with self._lock:
+            self._execution_count += 1
+            self._bytes_copied += batch.bytes_copied
+            row = self._batches.setdefault(batch.size, [0, 0, 0, 0])
+            row[0] += 1
+            row[1] += input_ns
+            row[2] += infer_ns
+            row[3] += output_ns
+
+    def record_success(
+        self,
+        request: InferenceRequest,
+        times: tuple[int, int, int],
+        output_ns: int = 0,
+        again: bool = False,
+    ) -> None:
+        """Counts one request that was answered well, apart from the execution of its batch.
+
+        Args:
+            request: The request.
+            times: When its batch was taken, when the inputs were ready, and when its last response came.
+            output_ns: How long handing over its responses took.
+            again: Whether it runs again, so that only the time of this run counts yet.
+        """
+        start, input_end, end = times
+        with self._lock:
+            self._last_inference_ns = max(self._last_inference_ns, end)
+            if not again:
+                self._inference_count += request.batch_size
+                self._succeeded += 1
+                self._success_ns += end - request.received_ns
+            self._queue_ns += start - request.queued_ns
+            self._input_ns += input_end - start
+            self._infer_ns += end - input_end - output_ns
+            self._output_ns += output_ns
+
+    def record_failure(self, ns: int, in_model: bool = False) -> None:
+        """Counts one request that failed `ns` nanoseconds after receipt.
+
+        Args:
+            ns: The time from its receipt to its answer.
+            in_model: Whether its model answered it; otherwise it was never executed.
+        """
+        with self._lock:
+            self._failed += 1
+            self._failed_in_model += in_model
+            self._fail_ns += ns
+
+    def record_rejection(self, ns: int, reason: str) -> None:
+        """Counts one request that was taken out of the queue unserved, or not let in."""
         with self._lock:
             self._failed += 1
             self._fail_ns += ns
+            self._rejected[reason] = self._rejected.get(reason, 0) + 1
 
-    def record_rejection(self) -> float:
-        """Counts one request that a full queue refused.
-
-        Returns:
-            How many requests an execution has had so far; 0 where there was none.
-        """
+    def record_cancellation(self, ns: int, stage: str) -> None:
+        """Counts one request whose client had gone while it was in a stage."""
         with self._lock:
-            self._rejected += 1
+            self._failed += 1
+            self._fail_ns += ns
+            self._cancelled[stage] += 1
+
+    def record_response(self, index: int, kind: ResponseKind, infer_ns: int) -> None:
+        """Counts one response of a decoupled model, before it is handed over."""
+        with self._lock:
+            self._responses.add(index, kind, infer_ns)
+
+    def record_response_output(self, index: int, kind: ResponseKind, output_ns: int) -> None:
+        """Adds the time it took to hand a response over."""
+        with self._lock:
+            self._responses.add_output(index, kind, output_ns)
+
+    @property
+    def requests_per_execution(self) -> float:
+        """How many requests an execution has had so far; 0 where there was none."""
+        with self._lock:
             return self._succeeded / self._execution_count if self._execution_count else 0.0
 
     def record_hit(self, lookup_ns: int, queue_ns: int, success_ns: int) -> None:
@@ -195,7 +269,8 @@ class ModelStatistics:
             self._miss_ns += ns
 
     def snapshot(self) -> StatisticsSnapshot:
-        """A consistent copy of all counters."""
+        """A consistent copy of all counters, and the gauges of about the same moment."""
+        pending, running = (0, 0) if self._gauges is None else self._gauges()
         with self._lock:
             count = self._succeeded
             return StatisticsSnapshot(
@@ -215,9 +290,14 @@ class ModelStatistics:
                     for size, (runs, input_ns, infer_ns, output_ns) in sorted(self._batches.items())
                 },
                 bytes_copied=self._bytes_copied,
-                rejected=self._rejected,
+                failed_in_model=self._failed_in_model,
+                rejected=dict(self._rejected),
+                cancelled=dict(self._cancelled),
+                responses=self._responses.snapshot(),
                 cache_hit=Duration(self._hits, self._hit_ns),
                 cache_miss=Duration(self._misses, self._miss_ns),
+                pending=pending,
+                running=running,
             )
 
 

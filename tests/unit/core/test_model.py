@@ -653,7 +653,9 @@ class TestResponses:
 
         model = make_model(make_spec(decoupled=True), three)
         answers = Answers()
-        submit(model, make_request(answers), may_lead=True)
+        submit(model, make_request(answers), may_lead=False)
+        assert answers.wait(1)
+        model.close()
         assert [(response is None, final) for _, response, final in answers.calls] == [
             (False, False),
             (False, False),

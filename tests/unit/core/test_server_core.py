@@ -11,6 +11,7 @@ from tests.support.core import WAIT_S, Answers, make_model, make_request, make_s
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.registry import Entry, Registry
+from conch.core.scheduler.base import Batch
 from conch.core.servable import ClosedError
 from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
 
@@ -129,9 +130,11 @@ def test_cancelling_before_and_after_submission(core: ServerCore, registry: Regi
     gate = threading.Event()
     entered = threading.Event()
 
-    def wait(batch: object) -> None:
+    def wait(batch: Batch) -> None:
         entered.set()
         assert gate.wait(WAIT_S)
+        for request in batch.requests:
+            request.respond(None, True)
 
     model = make_model(make_spec(decoupled=True), wait)
     registry.publish("m", Entry({1: model}))

@@ -131,15 +131,29 @@ def test_failures_before_execution() -> None:
     statistics = ModelStatistics()
     statistics.record_failure(30)
     statistics.record_failure(12)
-    assert statistics.snapshot().fail == Duration(2, 42)
-
-
-def test_a_decoupled_batch_is_counted() -> None:
-    statistics = ModelStatistics()
-    run_batch(statistics, [1], lambda batch: None)
     counted = statistics.snapshot()
-    assert counted.success == Duration(1, 1_400)
-    assert counted.compute_infer == Duration(1, 500)
+    assert counted.fail == Duration(2, 42)
+    assert counted.failed_in_model == 0
+
+
+def test_failures_are_told_apart() -> None:
+    def fail(batch: Batch) -> list[InferenceResponse | None]:
+        raise UnavailableError("no")
+
+    statistics = ModelStatistics(lambda: (5, 7))
+    run_batch(statistics, [1], fail)
+    statistics.record_rejection(10, "timeout")
+    statistics.record_rejection(10, "queue full")
+    statistics.record_rejection(10, "timeout")
+    statistics.record_cancellation(1, "queued")
+    statistics.record_cancellation(1, "running")
+    statistics.record_failure(1)
+    counted = statistics.snapshot()
+    assert counted.fail == Duration(7, 1_400 + 33)
+    assert counted.failed_in_model == 1
+    assert counted.rejected == {"timeout": 2, "queue full": 1}
+    assert counted.cancelled == {"queued": 1, "running": 1}
+    assert (counted.pending, counted.running) == (5, 7)
 
 
 def test_a_client_that_has_its_answer_finds_it_counted() -> None:

@@ -13,6 +13,7 @@ from conch.backends.padding import Padder
 from conch.backends.python.errors import TritonModelException, describe, is_ours
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.loading import ModelCode
+from conch.backends.python.readiness import ReadyCheck
 from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.sender import SenderContext
@@ -108,6 +109,11 @@ class PythonInstance(BackendInstance):
         )
         self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None
+        self._check: ReadyCheck | None = None
+        if hasattr(model, "is_ready"):
+            if inspect.iscoroutinefunction(model.is_ready):
+                self._loop = EventLoop(self._name)
+            self.readiness = self._check = ReadyCheck(self._name, model.is_ready, self._loop)
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
         """Runs a batch; see `BackendInstance.execute`."""
@@ -143,6 +149,8 @@ class PythonInstance(BackendInstance):
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
         try:
+            if self._check is not None:
+                self._check.close()
             if self._loop is not None:
                 self._loop.close()
             if hasattr(self._model, "finalize"):
@@ -150,6 +158,7 @@ class PythonInstance(BackendInstance):
         except BaseException:
             log.exception("finalize of model '%s' failed", self._name)
         finally:
+            self.readiness = self._check = None
             del self._model, self._execute
             self._code.close()
 

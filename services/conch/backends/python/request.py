@@ -19,9 +19,15 @@ from conch.backends.python.types import (
     TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
     PreferredMemory,
 )
+from conch.core.clock import monotonic_ns
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import Parameter
 from conch.core.scheduler.base import Batch
+
+
+def _as_json(parameters: Mapping[str, Parameter]) -> str:
+    """Parameters in the form in which Triton gives them: some models compare the text."""
+    return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
 
 
 class InferenceTrace:
@@ -101,7 +107,7 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """The request's parameters as a JSON object."""
-        return json.dumps(dict(self._parameters))
+        return _as_json(self._parameters)
 
     def requested_output_names(self) -> list[str]:
         """The names of the outputs wanted."""
@@ -195,7 +201,7 @@ class ReceivedRequest(InferenceRequest):
 
     def parameters(self) -> str:
         """The request's parameters as a JSON object."""
-        return json.dumps(self._core.parameters or {})
+        return _as_json(self._core.parameters or {})
 
     def requested_output_names(self) -> list[str]:
         """The names of the outputs wanted: all of the model's where the client named none."""
@@ -207,8 +213,8 @@ class ReceivedRequest(InferenceRequest):
         return PreferredMemory(TRITONSERVER_MEMORY_CPU)
 
     def is_cancelled(self) -> bool:
-        """Whether the client no longer waits."""
-        return self._core.cancelled
+        """Whether the client no longer waits: it went away, or its deadline has passed."""
+        return self._core.is_abandoned(monotonic_ns())
 
     def get_response_sender(self) -> ResponseSender:
         """The sender of its responses; the same one every time."""

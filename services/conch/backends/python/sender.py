@@ -7,6 +7,7 @@ import threading
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from conch.core.clock import monotonic_ns
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
@@ -102,8 +103,8 @@ class ResponseSender:
                 self._request.respond(converted, True)
 
     def is_cancelled(self) -> bool:
-        """Whether the client no longer waits."""
-        return self._request.cancelled
+        """Whether the client no longer waits: it went away, or its deadline has passed."""
+        return self._request.is_abandoned(monotonic_ns())
 
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context

@@ -7,6 +7,7 @@ without a cache pay nothing for there being one.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from enum import Enum
 
 from conch.core.cache.base import ResponseCache
@@ -14,6 +15,7 @@ from conch.core.cache.entry import EntryError, decode_entry, encode_entry
 from conch.core.cache.key import ORDER, KeyMaker
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.servable import Leadable, Servable
 from conch.core.spec import ModelSpec
@@ -81,6 +83,11 @@ class CachedModel:
     def spec(self) -> ModelSpec:
         """What it is."""
         return self.model.spec
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """What the model itself says about it."""
+        return self.model.readiness
 
     @property
     def pending(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.dispatch import Dispatcher
@@ -12,6 +13,7 @@ from conch.core.ensemble.flow import Answer, Correlation
 from conch.core.ensemble.plan import Plan
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.instances.shaping import Shaper
+from conch.core.readiness import Readiness
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.scheduler.base import Batch
@@ -46,6 +48,7 @@ class EnsembleModel:
         self.statistics = ModelStatistics()
         self.version_text = str(spec.version)
         self.plan = plan
+        self._registry = registry
         self.dispatcher = Dispatcher(registry)
         self.fitting = Fitting(plan, registry)
         self.clock = clock
@@ -57,6 +60,17 @@ class EnsembleModel:
         self._drained = threading.Condition(self._lock)
         self._closing = False
         self._open: dict[InferenceRequest, Execution] = {}
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """What its models say of themselves; nothing of one that is gone, with which it goes too."""
+        found: list[Readiness] = []
+        for step in self.plan.steps:
+            try:
+                found += self._registry.resolve(step.model_name, step.version).readiness
+            except ConchError:
+                continue
+        return found
 
     @property
     def pending(self) -> int:

@@ -17,13 +17,14 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
+from conch.core.instances.answers import OpenAnswers
 from conch.core.instances.retry import retry_after_ms
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduler.base import Batch
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
-from conch.core.stats import ModelStatistics
+from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +42,19 @@ class Executor:
         spec: The model version.
         statistics: Where executions are counted.
         clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        open: The requests that the model answers itself and has not answered yet.
+        may_be_led: Whether polling threads may run batches. Not those of decoupled models: sending may block
+            until a client has read, and it is the polling threads that send to it.
+        cancels: To be set once a request that runs has been cancelled; nobody looks for them before.
     """
 
     def __init__(self, spec: ModelSpec, statistics: ModelStatistics, clock: Clock) -> None:
+        self.open = OpenAnswers(statistics, clock, spec.decoupled)
+        self.may_be_led = not spec.decoupled
+        self._decoupled = spec.decoupled
+        self.cancels = False
         self._spec = spec
         self._statistics = statistics
         self._clock = clock
@@ -62,13 +73,14 @@ class Executor:
         if shaper.reshapes_inputs:
             for request in requests:
                 shaper.shape_inputs(request)
-        responses = self._responses(instance, batch)
-        if responses is None:
+        if self._decoupled:
+            self._run_decoupled(instance, batch)
             return
+        responses = self._execute(instance, batch)
         if self._sequences:
             requests, responses = self._sequence(batch, responses)
         failed = failed_ns = failed_rows = 0
-        again = False
+        apart = self.cancels and any(request.cancelled for request in requests)
         now = batch.compute_end_ns = clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
@@ -76,8 +88,8 @@ class Executor:
             batch.compute_output_start_ns = now
         for request, response in zip(requests, responses, strict=True):
             if response is None:
-                again |= request.rescheduled
-                continue  # the model answers this one itself, or runs it again
+                apart = True  # the model answers this one itself, or runs it again
+                continue
             if response.error is None and (request.requested is not None or shaper.reshapes_outputs):
                 self._shape(request, response)
             if response.error is not None:
@@ -85,13 +97,91 @@ class Executor:
                 failed_ns += now - request.received_ns
                 failed_rows += request.batch_size
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
-        if again:
-            self._finish_rescheduled(batch, failed, failed_ns, failed_rows)
+        if apart:
+            self._count_apart(batch, requests, responses)
         else:
             self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 request.respond(response, True)
+
+    def _execute(self, instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None]:
+        try:
+            return self._checked(batch, instance.execute(batch))
+        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
+            return self._failures(batch, error)
+
+    def _run_decoupled(self, instance: BackendInstance, batch: Batch) -> None:
+        """Runs a batch whose requests answer for themselves, possibly after this."""
+        execution = self.open.begin(batch)
+        failed = False
+        try:
+            responses = self._checked(batch, instance.execute(batch))
+        except BaseException as error:
+            responses = self._failures(batch, error)
+            failed = True
+        now = batch.compute_end_ns = self._clock()
+        execution.end(now, failed)
+        for request, response in zip(batch.requests, responses, strict=True):
+            if request.rescheduled and response is None:
+                refusal = self._runs_again(request)
+                if refusal is not None:
+                    request.fail(refusal)
+            if response is not None:
+                if response.error is None:
+                    self._shape(request, response)
+                request.respond(response, True)
+
+    def _checked(
+        self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
+    ) -> Sequence[InferenceResponse | None]:
+        """One response, or None, for each request."""
+        if responses is None:
+            return [None] * len(batch.requests)
+        if len(responses) != len(batch.requests):
+            raise InternalError(
+                f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
+                f"{len(batch.requests)} requests"
+            )
+        return responses
+
+    def _count_apart(
+        self,
+        batch: Batch,
+        requests: Sequence[InferenceRequest],
+        responses: Sequence[InferenceResponse | None],
+    ) -> None:
+        """Counts a batch whose requests do not all end here, or some of which were cancelled."""
+        statistics = self._statistics
+        now = batch.compute_end_ns
+        times = batch.compute_start_ns, batch.compute_input_end_ns, now
+        output_ns = now - batch.compute_output_start_ns
+        execution = self.open.execution(batch)
+        refused: list[tuple[InferenceRequest, ConchError]] = []
+        for request, response in zip(requests, responses, strict=True):
+            error = None if response is None else response.error
+            if response is None:
+                if request.rescheduled:
+                    error = self._runs_again(request)
+                    if error is not None:
+                        refused.append((request, error))
+                if request.rescheduled:
+                    execution.end(now)
+                    statistics.record_success(request, times, output_ns, again=True)
+                    continue
+                if error is None and self.open.adopt(request, execution):
+                    execution.end(now)
+                    continue
+            ns = now - request.received_ns
+            if request.cancelled:
+                statistics.record_cancellation(ns, RUNNING)
+            elif error is not None:
+                statistics.record_failure(ns, True)
+            else:
+                execution.end(now)
+                statistics.record_success(request, times, output_ns)
+        for request, error in refused:
+            request.fail(error)
 
     def expire(self, request: InferenceRequest, text: str) -> None:
         """Answers a request that may not wait any longer.
@@ -101,52 +191,34 @@ class Executor:
             text: What it is told, unless its client's own deadline has passed.
         """
         now = self._clock()
-        self._statistics.record_failure(now - request.received_ns)
+        ns = now - request.received_ns
         error: ConchError
         if request.deadline_ns is not None and now >= request.deadline_ns:
+            self._statistics.record_cancellation(ns, QUEUED)  # as it counts if gRPC is the first to notice
             # What a client says to itself at its deadline: this may reach it first, and must read the same.
             error = DeadlineExceededError("Deadline Exceeded")
         else:
+            self._statistics.record_rejection(ns, TIMEOUT)
             error = UnavailableError(text)
         request.fail(error)
 
-    def _responses(
-        self, instance: BackendInstance, batch: Batch
-    ) -> Sequence[InferenceResponse | None] | None:
-        """What an instance makes of a batch; None where the requests answer for themselves."""
-        try:
-            responses = instance.execute(batch)
-            if responses is None:
-                self._finish_decoupled(batch)
-            elif len(responses) != len(batch.requests):
-                raise InternalError(
-                    f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
-                    f"{len(batch.requests)} requests"
-                )
-            return responses
-        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
-            return self._failures(batch, error)
-
-    def refuse(self, error: ConchError, pending: int, mean_batch_ns: int, instances: int) -> None:
+    def refuse(
+        self, request: InferenceRequest, error: ConchError, pending: int, mean_batch_ns: int, instances: int
+    ) -> None:
         """Counts a request that a full queue refused, and adds to its error when to try again.
 
         Args:
-            error: What the request is told.
+            request: The request.
+            error: What it is told.
             pending: Requests in the queue.
             mean_batch_ns: How long a batch takes; 0 where none has finished yet.
             instances: Instances of the model.
         """
-        requests_per_batch = self._statistics.record_rejection()
-        error.retry_after_ms = retry_after_ms(mean_batch_ns, pending, requests_per_batch, instances)
-
-    def _finish_decoupled(self, batch: Batch) -> None:
-        """Counts a batch whose requests answer for themselves, possibly after this."""
-        batch.compute_end_ns = batch.compute_output_start_ns = self._clock()
-        batch.compute_input_end_ns = batch.compute_start_ns
-        if any([request.rescheduled for request in batch.requests]):
-            self._finish_rescheduled(batch)
-        else:
-            self._statistics.record_batch(batch, 0, 0)
+        statistics = self._statistics
+        statistics.record_rejection(self._clock() - request.received_ns, QUEUE_FULL)
+        error.retry_after_ms = retry_after_ms(
+            mean_batch_ns, pending, statistics.requests_per_execution, instances
+        )
 
     def _sequence(
         self, batch: Batch, responses: Sequence[InferenceResponse | None]
@@ -162,39 +234,23 @@ class Executor:
                     self._states.collect(request, response)
         return requests, responses
 
-    def _finish_rescheduled(
-        self, batch: Batch, failed: int = 0, failed_ns: int = 0, failed_rows: int = 0
-    ) -> None:
-        """Counts a batch of which the model wants to run some requests again; answers those that it can't."""
-        now = batch.compute_end_ns
-        held = held_ns = 0
-        refused: list[tuple[InferenceRequest, ConchError]] = []
-        for request in batch.requests:
-            if not request.rescheduled:
-                continue
-            error = self._refusal(request)
-            if error is not None:
-                refused.append((request, error))
-                failed += 1
-                failed_ns += now - request.received_ns
-                failed_rows += request.batch_size
-            request.rescheduled = error is None and not request.filler and request.state is not _DONE
-            if request.rescheduled:
-                held += 1
-                held_ns += now - request.received_ns
-                if self._shaper.reshapes_inputs:
-                    self._shaper.restore_inputs(request)
-        self._statistics.record_batch(batch, failed, failed_ns, failed_rows, held, held_ns)
-        for request, error in refused:
-            request.fail(error)
+    def _runs_again(self, request: InferenceRequest) -> ConchError | None:
+        """Makes a request that its model has rescheduled ready to run again.
 
-    def _refusal(self, request: InferenceRequest) -> ConchError | None:
-        """Why a request does not run again, for its client; None where it does or nobody waits for it."""
+        Returns:
+            Why it does not, for its client; None where it does or nobody waits for it.
+        """
+        request.rescheduled = False
         if request.filler or request.state is _DONE:
             return None
         if request.cancelled:
             return CancelledError("")
-        return None if self._iterative else InvalidArgumentError(_NOT_ITERATIVE)
+        if not self._iterative:
+            return InvalidArgumentError(_NOT_ITERATIVE)
+        request.rescheduled = True
+        if self._shaper.reshapes_inputs:
+            self._shaper.restore_inputs(request)
+        return None
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:

@@ -70,7 +70,10 @@ class Runner:
         self._timed_ns = NEVER  # until when a thread sleeps that is then to look again
         self._promised = False
         self._closing = False
-        self._leads = all(instance.leads for instance in instances)
+        self._leads = executor.may_be_led and all(instance.leads for instance in instances)
+        self._executing = 0
+        self._open = executor.open  # answered by the model itself, possibly after their batch
+        self._open.on_none = self._answered
         self._mean_ns = 0
         self._expiries = scheduler.expiries
         self._reaper: threading.Thread | None = None
@@ -85,6 +88,13 @@ class Runner:
         """Requests queued."""
         with self._lock:
             return self._scheduler.pending
+
+    @property
+    def running(self) -> int:
+        """Requests that are executed, or still answered by a model whose `execute` has returned."""
+        with self._lock:
+            # Those of a decoupled model are open from the start of their execution to their last response.
+            return self._open.count + (0 if self._open.decoupled else self._executing)
 
     @property
     def fast(self) -> bool:
@@ -121,7 +131,7 @@ class Runner:
                     return True
                 self._wake_if_due(now)
         except (ResourceExhaustedError, UnavailableError) as error:
-            self._executor.refuse(error, self.pending, self._mean_ns, self._count)
+            self._executor.refuse(request, error, self.pending, self._mean_ns, self._count)
             raise
         return False
 
@@ -160,6 +170,7 @@ class Runner:
                 now = self._clock()
                 self._scheduler.complete(batch, now)
                 self._rest(instance)
+                self._executing -= len(batch.requests) - batch.fillers
                 if end is not None and now >= end and self._is_due(now):
                     self._promised = True
                     return True
@@ -193,6 +204,7 @@ class Runner:
 
     def _instance_for(self, batch: Batch) -> BackendInstance:
         """Takes the idle instance that runs a batch."""
+        self._executing += len(batch.requests) - batch.fillers
         if batch.instance is None:
             return self._idle.pop()
         instance = self._by_number[batch.instance]
@@ -277,7 +289,9 @@ class Runner:
             self._by_number = {number: one for number, one in self._by_number.items() if one not in going}
             self._by_number |= enumerate(added, self._next_number)
             self._next_number += len(added)
-            self._leads = all(instance.leads for instance in self._by_number.values())
+            self._leads = self._executor.may_be_led and all(
+                instance.leads for instance in self._by_number.values()
+            )
             self._choose_rest()
             self._wake_if_due(self._clock())
             return going
@@ -308,7 +322,15 @@ class Runner:
         return not (self._scheduler.pending or self._scheduler.held)
 
     def _is_drained(self) -> bool:
-        return len(self._idle) == self._count and self._is_empty() and not self._unanswered
+        idle = len(self._idle) == self._count
+        return idle and self._is_empty() and not (self._unanswered or self._open.count)
+
+    def _answered(self) -> None:
+        """Looks again whether it is drained, as no request is left that the model answers itself."""
+        # Without the lock: a close that does not show here yet will find the number itself.
+        if self._closing:
+            with self._lock:
+                self._check_drained()
 
     def _check_drained(self) -> None:
         """Lets `close` and the threads end if nothing is left to do; called with the lock held."""

@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.readiness import all_ready
 from conch.core.registry import parse_version
 from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
@@ -39,9 +40,11 @@ class ControlHandlers:
         core: The server.
         quick: Runs what reads the repository, off the polling threads.
         slow: Runs loads.
+        checks: Waits for models that look whether they are ready.
     """
 
-    def __init__(self, core: ServerCore, quick: Executor, slow: Executor) -> None:
+    def __init__(self, core: ServerCore, quick: Executor, slow: Executor, checks: Executor) -> None:
+        self._checks = checks
         self._core = core
         self._quick = quick
         self._slow = slow
@@ -51,8 +54,6 @@ class ControlHandlers:
         service = "/inference.GRPCInferenceService/"
         quick: dict[str, tuple[Any, Callable[[Any], Any]]] = {
             "ServerLive": (pb.ServerLiveRequest, self._server_live),
-            "ServerReady": (pb.ServerReadyRequest, self._server_ready),
-            "ModelReady": (pb.ModelReadyRequest, self._model_ready),
             "ServerMetadata": (pb.ServerMetadataRequest, self._server_metadata),
             "ModelMetadata": (pb.ModelMetadataRequest, self._model_metadata),
             "ModelConfig": (pb.ModelConfigRequest, self._model_config),
@@ -70,7 +71,9 @@ class ControlHandlers:
         table |= {
             service + name: _refusing(f"{what} is not supported yet") for name, what in _NOT_YET.items()
         }
-        table["/grpc.health.v1.Health/Check"] = answering(health_pb2.HealthCheckRequest, self._health)
+        table[service + "ServerReady"] = self._checking(pb.ServerReadyRequest, self._server_ready)
+        table[service + "ModelReady"] = self._checking(pb.ModelReadyRequest, self._model_ready)
+        table["/grpc.health.v1.Health/Check"] = self._checking(health_pb2.HealthCheckRequest, self._health)
         return table
 
     def _server_live(self, request: pb.ServerLiveRequest) -> pb.ServerLiveResponse:
@@ -83,10 +86,19 @@ class ControlHandlers:
         self._core.check_running()
         parse_version(request.version)
         try:
-            self._core.model(request.name, request.version)
+            model = self._core.model(request.name, request.version)
         except ConchError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+        return pb.ModelReadyResponse(ready=all_ready(model.readiness))
+
+    def _checking(self, kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
+        """A handler that is not to run on a polling thread as long as any model checks itself."""
+        now, later = answering(kind, answer), _later(kind, answer, self._checks)
+
+        def handle(call: UnaryCall, message: bytes) -> None:
+            (later if any(self._core.readiness()) else now)(call, message)
+
+        return handle
 
     def _server_metadata(self, request: pb.ServerMetadataRequest) -> pb.ServerMetadataResponse:
         core = self._core

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from conch.core.durations import Duration
 from conch.core.registry import Entry
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.stats import Duration, StatisticsSnapshot
+from conch.core.stats import StatisticsSnapshot
 from conch.protocol import inference_pb2 as pb
 
 
@@ -60,6 +61,17 @@ def statistics_message(spec: ModelSpec, stats: StatisticsSnapshot) -> pb.ModelSt
             )
             for size, row in stats.batches.items()
         ],
+        response_stats={
+            str(index): pb.InferResponseStatistics(
+                compute_infer=_duration(row.compute_infer),
+                compute_output=_duration(row.compute_output),
+                success=_duration(row.success),
+                fail=_duration(row.fail),
+                empty_response=_duration(row.empty_response),
+                cancel=_duration(row.cancel),
+            )
+            for index, row in stats.responses.items()
+        },
     )
 
 

@@ -87,7 +87,7 @@ def encode_parameters(parameters: Any) -> bytes:
     """Response parameters as the ``parameters`` field of a serialised ModelInferResponse.
 
     Raises:
-        InvalidArgumentError: A value is not a bool, integer, float or string.
+        InvalidArgumentError: A value is not a bool, integer of 64 bits, float or string.
     """
     message = inference_pb2.ModelInferResponse()
     for key, value in parameters.items():
@@ -95,6 +95,10 @@ def encode_parameters(parameters: Any) -> bytes:
         if isinstance(value, bool):
             slot.bool_param = value
         elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise InvalidArgumentError(
+                    f"response parameter '{key}' must fit into 64 bits, {value} does not"
+                )
             slot.int64_param = value
         elif isinstance(value, float):
             slot.double_param = value

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError, UnsupportedError
+from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import Server, UnaryCall
@@ -14,6 +14,7 @@ from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, joined
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
+from conch.frontends.grpc.single import SingleResponse
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,7 @@ class InferHandler:
             core.check_running()
             model = core.model_for(request)
             if model.spec.decoupled:
-                raise UnsupportedError(
-                    "ModelInfer RPC doesn't support models with decoupled transaction policy"
-                )
+                request.intercept(lambda responder: SingleResponse(responder, core.cancel))
             call.watch(core.cancel, request)
             to_lead = core.submit(request, True, model)
             if to_lead is not None:

@@ -72,14 +72,13 @@ def read_output_parameters(request: InferenceRequest, output: Any) -> None:
             raise InvalidArgumentError(
                 "invalid value type for 'classification' parameter, expected int64_param"
             )
-        if value.int64_param < 0:
+        if value.int64_param <= 0:  # 0 too, whatever Triton's text says
             raise InvalidArgumentError("invalid value for 'classification' parameter, expected >= 0")
-        if value.int64_param and "shared_memory_region" in parameters:
+        if "shared_memory_region" in parameters:
             raise InvalidArgumentError("output can't set both 'shared_memory_region' and 'classification'")
-        if value.int64_param:
-            if request.classes is None:
-                request.classes = {}
-            request.classes[output.name] = value.int64_param
+        if request.classes is None:
+            request.classes = {}
+        request.classes[output.name] = value.int64_param
     check_regions(output)
 
 
@@ -109,8 +108,10 @@ def read_parameters(request: InferenceRequest, parameters: Any) -> None:
             raise _wrong_type(key, "int64_param, bool_param, or string_param")
     if request.priority < 0:
         raise InvalidArgumentError("invalid value for 'priority', expected value >= 0.")
+    # The protocol carries unsigned numbers in signed fields.
+    request.timeout_us %= 2**64
     if isinstance(request.correlation_id, int):
-        request.correlation_id %= 2**64  # the protocol carries an unsigned number in a signed field
+        request.correlation_id %= 2**64
     if custom:
         request.parameters = custom
 

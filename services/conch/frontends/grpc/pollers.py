@@ -54,6 +54,9 @@ class Pollers:
             without a tag says that the queue has been shut down.
         count: How many threads there are.
         clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        threads: The threads.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class Pollers:
         self._waiting = 0
         self._pause: _Pause | None = None
         self._promised: list[Leadable] = []  # touched by the thread that has the turn only
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._run, name=f"conch-grpc-{number}", daemon=True)
             for number in range(count)
         ]
 
     def start(self) -> None:
         """Starts the threads."""
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
     def join(self, timeout_s: float) -> bool:
@@ -91,9 +94,9 @@ class Pollers:
             Whether all of them have ended.
         """
         end = time.monotonic() + timeout_s
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(max(end - time.monotonic(), 0.0))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in self.threads)
 
     def promise(self, model: Leadable) -> None:
         """Has the polling thread, which is the caller, lead a model once it has taken in all events."""

@@ -22,6 +22,7 @@ MOST_MESSAGE_BYTES = 2**31 - 1
 
 _QUICK_THREADS = 2
 _SLOW_THREADS = 32
+_CHECK_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +97,18 @@ class GrpcFrontEnd:
         # Apart, so that loads, however many and slow, hold up nothing but further loads.
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
         self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-load")
+        self._checks = ThreadPoolExecutor(_CHECK_THREADS, "conch-grpc-ready")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
-        unary: dict[str, UnaryHandler] = ControlHandlers(core, self._quick, self._slow).handlers()
+        unary: dict[str, UnaryHandler] = ControlHandlers(
+            core, self._quick, self._slow, self._checks
+        ).handlers()
         unary["/inference.GRPCInferenceService/ModelInfer"] = InferHandler(
             core, self._get_server, encoder, clock, forward, options.compression
         )
         streams: dict[str, StreamHandler] = {
             "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(
-                core, self._get_server, encoder, clock, forward
+                core, self._get_server, encoder, clock, forward, options.compression
             )
         }
         streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
@@ -148,6 +152,7 @@ class GrpcFrontEnd:
         ended = self._server.stop(grace_s)
         # A load may take longer than the grace; its thread ends when the load does.
         self._quick.shutdown(wait=ended)
+        self._checks.shutdown(wait=ended)
         self._slow.shutdown(wait=ended, cancel_futures=True)
         return ended
 

@@ -1,8 +1,9 @@
 """ModelStreamInfer: many requests on one stream.
 
 Responses of models that are not decoupled leave in the order of their requests; decoupled responses as
-they come. Errors travel in messages of their own and leave the stream open, unless its client asked for
-real gRPC errors with the metadata ``triton_grpc_error: true``.
+they come, and a model that sends them faster than the client reads is made to wait. Errors travel in
+messages of their own and leave the stream open, unless its client asked for real gRPC errors with the
+metadata ``triton_grpc_error: true``.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ class InferStream:
         if finished:
             self._call.close(*self._closing)
 
+    def wait_for_reader(self) -> None:
+        """Returns when the client has not too much left to read, or none of it will be sent."""
+        self._call.wait_for_reader()
+
     def order(self, place: _Place) -> None:
         """Says that a request's response waits for those of the requests before it."""
         with self._lock:
@@ -158,6 +163,7 @@ class StreamInferHandler:
         encoder: Makes the response messages.
         clock: Monotonic time in nanoseconds.
         forward: Turns the stream's metadata into request parameters, or None.
+        compression: gRPC's name of the algorithm responses are compressed with, or None.
     """
 
     def __init__(
@@ -167,8 +173,10 @@ class StreamInferHandler:
         encoder: ResponseEncoder,
         clock: Clock,
         forward: HeaderForwarder | None = None,
+        compression: str | None = None,
     ) -> None:
         self.core = core
+        self._compression = compression
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
@@ -181,7 +189,7 @@ class StreamInferHandler:
         stream = InferStream(call, self, real_errors)
         stream.deadline_ns = call.deadline_ns(self._clock())
         call.on_drain = stream.on_drain
-        call.start(stream.on_message, stream.on_cancel)
+        call.start(stream.on_message, stream.on_cancel, self._compression)
 
     def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
         """Submits one request of a stream and lets the next one come in."""
@@ -199,6 +207,8 @@ class StreamInferHandler:
             to_lead = self.core.submit(request, True, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
+            if request.cancelled:  # in the moment before it was queued
+                self.core.cancel(request)
         except ConchError as error:
             self._say_error(place, error)
         except Exception as error:
@@ -234,6 +244,8 @@ class StreamInferHandler:
                 text = error.message.encode()
                 message[:0] = [length_header(_ERROR_MESSAGE, len(text)), text]
             place.stream.say(place, joined(message), final, error)
+            if not place.ordered:
+                place.stream.wait_for_reader()
         except ConchError as shown:
             self._say_error(place, shown)
         except Exception as failure:

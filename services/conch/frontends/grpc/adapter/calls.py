@@ -18,6 +18,7 @@ from conch.frontends.grpc.adapter.operations import (
     abort,
     error_operations,
     ignore,
+    send_metadata,
     shown,
 )
 
@@ -198,14 +199,7 @@ class UnaryCall:
 
     def reply_compressed(self, message: bytes, algorithm: str) -> None:
         """Sends the answer with status OK, compressed with a gRPC algorithm such as ``gzip``."""
-        metadata = (("grpc-internal-encoding-request", algorithm),)
-        self._finish(
-            (
-                cygrpc.SendInitialMetadataOperation(metadata, 0),
-                cygrpc.SendMessageOperation(message, 0),
-                SEND_OK,
-            )
-        )
+        self._finish((send_metadata(algorithm), cygrpc.SendMessageOperation(message, 0), SEND_OK))
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """Ends the call with an error status and trailing metadata; from any thread."""
@@ -230,15 +224,23 @@ class StreamCall:
     server stops, `on_drain` is called with the status to close with once nothing is in flight.
 
     A client that sends but does not read is made to wait: no message is taken in while more than
-    `_MOST_UNSENT_BYTES` wait to be sent to it.
+    `_MOST_UNSENT_BYTES` wait to be sent to it. A thread that has as much to say as it likes should
+    `wait_for_reader` after each message.
+
+    Args:
+        event: The event with the call.
+        open_calls: Where the call is kept as long as something may be started on it.
+        may_wait: Whether the calling thread is none of those that send what was written.
     """
 
     __slots__ = (
         "_call",
+        "_caught_up",
         "_closing",
         "_details",
         "_finished",
         "_lock",
+        "_may_wait",
         "_on_cancel",
         "_open",
         "_outbox",
@@ -250,11 +252,13 @@ class StreamCall:
         "on_message",
     )
 
-    def __init__(self, event: Any, open_calls: OpenCalls) -> None:
+    def __init__(self, event: Any, open_calls: OpenCalls, may_wait: Callable[[], bool]) -> None:
         self._call = event.call
         self._details = event.call_details
         self._open = open_calls
+        self._may_wait = may_wait
         self._lock = threading.Lock()
+        self._caught_up: threading.Condition | None = None  # once somebody waits
         self._outbox: deque[bytes] = deque()
         self._unsent = 0
         self._paused = False
@@ -266,18 +270,24 @@ class StreamCall:
         self.on_message: Callable[[bytes | None], None] = ignore
         self.on_drain: Callable[[int, str], None] = self.close
 
-    def start(self, on_message: Callable[[bytes | None], None], on_cancel: Callable[[], None]) -> None:
+    def start(
+        self,
+        on_message: Callable[[bytes | None], None],
+        on_cancel: Callable[[], None],
+        compression: str | None = None,
+    ) -> None:
         """Sends the headers and begins to read.
 
         Args:
             on_message: Takes each message, then None at half-close.
             on_cancel: Called once if the client goes away before the stream was closed.
+            compression: gRPC algorithm that messages are compressed with, such as ``gzip``, or None.
         """
         self.on_message = on_message
         self._on_cancel = on_cancel
         self._open.add_stream(self)
         self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
-        self._call.start_server_batch((SEND_NO_METADATA,), self._on_written)
+        self._call.start_server_batch((send_metadata(compression),), self._on_written)
         self.read_next()
 
     def deadline_ns(self, now_ns: int) -> int | None:
@@ -304,6 +314,7 @@ class StreamCall:
             self._finished = True
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
+            self._wake()
         self._open.discard(self)
         if cancelled and on_cancel is not None:
             on_cancel()
@@ -319,12 +330,31 @@ class StreamCall:
             else:
                 self._start_write(message)
 
+    def wait_for_reader(self) -> None:
+        """Waits until no more than `_MOST_UNSENT_BYTES` are left to send, or nothing will be sent any more.
+
+        Returns at once on a thread that sends what was written: nobody else would.
+        """
+        if self._unsent <= _MOST_UNSENT_BYTES or not self._may_wait():
+            return
+        with self._lock:
+            if self._caught_up is None:
+                self._caught_up = threading.Condition(self._lock)
+            while self._unsent > _MOST_UNSENT_BYTES and not self._finished and self._closing is None:
+                self._caught_up.wait()
+
+    def _wake(self) -> None:
+        """Has those who wait for the reader look again; called with the lock held."""
+        if self._caught_up is not None:
+            self._caught_up.notify_all()
+
     def close(self, status: int = OK, details: str = "", trailing: Metadata | None = None) -> None:
         """Ends the stream once everything written before has been sent; from any thread."""
         with self._lock:
             if self._finished or self._closing is not None:
                 return
             self._closing = (status, details, trailing)
+            self._wake()
             if not self._writing:
                 self._start_close()
 
@@ -343,6 +373,7 @@ class StreamCall:
             self._unsent -= size
             if self._finished:
                 return
+            self._wake()
             if self._outbox:
                 self._start_write(self._outbox.popleft())
             else:

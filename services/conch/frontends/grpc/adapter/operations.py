@@ -21,6 +21,13 @@ _MOST_DETAILS = 4096
 _PERCENT = ord("%")
 
 
+def send_metadata(compression: str | None) -> Any:
+    """The operation that sends a call's headers and chooses how its messages are compressed."""
+    if compression is None:
+        return SEND_NO_METADATA
+    return cygrpc.SendInitialMetadataOperation((("grpc-internal-encoding-request", compression),), 0)
+
+
 def ignore(event: Any) -> None:
     """The tag of operations whose end nobody waits for."""
 

@@ -166,9 +166,13 @@ class Server:
             return
         stream_handler = self._streams.get(method)
         if stream_handler is not None:
-            stream_handler(StreamCall(event, self._calls))
+            stream_handler(StreamCall(event, self._calls, self._may_wait))
             return
         abort(event.call, UNIMPLEMENTED, f"Method not found: {method.decode(errors='replace')}")
+
+    def _may_wait(self) -> bool:
+        """Whether the calling thread may wait for something that the polling threads do."""
+        return threading.current_thread() not in self._pollers.threads
 
     def _on_stopped(self, event: Any) -> None:
         self._stopped.set()

@@ -1,0 +1,198 @@
+"""Clients that read more slowly than a decoupled model sends: it waits, and memory is bounded."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+from tests.chaos.test_clients import STREAM
+from tests.support.servers import (
+    WAIT_S,
+    RawClient,
+    ServerProcess,
+    check_simple,
+    client_of,
+    eventually,
+    serving,
+    simple_inputs,
+    write_model,
+)
+from tritonclient.grpc import service_pb2
+
+BLOCK = 1 << 20
+BLOCKS = 400
+BOUND = 64 << 20
+SLACK = 48 << 20
+"""For what gRPC and the allocator hold besides."""
+MODEL = """
+import json
+from pathlib import Path
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._how = parameters["how"]["string_value"]
+        self._log = Path(parameters["log"]["string_value"])
+
+    {sync}def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
+            if self._how == "thread":
+                threading.Thread(target=self._send, args=(sender, count)).start()
+            else:
+                self._send(sender, count)
+
+    def _send(self, sender, count):
+        with self._log.open("a", buffering=1) as log:
+            for number in range(count):
+                if sender.is_cancelled():
+                    log.write("c\\n")
+                    break
+                block = np.full(BLOCK, number % 251, np.uint8)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", block)]))
+                log.write(".\\n")
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""".replace("BLOCK", str(BLOCK))
+CONFIG = """
+    backend: "python"
+    input {{ name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }}
+    output {{ name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }}
+    model_transaction_policy {{ decoupled: true }}
+    parameters {{ key: "how" value {{ string_value: "{how}" }} }}
+    parameters {{ key: "log" value {{ string_value: "{log}" }} }}
+"""
+WAYS = ("execute", "thread", "async")
+
+
+def request(count: int, model: str = "flood") -> Any:
+    made = service_pb2.ModelInferRequest(
+        model_name=model, raw_input_contents=[np.array([count], np.int32).tobytes()]
+    )
+    made.inputs.add(name="COUNT", datatype="INT32", shape=[1])
+    return made
+
+
+class Flood:
+    """A server with a model that floods, and what the model has done."""
+
+    def __init__(self, server: ServerProcess, log: Path) -> None:
+        self.server = server
+        self._log = log
+        self.memory: Callable[[], int] = lambda: psutil.Process(server.process.pid).memory_info().rss
+
+    @property
+    def sent(self) -> int:
+        """How many blocks it has sent, all in all."""
+        return self._log.read_text().count(".") if self._log.exists() else 0
+
+    @property
+    def cancelled(self) -> int:
+        """How often it has seen that its request was cancelled."""
+        return self._log.read_text().count("c") if self._log.exists() else 0
+
+    def wait_until_it_waits(self) -> None:
+        """Returns when it has sent something, and then nothing for half a second."""
+        eventually(lambda: self.sent > BOUND // BLOCK - 8, "it sends")
+        last, quiet = self.sent, 0
+        while quiet < 10:
+            threading.Event().wait(0.05)
+            now = self.sent
+            quiet = quiet + 1 if now == last else 0
+            last = now
+
+
+@contextmanager
+def flooding(repository: Path, directory: Path, how: str) -> Iterator[Flood]:
+    log = directory / "log"
+    model = MODEL.replace("{sync}", "async " if how == "async" else "")
+    config = CONFIG.format(how=how, log=log)
+    write_model(directory / "models", "flood", config, {"model.py": model})
+    with serving(repository, directory / "models", flags=["--exit-timeout-secs=3"]) as server:
+        yield Flood(server, log)
+
+
+@contextmanager
+def stream(flood: Flood, *requests: Any) -> Iterator[Any]:
+    """A stream whose client has read one message."""
+    with closing(RawClient(flood.server.address)) as raw:
+        call = raw.channel.stream_stream(
+            STREAM,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )(iter(requests), timeout=2 * WAIT_S)
+        next(call)
+        yield call
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_model_waits_for_its_reader(repository: Path, tmp_path: Path, how: str) -> None:
+    with flooding(repository, tmp_path, how) as flood, client_of(flood.server) as client:
+        check_simple(client.infer("simple", simple_inputs()))
+        before = flood.memory()
+        with stream(flood, request(BLOCKS)) as call:
+            flood.wait_until_it_waits()
+            assert flood.sent < BLOCKS
+            assert flood.memory() - before < BOUND + SLACK
+            for start in range(20):
+                check_simple(client.infer("simple", simple_inputs(start)), start)  # nobody else waits
+            numbers = [m.infer_response.raw_output_contents[0][0] for m in call]
+        assert numbers == [number % 251 for number in range(1, BLOCKS)]
+        assert flood.memory() - before < BOUND + SLACK
+
+
+def test_requests_of_one_stream_share_the_bound(repository: Path, tmp_path: Path) -> None:
+    with flooding(repository, tmp_path, "thread") as flood:
+        before = flood.memory()
+        with stream(flood, *[request(100) for _ in range(4)]) as call:
+            flood.wait_until_it_waits()
+            assert flood.sent <= BOUND // BLOCK + 20
+            assert flood.memory() - before < BOUND + SLACK
+            assert sum(1 for _ in call) == 400 - 1
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_model_that_waits_goes_on_when_its_reader_leaves(
+    repository: Path, tmp_path: Path, how: str
+) -> None:
+    with flooding(repository, tmp_path, how) as flood:
+        with stream(flood, request(BLOCKS)) as call:
+            flood.wait_until_it_waits()
+            call.cancel()
+            eventually(lambda: flood.cancelled == 1, "the model stops")
+        with stream(flood, request(3)) as call:
+            assert sum(1 for _ in call) == 2
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_server_stops_although_a_model_waits(repository: Path, tmp_path: Path, how: str) -> None:
+    with flooding(repository, tmp_path, how) as flood, stream(flood, request(BLOCKS)) as call:
+        flood.wait_until_it_waits()
+        flood.server.signal(signal.SIGTERM)
+        # It has had its time to read; then its stream is cancelled and the model goes on.
+        assert flood.server.wait() in (0, 1)
+        assert flood.cancelled == 1
+        with pytest.raises(grpc.RpcError):
+            list(call)
+
+
+def test_a_deadline_ends_the_wait(repository: Path, tmp_path: Path) -> None:
+    with flooding(repository, tmp_path, "execute") as flood, closing(RawClient(flood.server.address)) as raw:
+        call = raw.channel.stream_stream(STREAM)(iter([request(BLOCKS).SerializeToString()]), timeout=3)
+        next(call)
+        flood.wait_until_it_waits()
+        eventually(lambda: flood.cancelled == 1, "the model stops")
+        call.cancel()

@@ -1,0 +1,127 @@
+"""A model's `is_ready`: asked on a thread of its own, for a limited time, whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conch.backends.python.eventloop import EventLoop
+from conch.backends.python.readiness import ReadyCheck
+from conch.core.readiness import all_ready
+
+SHORT_S = 0.05
+LONG_S = 30.0
+
+
+def ask(check: ReadyCheck) -> bool:
+    return all_ready([check])
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready"), [(True, True), (False, False), (np.True_, True), (None, False), (1, False)]
+)
+def test_the_answer(answer: Any, ready: bool) -> None:
+    check = ReadyCheck("m_0", lambda: answer, None, LONG_S)
+    assert ask(check) is ready
+    check.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit("no")])
+def test_an_exception_means_no(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> bool:
+        raise error
+
+    check = ReadyCheck("m_0", fail, None, LONG_S)
+    assert not ask(check)
+    assert "is_ready of model 'm_0' failed" in caplog.text
+    check.close()
+
+
+def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([True, False, False, True])
+    check = ReadyCheck("m_0", lambda: next(answers), None, LONG_S)
+    assert [ask(check) for _ in range(4)] == [True, False, False, True]
+    assert [record.message for record in caplog.records] == [
+        "model 'm_0' says that it is not ready",
+        "model 'm_0' says that it is ready",
+    ]
+
+
+def test_one_that_hangs_is_asked_once() -> None:
+    asked, go = threading.Semaphore(0), threading.Event()
+
+    def hang() -> bool:
+        asked.release()
+        return go.wait(LONG_S)
+
+    check = ReadyCheck("m_0", hang, None, SHORT_S)
+    assert [ask(check) for _ in range(3)] == [False] * 3
+    assert asked.acquire(timeout=LONG_S)
+    assert not asked.acquire(blocking=False), "the second thread"
+    go.set()
+    threads = [thread for thread in threading.enumerate() if thread.name == "conch-m_0-ready"]
+    for thread in threads:
+        thread.join(LONG_S)
+    assert ask(check)
+
+
+def test_askers_at_the_same_time_share_a_check() -> None:
+    entered, go = threading.Semaphore(0), threading.Event()
+
+    def wait() -> bool:
+        entered.release()
+        return go.wait(LONG_S)
+
+    check = ReadyCheck("m_0", wait, None, LONG_S)
+    answers: list[bool] = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(check))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert entered.acquire(timeout=LONG_S)
+    go.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert answers == [True] * 3
+
+
+def test_several_are_asked_side_by_side() -> None:
+    barrier = threading.Barrier(3)
+
+    def meet() -> bool:
+        barrier.wait(LONG_S)
+        return True
+
+    assert all_ready([ReadyCheck(f"m_{n}", meet, None, LONG_S) for n in range(3)])
+    mixed = [ReadyCheck(str(answer), partial(bool, answer), None, LONG_S) for answer in (False, True)]
+    assert not all_ready(mixed)
+    assert all_ready([])
+
+
+def test_coroutines() -> None:
+    loop = EventLoop("m_0")
+    stopped = threading.Event()
+
+    async def yes() -> bool:
+        await asyncio.sleep(0)
+        return True
+
+    async def hang() -> bool:
+        try:
+            await asyncio.sleep(LONG_S)
+        finally:
+            stopped.set()
+        return True
+
+    try:
+        assert ask(ReadyCheck("m_0", yes, loop, LONG_S))
+        check = ReadyCheck("m_0", hang, loop, SHORT_S)
+        assert not ask(check)
+        assert stopped.wait(LONG_S), "it is cancelled"
+        check.close()
+    finally:
+        loop.close()

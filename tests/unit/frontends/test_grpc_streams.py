@@ -1,0 +1,98 @@
+"""Streams on which more is written than is read: who waits, and until when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall
+
+WAIT_S = 30.0
+BLOCK = bytes(16 << 20)
+OVER = 6
+"""So many blocks are over the bound."""
+
+
+class FakeCall:
+    """Stands in for the C core's call: operations end when the test says so."""
+
+    def __init__(self) -> None:
+        self.tags: list[Callable[[Any], None]] = []
+
+    def start_server_batch(self, operations: Any, tag: Callable[[Any], None]) -> None:
+        self.tags.append(tag)
+
+
+class Stream:
+    """A stream that is over its bound, and the thread that waits for its reader."""
+
+    def __init__(self, may_wait: bool = True) -> None:
+        self.fake = FakeCall()
+        event = SimpleNamespace(call=self.fake, call_details=None, invocation_metadata=())
+        self.call = StreamCall(event, OpenCalls(), lambda: may_wait)
+        self.call.start(lambda message: None, lambda: None)
+        self.closed, self.written, _ = self.fake.tags
+        self.written(None)
+        for _ in range(OVER):
+            self.call.write(BLOCK)
+
+    def waiting(self) -> threading.Thread:
+        thread = threading.Thread(target=self.call.wait_for_reader)
+        thread.start()
+        while self.call._caught_up is None or not self.call._caught_up._waiters:  # type: ignore[attr-defined]
+            assert thread.is_alive(), "it does not wait"
+        return thread
+
+    def read(self) -> None:
+        """The client takes one message."""
+        self.fake.tags[-1](None)
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(WAIT_S)
+    return not thread.is_alive()
+
+
+def test_until_the_client_has_read() -> None:
+    stream = Stream()
+    thread = stream.waiting()
+    stream.read()
+    thread.join(0.05)
+    assert thread.is_alive(), "80 MB are still too much"
+    stream.read()
+    assert ended(thread)
+    stream.call.wait_for_reader()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_until_the_client_is_gone(cancelled: bool) -> None:
+    stream = Stream()
+    thread = stream.waiting()
+    operation = SimpleNamespace(cancelled=lambda: cancelled)
+    stream.closed(SimpleNamespace(batch_operations=[operation]))
+    assert ended(thread)
+    stream.call.wait_for_reader()
+    stream.call.write(BLOCK)  # goes nowhere
+
+
+def test_until_the_stream_is_closed() -> None:
+    stream = Stream()
+    thread = stream.waiting()
+    stream.call.close()
+    assert ended(thread)
+
+
+def test_not_on_the_threads_that_send() -> None:
+    Stream(may_wait=False).call.wait_for_reader()
+
+
+def test_several_threads() -> None:
+    stream = Stream()
+    threads = [stream.waiting() for _ in range(3)]
+    for _ in range(2):
+        stream.read()
+    assert all(ended(thread) for thread in threads)
