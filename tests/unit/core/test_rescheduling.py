@@ -131,13 +131,42 @@ def test_a_failed_batch_does_not_run_again() -> None:
     assert run.counted == (0, 0, 0, 2)
 
 
+def test_a_decoupled_request_is_counted_once_with_the_time_of_all_its_runs() -> None:
+    now = 1_000
+
+    def run_again(batch: Batch) -> None:
+        nonlocal now
+        now += 500
+        batch.requests[0].rescheduled = True
+
+    def end(batch: Batch) -> None:
+        nonlocal now
+        now += 500
+        batch.requests[0].respond(InferenceResponse([]))
+
+    statistics = ModelStatistics()
+    executor = Executor(dataclasses.replace(ITERATIVE, decoupled=True), statistics, lambda: now)
+    request = make_request(rows=1, received_ns=100, queued_ns=150, state=RequestState.RUNNING)
+    executor.run(Instance(run_again), Batch([request], 1))
+    assert statistics.snapshot().success == Duration(0, 0)
+    request.rescheduled, request.queued_ns, request.state = False, 1_600, RequestState.RUNNING
+    now = 2_000
+    executor.run(Instance(end), Batch([request], 1))
+    counted = statistics.snapshot()
+    assert (counted.inference_count, counted.execution_count) == (1, 2)
+    assert counted.success == Duration(1, 2_500 - 100)
+    assert counted.queue == Duration(1, (1_000 - 150) + (2_000 - 1_600))
+    assert executor.open.count == 0
+
+
 @pytest.mark.parametrize(("spec", "finals"), [(ITERATIVE, 0), (make_spec(8), 1)])
 def test_decoupled_requests_run_again_too(spec: ModelSpec, finals: int) -> None:
     def execute(batch: Batch) -> None:
         batch.requests[0].rescheduled = True
+        batch.requests[1].respond(InferenceResponse([]))
 
     run = Run(dataclasses.replace(spec, decoupled=True), "ab", execute)
-    assert run.answers.finals == finals
+    assert run.answers.finals == 1 + finals
     assert run.requests[0].rescheduled is (finals == 0)
     assert run.counted == (1, 1, 1, finals)
 
@@ -182,9 +211,12 @@ def test_fillers_do_not_fail() -> None:
 def test_a_filler_does_not_run_again() -> None:
     run = Run(ITERATIVE, "fa", again(0, 1))
     assert [request.rescheduled for request in run.requests[1:]] == [True]
-    decoupled = Run(
-        dataclasses.replace(ITERATIVE, decoupled=True), "fa", lambda batch: again(0)(batch) and None
-    )
+
+    def execute(batch: Batch) -> None:
+        batch.requests[0].rescheduled = True
+        batch.requests[1].respond(InferenceResponse([]))
+
+    decoupled = Run(dataclasses.replace(ITERATIVE, decoupled=True), "fa", execute)
     assert not decoupled.requests[0].rescheduled
     assert decoupled.counted == (1, 1, 1, 0)
 

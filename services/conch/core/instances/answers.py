@@ -50,7 +50,8 @@ class OpenAnswers:
 
         def between(responder: Responder) -> Responder:
             if isinstance(responder, _Answers):
-                return responder  # the request has run before, and goes on
+                responder.goes_on(execution)  # the request has run before
+                return responder
             self._add(1)
             return _Answers(self, execution, responder)
 
@@ -141,6 +142,10 @@ class _Answers:
         self._since_ns = execution.start_ns
         self._failed = False
         self.responder = responder
+
+    def goes_on(self, execution: Execution) -> None:
+        """Says that the request runs again: its last run is the one whose times are still to be counted."""
+        self._execution = execution
 
     def claim(self) -> OpenAnswers | None:
         """Whom to tell that the request is done; None if somebody else does."""

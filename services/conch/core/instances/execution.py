@@ -127,6 +127,9 @@ class Executor:
                 refusal = self._runs_again(request)
                 if refusal is not None:
                     request.fail(refusal)
+                elif request.rescheduled:
+                    times = execution.start_ns, execution.input_end_ns, now
+                    self._statistics.record_success(request, times, again=True)
             if response is not None:
                 if response.error is None:
                     self._shape(request, response)
