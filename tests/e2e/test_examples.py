@@ -12,6 +12,7 @@ from tests.support.servers import EXAMPLES, ROOT, ServerProcess, serving
 CLIENTS = sorted(path.name for path in (ROOT / "examples" / "clients").glob("*.py") if path.stem != "common")
 SAYS = {
     "digit_images.py": ("PNG: 3", "JPEG: 3", "held-out images right", "other files are refused: in ensemble"),
+    "words.py": ("A model ", "hung up on a longer text after its first word"),
 }
 
 
