@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup serve test lint type format proto bench bench-setup clean
+.PHONY: setup serve test test-slow lint type format proto bench bench-setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,7 +16,10 @@ serve: $(STAMP)
 	$(BIN)/conch serve --model-repository=examples/models
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
 
 lint: type
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python scripts/generate_protocol.py --check
