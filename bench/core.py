@@ -33,6 +33,7 @@ _ROOT = Path(__file__).parent.parent
 _BATCH = 64
 _WINDOW = 1024
 _SEQUENCES = 1000
+_HOUR_NS = 3_600_000_000_000
 _TENSOR = Tensor.from_array("IN", np.zeros((1, 16), np.float32))
 _OUTPUTS = [Tensor.from_array("OUT", np.zeros((1, 16), np.float32))]
 
@@ -50,7 +51,10 @@ class _NothingModel(BackendModel):
 
 
 def _models(
-    count: int, batching: DynamicBatching | None = None, sequence: SequenceBatching | None = None
+    count: int,
+    batching: DynamicBatching | None = None,
+    sequence: SequenceBatching | None = None,
+    instances: int = 1,
 ) -> tuple[Dispatcher, list[Model]]:
     """Models named ``m0``, ``m1``, … in a registry of their own."""
     registry = Registry()
@@ -68,7 +72,7 @@ def _models(
             directory=Path("/"),
             version_directory=Path("/1"),
             model_file="",
-            instance_groups=(InstanceGroup("g"),),
+            instance_groups=(InstanceGroup("g", count=instances),),
             batching=batching,
             sequence=sequence,
         )
@@ -165,9 +169,11 @@ def deep_queue(depth: int, requests: int) -> Callable[[], None]:
     return run
 
 
-def rounds_of_requests(requests: int, sequence: SequenceBatching | None) -> Callable[[], None]:
+def rounds_of_requests(
+    requests: int, sequence: SequenceBatching | None, instances: int = 1
+) -> Callable[[], None]:
     """A thousand callers with a request each, time and again; with or without sequences."""
-    dispatcher, _ = _models(1, None if sequence else DynamicBatching(), sequence)
+    dispatcher, _ = _models(1, None if sequence else DynamicBatching(), sequence, instances)
     first = True
 
     def run() -> None:
@@ -184,7 +190,7 @@ def rounds_of_requests(requests: int, sequence: SequenceBatching | None) -> Call
                 leadable = submit(request, True) or leadable
             first = False
             assert leadable is not None
-            leadable.lead(None)
+            leadable.lead(_HOUR_NS)  # with a limit, so that no other thread is woken for the other instances
         assert counter.done == requests // _SEQUENCES * _SEQUENCES
 
     return run
@@ -199,9 +205,8 @@ class _Scene:
 
 
 def _scenes(requests: int) -> list[_Scene]:
-    hour = 3_600_000_000_000
-    oldest = SequenceBatching("OLDEST", hour, max_candidates=_SEQUENCES)
-    direct = SequenceBatching("DIRECT", hour)
+    oldest = SequenceBatching("OLDEST", _HOUR_NS, max_candidates=_SEQUENCES)
+    direct = SequenceBatching("DIRECT", _HOUR_NS)
     scenes = [_Scene("thread pair", requests, thread_pair(requests))]
     for count in (1, 10, 100, 1000):
         scenes.append(_Scene(f"models: {count}", requests, many_models(count, requests), "models: 1"))
@@ -210,35 +215,17 @@ def _scenes(requests: int) -> list[_Scene]:
         scenes.append(_Scene(f"queued: {depth}", total, deep_queue(depth, requests), "queued: 1"))
     whole = requests // _SEQUENCES * _SEQUENCES
     dynamic = f"dynamic, {_SEQUENCES} callers"
-    scenes.append(_Scene(dynamic, whole, rounds_of_requests(requests, None)))
-    scenes.append(
-        _Scene(f"oldest, {_SEQUENCES} sequences", whole, rounds_of_requests(requests, oldest), dynamic)
-    )
-    scenes.append(_Scene(f"direct, {_BATCH} slots", whole, rounds_of_slots(requests, direct), dynamic))
+    instances = -(-_SEQUENCES // _BATCH)
+    callers = {
+        dynamic: rounds_of_requests(requests, None),
+        f"oldest, {_SEQUENCES} sequences": rounds_of_requests(requests, oldest),
+        f"direct, {_SEQUENCES} sequences, {instances} instances": rounds_of_requests(
+            requests, direct, instances
+        ),
+    }
+    for name, run in callers.items():
+        scenes.append(_Scene(name, whole, run, dynamic))
     return scenes
-
-
-def rounds_of_slots(requests: int, sequence: SequenceBatching) -> Callable[[], None]:
-    """As many sequences as the direct strategy has slots, a request each, time and again."""
-    dispatcher, _ = _models(1, None, sequence)
-    first = True
-
-    def run() -> None:
-        nonlocal first
-        counter = _Counter(1)
-        submit = dispatcher.submit
-        for _ in range(requests // _BATCH):
-            leadable: Leadable | None = None
-            for number in range(1, _BATCH + 1):
-                request = _request("m0", counter)
-                request.correlation_id = number
-                request.sequence_start = first
-                leadable = submit(request, True) or leadable
-            first = False
-            assert leadable is not None
-            leadable.lead(None)
-
-    return run
 
 
 def _measure(scene: _Scene) -> tuple[float, float]:

@@ -56,6 +56,17 @@ class Model:
         version_text: The version number as the protocol carries it.
     """
 
+    __slots__ = (
+        "_clock",
+        "_executor",
+        "_fleet",
+        "_runner",
+        "_validate",
+        "spec",
+        "statistics",
+        "version_text",
+    )
+
     def __init__(self, spec: ModelSpec, fleet: Fleet, clock: Clock = monotonic_ns) -> None:
         self.spec = spec
         self.statistics = ModelStatistics(self._gauges)

@@ -92,6 +92,32 @@ class ModelStatistics:
         gauges: Gives the numbers of requests that wait and that run, at the moment; None for none.
     """
 
+    __slots__ = (
+        "_batches",
+        "_bytes_copied",
+        "_cancelled",
+        "_execution_count",
+        "_fail_ns",
+        "_failed",
+        "_failed_in_model",
+        "_gauges",
+        "_hit_ns",
+        "_hits",
+        "_infer_ns",
+        "_inference_count",
+        "_input_ns",
+        "_last_inference_ns",
+        "_lock",
+        "_miss_ns",
+        "_misses",
+        "_output_ns",
+        "_queue_ns",
+        "_rejected",
+        "_responses",
+        "_succeeded",
+        "_success_ns",
+    )
+
     def __init__(self, gauges: Callable[[], tuple[int, int]] | None = None) -> None:
         self._gauges = gauges
         self._failed_in_model = 0

@@ -34,6 +34,19 @@ class _Passed(NamedTuple):
 class RequestValidator:
     """The checks of one model, with everything that can be known at load time worked out then."""
 
+    __slots__ = (
+        "_assigns_ids",
+        "_batch_key",
+        "_batches",
+        "_correlation",
+        "_outputs",
+        "_passed",
+        "_required",
+        "_rules",
+        "_skip",
+        "_spec",
+    )
+
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._passed: dict[object, _Passed] = {}

@@ -50,6 +50,20 @@ class Executor:
         cancels: To be set once a request that runs has been cancelled; nobody looks for them before.
     """
 
+    __slots__ = (
+        "_clock",
+        "_decoupled",
+        "_iterative",
+        "_sequences",
+        "_shaper",
+        "_spec",
+        "_states",
+        "_statistics",
+        "cancels",
+        "may_be_led",
+        "open",
+    )
+
     def __init__(self, spec: ModelSpec, statistics: ModelStatistics, clock: Clock) -> None:
         self.open = OpenAnswers(statistics, clock, spec.decoupled)
         self.may_be_led = not spec.decoupled

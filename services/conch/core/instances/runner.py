@@ -40,6 +40,39 @@ class Runner:
         order: Keeps the responses in the order of the requests; None where they leave as they come.
     """
 
+    __slots__ = (
+        "_by_number",
+        "_clock",
+        "_closing",
+        "_count",
+        "_drained",
+        "_enqueue",
+        "_execute",
+        "_executing",
+        "_executor",
+        "_expired",
+        "_expiries",
+        "_idle",
+        "_leads",
+        "_lock",
+        "_mean_ns",
+        "_name",
+        "_next_batch",
+        "_next_number",
+        "_open",
+        "_promised",
+        "_reaper",
+        "_reaper_wakes_ns",
+        "_reaper_woken",
+        "_rest",
+        "_retiring",
+        "_scheduler",
+        "_sleeping",
+        "_threads",
+        "_timed_ns",
+        "_unanswered",
+    )
+
     def __init__(
         self,
         name: str,

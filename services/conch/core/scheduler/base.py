@@ -89,6 +89,8 @@ class Scheduler(ABC):
         expiries: When `expired` is to be called, before any other batch is asked for.
     """
 
+    __slots__ = ()
+
     expiries: Timers
 
     @abstractmethod

@@ -27,6 +27,14 @@ class DefaultScheduler(Scheduler):
 
     expiries: Expiries
 
+    __slots__ = (
+        "_bound",
+        "_pending",
+        "_queue",
+        "_tracks",
+        "expiries",
+    )
+
     def __init__(self, max_queue_size: int = 0) -> None:
         self.expiries = Expiries()
         self._tracks = False  # until the first request with a deadline

@@ -41,6 +41,24 @@ class DynamicBatcher(Scheduler):
 
     expiries: Expiries
 
+    __slots__ = (
+        "_best_count",
+        "_best_size",
+        "_bound",
+        "_closed",
+        "_delay_ns",
+        "_forming",
+        "_forming_size",
+        "_largest_preferred",
+        "_max",
+        "_oldest_ns",
+        "_pending",
+        "_preferred",
+        "_queue",
+        "_tracks",
+        "expiries",
+    )
+
     def __init__(
         self,
         max_batch_size: int,
