@@ -177,8 +177,9 @@ class Model:
         if request.state is RequestState.RUNNING:
             self._executor.cancels = True
         for each in cancelled:
-            self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)
-            each.fail(CancelledError(""))
+            if not each.answered:
+                self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)
+                self._executor.open.fail(each, CancelledError(""))
         return bool(cancelled)
 
     def continues(self, request: InferenceRequest) -> bool:
@@ -206,8 +207,9 @@ class Model:
         """Answers everything queued with an error; returns how many requests that were."""
         failed = self._runner.take_queued()
         for request in failed:
-            self.statistics.record_failure(self._clock() - request.received_ns)
-            request.fail(error)
+            if not request.answered:
+                self.statistics.record_failure(self._clock() - request.received_ns)
+                self._executor.open.fail(request, error)
         return len(failed)
 
     def _refuse(self, request: InferenceRequest) -> None:

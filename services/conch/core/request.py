@@ -26,7 +26,7 @@ class RequestState(IntEnum):
     DONE = 3
 
 
-_NEW, _DONE = RequestState.NEW, RequestState.DONE
+_NEW, _QUEUED, _DONE = RequestState.NEW, RequestState.QUEUED, RequestState.DONE
 
 
 class InferenceResponse:
@@ -88,6 +88,8 @@ class InferenceRequest:
         context: Whatever the front end needs to send the answer.
         sequence: What the scheduler knows of the sequence the request belongs to; None for none.
         rescheduled: Set by a model that wants to run the request again instead of ending it.
+        answered: Whether the last response has been given, also while the request waits to run again.
+        failed: Set where a model answers with an error by itself; unset before it is used.
         kept: What a backend keeps of a rescheduled request until it runs again; unset before it is used.
         state: Where it is.
         signature: The same object for requests that differ in nothing but their id and their tensors'
@@ -100,6 +102,7 @@ class InferenceRequest:
 
     __slots__ = (
         "_responder",
+        "answered",
         "batch_key",
         "batch_size",
         "cancelled",
@@ -108,6 +111,7 @@ class InferenceRequest:
         "correlation_id",
         "deadline_ns",
         "empty_final",
+        "failed",
         "id",
         "inputs",
         "kept",
@@ -128,6 +132,7 @@ class InferenceRequest:
         "timeout_us",
     )
 
+    failed: bool
     kept: object
 
     def __init__(
@@ -166,6 +171,7 @@ class InferenceRequest:
         self.context: object = None
         self.sequence: LiveSequence | None = None
         self.rescheduled = False
+        self.answered = False
         self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:
@@ -177,11 +183,19 @@ class InferenceRequest:
             response: The response, or None to end a decoupled request without another one.
             final: Whether this is the last call for the request.
         """
-        if self.state is _DONE:
+        if self.answered:
             return
         if final:
-            self.state = _DONE
+            self.answered = True
+            # One that waits to run again leaves its queue when the scheduler comes to it.
+            if self.state is not _QUEUED:
+                self.state = _DONE
         self._responder(self, response, final)
+
+    @property
+    def responder(self) -> Responder:
+        """What responses are handed to now."""
+        return self._responder
 
     def intercept(self, between: Callable[[Responder], Responder]) -> None:
         """Puts something between the request and its responder: what `between` makes of the one it has."""

@@ -147,8 +147,10 @@ def test_every_request_is_answered_exactly_once(
     check_answers(answers, requests)
     counted = model.statistics.snapshot()
     cancelled = sum(response is not None and response.error is not None for _, response, _ in answers.calls)
-    assert counted.fail.count == cancelled
-    assert counted.success.count == len(requests) - cancelled
+    # One that was cancelled while it ran counts as such, though its model has answered it well.
+    late = counted.cancelled["running"]
+    assert counted.fail.count == cancelled + late
+    assert counted.success.count == len(requests) - cancelled - late
     assert loaded.closed == 1
     assert [instance.closed for instance in loaded.instances] == [1] * instances
 

@@ -526,8 +526,10 @@ class TestIterative:
 
     def test_its_ids_leave_those_of_clients_alone(self) -> None:
         batcher = make_batcher(4, iterative=True)
+        own = 1 << 63
+        submit(batcher, own + 1, "S")
         submit(batcher, 1, "S")
-        assert submit(batcher, 0).correlation_id == 2
+        assert submit(batcher, 0).correlation_id == own + 2
 
 
 class TestClosing:

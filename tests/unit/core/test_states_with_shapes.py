@@ -17,6 +17,9 @@ from conch.core.tensor import Tensor
 
 GROWING = StateSpec("BEFORE", "AFTER", "FP32", (-1,), (1,))
 
+OWN = 1 << 63
+"""Ids of sequences that the batcher makes are above this."""
+
 
 def spec_of(strategy: str, iterative: bool = False) -> ModelSpec:
     settings = SequenceBatching(
@@ -74,9 +77,9 @@ def test_a_request_that_runs_again_is_kept_apart_by_its_new_state() -> None:
     first, second = (ask(scheduler, 0, now) for now in (1, 2))
     for request in (first, second):
         request.rescheduled = True
-    assert len(run(scheduler, spec, {1: 3, 2: 3}, 10)) == 2
+    assert len(run(scheduler, spec, {OWN + 1: 3, OWN + 2: 3}, 10)) == 2
     first.rescheduled = second.rescheduled = True
-    assert len(run(scheduler, spec, {1: 3, 2: 4}, 20)) == 2
+    assert len(run(scheduler, spec, {OWN + 1: 3, OWN + 2: 4}, 20)) == 2
     assert [len(run(scheduler, spec, {}, 30)) for _ in range(2)] == [1, 1]
     assert not scheduler.pending
 
@@ -87,6 +90,6 @@ def test_a_request_that_runs_again_joins_new_ones_of_its_shape() -> None:
     first = ask(scheduler, 0, 1)
     for now in (10, 20):
         first.rescheduled = True
-        assert run(scheduler, spec, {}, now) == [1]
+        assert run(scheduler, spec, {}, now) == [OWN + 1]
     ask(scheduler, 0, 25)
-    assert run(scheduler, spec, {}, 30) == [1, 2]
+    assert run(scheduler, spec, {}, 30) == [OWN + 1, OWN + 2]

@@ -11,7 +11,6 @@ from conch.core.clock import monotonic_ns
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
-from conch.core.request import RequestState
 from conch.core.scheduler.sequence.state import SequenceStates
 
 
@@ -100,6 +99,8 @@ class ResponseSender:
                 self._request.respond(converted, flags == FINAL)
             elif converted is not None:
                 # The only one there may be; a final flag that comes later has nothing left to say.
+                if converted.error is not None:
+                    self._request.failed = True
                 self._request.respond(converted, True)
 
     def is_cancelled(self) -> bool:
@@ -135,6 +136,7 @@ class ResponseSender:
             if self._closed or (self._sent > 0 and not self._context.decoupled):
                 return
             self._closed = True
+            self._request.failed = True
             self._request.respond(self._context.convert.failed(message), True)
 
     def __del__(self) -> None:
@@ -143,7 +145,7 @@ class ResponseSender:
         if closed or (self._sent > 0 and not self._context.decoupled):
             return
         request, context = self._request, self._context
-        if request.state is RequestState.DONE or request.filler:
+        if request.answered or request.filler:
             return  # it has been answered without the model, or nobody made it
         answer = context.convert.failed(
             f"model '{context.name}' dropped the response sender of a request without sending the final flag"

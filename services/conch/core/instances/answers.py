@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable
 
 from conch.core.clock import Clock
-from conch.core.request import InferenceRequest, InferenceResponse, RequestState, Responder
+from conch.core.errors import ConchError
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.response_stats import ResponseKind
 from conch.core.scheduler.base import Batch
 from conch.core.stats import RUNNING, ModelStatistics
-
-_DONE = RequestState.DONE
 
 
 class OpenAnswers:
@@ -70,7 +69,7 @@ class OpenAnswers:
         Returns:
             Whether it has still to be answered, and is counted then. If not, the caller counts it.
         """
-        if request.state is _DONE:
+        if _is_answered(request):
             return False
         self._add(1)
         answers = _Answers(self, execution, _nobody)
@@ -81,10 +80,20 @@ class OpenAnswers:
 
         request.intercept(between)
         # If it is answered by now, its responder may have been called in the old way or in the new one.
-        if request.state is _DONE and answers.claim():
+        if _is_answered(request) and answers.claim():
             self.remove()
             return False
         return True
+
+    def fail(self, request: InferenceRequest, error: ConchError) -> None:
+        """Answers a request that has left the queue with an error; the caller counts it, nobody here does."""
+        answers = request.responder
+        owner = answers.claim() if isinstance(answers, _Answers) else None
+        try:
+            request.fail(error)
+        finally:
+            if owner is not None:
+                self.remove()
 
     def remove(self) -> None:
         """Says that a request has had its last response."""
@@ -192,6 +201,10 @@ class _Answers:
             execution.end(now)
             times = execution.start_ns, execution.input_end_ns, now
             statistics.record_success(request, times, self._output_ns)
+
+
+def _is_answered(request: InferenceRequest) -> bool:
+    return request.answered  # asked twice, as another thread may answer it in between
 
 
 def _kind(request: InferenceRequest, response: InferenceResponse | None, failed: bool) -> ResponseKind:

@@ -20,7 +20,7 @@ from conch.core.errors import (
 from conch.core.instances.answers import OpenAnswers
 from conch.core.instances.retry import retry_after_ms
 from conch.core.instances.shaping import Shaper
-from conch.core.request import InferenceRequest, InferenceResponse, RequestState
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
@@ -32,7 +32,6 @@ _NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
     "handle such a flag."
 )
-_DONE = RequestState.DONE
 
 
 class Executor:
@@ -117,7 +116,14 @@ class Executor:
             self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
-                request.respond(response, True)
+                self._respond(request, response)
+
+    @staticmethod
+    def _respond(request: InferenceRequest, response: InferenceResponse) -> None:
+        try:
+            request.respond(response, True)
+        except Exception:  # must not keep the others of the batch from their answers, nor end the thread
+            log.exception("a response of model '%s' could not be handed over", request.model_name)
 
     def _execute(self, instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None]:
         try:
@@ -147,7 +153,7 @@ class Executor:
             if response is not None:
                 if response.error is None:
                     self._shape(request, response)
-                request.respond(response, True)
+                self._respond(request, response)
 
     def _checked(
         self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
@@ -192,7 +198,7 @@ class Executor:
             ns = now - request.received_ns
             if request.cancelled:
                 statistics.record_cancellation(ns, RUNNING)
-            elif error is not None:
+            elif error is not None or getattr(request, "failed", False):
                 statistics.record_failure(ns, True)
             else:
                 execution.end(now)
@@ -207,6 +213,8 @@ class Executor:
             request: The request.
             text: What it is told, unless its client's own deadline has passed.
         """
+        if request.answered:
+            return
         now = self._clock()
         ns = now - request.received_ns
         error: ConchError
@@ -217,7 +225,7 @@ class Executor:
         else:
             self._statistics.record_rejection(ns, TIMEOUT)
             error = UnavailableError(text)
-        request.fail(error)
+        self.open.fail(request, error)
 
     def refuse(
         self, request: InferenceRequest, error: ConchError, pending: int, mean_batch_ns: int, instances: int
@@ -258,7 +266,7 @@ class Executor:
             Why it does not, for its client; None where it does or nobody waits for it.
         """
         request.rescheduled = False
-        if request.filler or request.state is _DONE:
+        if request.filler or request.answered:
             return None
         if request.cancelled:
             return CancelledError("")

@@ -82,10 +82,14 @@ class ResponseOrder:
                 kept = place.kept
                 if not kept:
                     break
-                ready += [(place.responder, *said) for said in kept]
-                _, _, final = kept[-1]
+                done = False
+                for request, response, final in kept:
+                    ready.append((place.responder, request, response, final))
+                    if final:
+                        done = True
+                        break  # what another thread said after that is too late
                 kept.clear()  # or the request would keep its response for as long as it lives
-                if final:
+                if done:
                     places.popleft()
             self._passing = bool(ready)
         return ready

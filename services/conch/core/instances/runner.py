@@ -480,6 +480,7 @@ class Runner:
                         self._timed_ns = decision.time_ns
                         timeout = (decision.time_ns - now) / 1e9
                 if self._closing and self._is_empty():
+                    self._check_drained()
                     return None
                 self._sleeping.append(woken)
                 woken.wait(timeout)

@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
 _DONE = RequestState.DONE
 
+_FIRST_OWN_ID = 1 << 63
+"""Ids of sequences made here begin above it, far from those that clients choose."""
+
 
 class _KeyWithStates(NamedTuple):
     """The batch key of a request whose states have shapes of their own."""
@@ -62,7 +65,7 @@ class SequenceBatcher(Scheduler):
         # Only states of different shapes keep requests apart that fit together as they came.
         self._keyed = any(-1 in state.dims for state in settings.states)
         self._iterative = settings.iterative
-        self._last_id = 0  # of the sequences made here
+        self._last_id = _FIRST_OWN_ID  # of the sequences made here
         self._seats: list[Seats] = [
             DirectSeats(number, most, settings, self._controls)
             if settings.strategy == "DIRECT"
@@ -156,6 +159,10 @@ class SequenceBatcher(Scheduler):
         batch = chosen.next_batch(now_ns)
         if type(batch) is not Batch:
             return batch
+        if self._iterative:
+            self._drop_answered(batch, chosen, now_ns)
+            if not batch.requests:
+                return self.next_batch(now_ns)
         chosen.busy = True
         batch.instance = chosen.number
         self._start(batch.requests)
@@ -175,13 +182,7 @@ class SequenceBatcher(Scheduler):
             sequence.running = False
             if self._iterative:
                 self._iterated(request, sequence, now_ns)
-            queue = sequence.queue
-            if queue:
-                self._ready(queue[0], sequence, seats)
-            elif sequence.ended:
-                self._release(sequence)
-            else:
-                self.expiries.rest(sequence, now_ns)
+            self._go_on(sequence, seats, now_ns)
 
     def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Takes a queued request out with all others of its sequence that are queued.
@@ -335,20 +336,50 @@ class SequenceBatcher(Scheduler):
             if self._tracks and not self._iterative:
                 self.expiries.unwatch(request)  # those that may wait again keep their time
 
+    def _go_on(self, sequence: LiveSequence, seats: Seats, now_ns: int) -> None:
+        """Lets a sequence none of whose requests runs any more go on with the next one, rest or end."""
+        queue = sequence.queue
+        if queue:
+            self._ready(queue[0], sequence, seats)
+        elif sequence.ended:
+            self._release(sequence)
+        else:
+            self.expiries.rest(sequence, now_ns)
+
+    def _drop_answered(self, batch: Batch, seats: Seats, now_ns: int) -> None:
+        """Takes those out of a batch that got their last answer while they waited to run again."""
+        answered = [request for request in batch.requests if request.answered]
+        if not answered:
+            return
+        batch.requests = [request for request in batch.requests if not request.answered]
+        batch.size = len(batch.requests)
+        self._now_ns = now_ns
+        self._pending -= len(answered)
+        for request in answered:
+            request.state = _DONE
+            if self._tracks:
+                self.expiries.unwatch(request)
+            sequence = request.sequence
+            assert sequence is not None
+            sequence.inputs = None
+            sequence.queue.popleft()
+            self._go_on(sequence, seats, now_ns)
+
     def _iterated(self, request: InferenceRequest, sequence: LiveSequence, now_ns: int) -> None:
         """Puts a request that its model wants to run again before the others of its sequence."""
         if self._tracks:
             self.expiries.unwatch(request)
+        inputs, sequence.inputs = sequence.inputs, None
         if not request.rescheduled:
             return
         request.rescheduled = False
-        if request.state is _DONE:
-            return  # it has its last answer
+        if request.answered:
+            return
         request.sequence_start = False
         request.state = _QUEUED
         request.queued_ns = now_ns
-        if sequence.inputs is not None:
-            request.inputs, sequence.inputs = sequence.inputs, None
+        if inputs is not None:
+            request.inputs = inputs
         sequence.queue.appendleft(request)
         self._pending += 1
         if request.deadline_ns is not None:
