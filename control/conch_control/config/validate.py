@@ -108,6 +108,11 @@ def _check_response_cache(config: ModelConfig) -> None:
             f"Response Cache does not currently support model {config.name} with {reason}. Please disable "
             f"the response cache."
         )
+    if config.dynamic_batching.preserve_ordering:
+        raise InvalidArgumentError(
+            f"response_cache of model '{config.name}' can't be enabled with preserve_ordering of its "
+            f"dynamic_batching: answers from the cache do not wait for those before them; disable one of them"
+        )
 
 
 def _check_metrics(metrics: ModelMetrics) -> None:

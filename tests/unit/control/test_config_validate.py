@@ -49,6 +49,11 @@ RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
             "Response Cache does not currently support model m with 'decoupled' transaction policy. Please "
             "disable the response cache.",
         ),
+        (
+            "response_cache { enable: true } dynamic_batching { preserve_ordering: true }",
+            "response_cache of model 'm' can't be enabled with preserve_ordering of its dynamic_batching: "
+            "answers from the cache do not wait for those before them; disable one of them",
+        ),
         ("model_metrics { metric_control {} }", "metric control must specify 'metric_identifier'"),
         (
             "model_metrics { metric_control { metric_identifier {} } }",

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler
 from conch.core.scheduler.default import DefaultScheduler
 from conch.core.scheduler.rate import Claim, ResourceLimit
 from conch.core.servable import ClosedError
-from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource
+from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource, SequenceBatching
 from conch.core.stats import ModelStatistics
 
 MS = 1_000_000
@@ -426,11 +426,16 @@ class Slots(Scheduler):
 
     def next_batch(self, now_ns: int) -> Decision:
         request = self._next()
-        if request is None:
-            return IDLE
+        return IDLE if request is None else self.next_batch_of(request.priority, now_ns)
+
+    def instance_dues(self, now_ns: int) -> Mapping[int, int]:
+        return {one.priority: now_ns for one in self._waiting if one.priority not in self._busy}
+
+    def next_batch_of(self, number: int, now_ns: int) -> Decision:
+        request = next(one for one in self._waiting if one.priority == number)
         self._waiting.remove(request)
-        self._busy.add(request.priority)
-        return Batch([request], 1, request.priority)
+        self._busy.add(number)
+        return Batch([request], 1, number)
 
     def complete(self, batch: Batch, now_ns: int) -> None:
         assert batch.instance is not None
@@ -515,6 +520,104 @@ def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
     limiter.tell(limiter.release(held))
     finish(answers, 1)
     assert runner.close()
+    assert limiter.held == 0
+
+
+class Blocked:
+    """A model with three idle sequences, each with its row, whose resources another model holds."""
+
+    def __init__(self) -> None:
+        self.limiter, self.gate = Watched(), Gate()
+        self.holder = make_model(self.limiter, group(), execute=self.gate, name="holder")
+        sequence = SequenceBatching("DIRECT", 60_000 * MS)
+        spec = replace(make_spec(4, name="m", sequence=sequence), instance_groups=(group(),))
+        self.model = Model.create(spec, LoadedModel(echo, FollowingInstance), limiter=self.limiter)
+        self.answers, self.held = Answers(), Answers()
+        for number in (1, 2, 3):
+            self.submit(number, self.answers, sequence_start=True)
+            assert self.answers.wait(number)
+        submit(self.holder, self.held)
+        self.gate.wait_entered()
+
+    def submit(self, number: int, answers: Answers, **changes: object) -> InferenceRequest:
+        return submit(self.model, answers, rows=1, correlation_id=number, **changes)
+
+    def release(self) -> None:
+        self.gate.go.release()
+        finish(self.held, 1)
+
+    def close(self) -> None:
+        assert self.model.fail_queued(UnavailableError("live sequences")) == 0
+        assert self.holder.close(WAIT_S)
+        assert self.model.close(WAIT_S)
+        assert self.limiter.held == 0
+
+
+def test_requests_of_sequences_that_wait_for_resources_are_queued() -> None:
+    made, gone = Blocked(), Answers()
+    made.submit(3, gone)
+    made.limiter.wait_refused()
+    seen = made.model.statistics.snapshot()
+    assert (made.model.pending, seen.pending, seen.running) == (1, 1, 0)
+    assert made.model.fail_queued(UnavailableError("going")) == 1, "no fillers"
+    assert gone.finals == 1
+    assert made.model.statistics.snapshot().fail.count == 1
+    made.release()
+    made.close()
+
+
+def test_a_request_of_a_sequence_that_waits_for_resources_is_cancelled() -> None:
+    made, gone = Blocked(), Answers()
+    request = made.submit(3, gone)
+    made.limiter.wait_refused()
+    assert made.model.cancel(request)
+    assert isinstance(gone.response(request).error, CancelledError)
+    made.release()
+    made.submit(3, made.answers)
+    finish(made.answers, 4)
+    made.close()
+
+
+def test_a_request_of_a_sequence_that_waits_for_resources_expires() -> None:
+    made, gone = Blocked(), Answers()
+    request = made.submit(3, gone, deadline_ns=time.monotonic_ns() + 20 * MS)
+    made.limiter.wait_refused()
+    assert gone.wait(1), "while nothing has come free"
+    assert gone.response(request).error is not None
+    made.release()
+    made.close()
+
+
+def test_sequences_that_come_while_others_wait_for_resources_join_them() -> None:
+    made = Blocked()
+    for number in (3, 1, 2):
+        made.submit(number, made.answers)
+        if number == 3:
+            made.limiter.wait_refused()
+    before = made.model.statistics.snapshot().execution_count
+    made.release()
+    finish(made.answers, 6)
+    assert made.model.statistics.snapshot().execution_count == before + 1
+    made.close()
+
+
+def test_what_is_not_due_any_more_is_run_when_it_is_due_again() -> None:
+    """One of those that reached a preferred size is cancelled: the other one's delay must be kept."""
+    limiter, gate = Watched(), Gate()
+    held = make_model(limiter, group(), execute=gate, name="held")
+    batching = DynamicBatching((4,), 100 * MS)
+    patient = make_model(limiter, group(), name="patient", batching=batching, most=4)
+    answers, gone = Answers(), Answers()
+    submit(held, answers)
+    gate.wait_entered()
+    submit(patient, answers, rows=2)
+    request = submit(patient, gone, rows=2)
+    limiter.wait_refused()
+    assert patient.cancel(request)
+    gate.go.release()
+    finish(answers, 2)
+    assert held.close()
+    assert patient.close()
     assert limiter.held == 0
 
 

@@ -21,7 +21,9 @@ from conch.core.cache.service import CacheService
 from conch.core.cache.workers import CacheWorkers
 from conch.core.clock import monotonic_ns
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
+from conch.core.model import Model
 from conch.core.request import InferenceRequest
+from conch.core.scheduler.base import Batch
 from conch.core.servable import ClosedError
 
 S = 1_000_000_000
@@ -267,7 +269,41 @@ def test_a_waiting_request_can_be_cancelled() -> None:
         made.cache.release()
     assert [answers.finals for _, answers in waiting] == [1, 1]
     assert made.counts() == (0, 0, 0, 0)
-    assert made.model.statistics.snapshot().fail.count == 2
+    seen = made.model.statistics.snapshot()
+    assert seen.fail.count == 2
+    assert dict(seen.cancelled) == {"queued": 2, "running": 0}
+
+
+@pytest.mark.parametrize("way", ["miss", "too late", "no place"])
+def test_a_cancel_on_the_way_to_the_model_is_not_forgotten(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(batch: Batch) -> Any:
+        entered.set()
+        assert go.wait(WAIT_S)
+        return echo(batch)
+
+    patience = -1 if way == "too late" else 60 * S
+    with site(hold, NetworkCache(connections=1, patience_ns=patience)) as made:
+        made.model.model.submit(make_request(Answers()))
+        assert entered.wait(WAIT_S)  # what comes now is queued
+        submit = Model.submit
+
+        def cancelled_before(model: Model, request: InferenceRequest, may_lead: bool = False) -> Any:
+            assert not made.model.cancel(request)
+            return submit(model, request, may_lead)
+
+        monkeypatch.setattr(Model, "submit", cancelled_before)
+        if way == "no place":
+            monkeypatch.setattr(workers_module, "_MOST_WAITING", 0)
+        try:
+            request, answers = made.submit(value=1.0)
+            assert answers.wait(1), "it is answered although the model is busy"
+            assert isinstance(answers.response(request).error, CancelledError)
+        finally:
+            go.set()
+    assert answers.finals == 1
+    assert dict(made.model.statistics.snapshot().cancelled) == {"queued": 1, "running": 0}
 
 
 def test_a_close_waits_for_those_that_wait_for_the_cache() -> None:

@@ -15,6 +15,7 @@ from conch.core.clock import Clock
 from conch.core.errors import CancelledError, ConchError, as_conch_error
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import ClosedError, Leadable, Servable
+from conch.core.stats import QUEUED
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +68,17 @@ class RemotelyCachedModel(CachedModel):
         if not self._take(request):
             return None  # cancelled, and answered
         request.model = None
-        return self.model.submit(request, may_lead)
+        to_lead = self.model.submit(request, may_lead)
+        self._recall(request)
+        return to_lead
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Cancels a request: answers it at once if it is here or queued, else marks it for the model."""
         request.cancelled = True
         if not self._take(request):
             return self.model.cancel(request)
-        self._fail(request, CancelledError(""))
+        self.statistics.record_cancellation(self._clock() - request.received_ns, QUEUED)
+        request.fail(CancelledError(""))
         return True
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -95,7 +99,8 @@ class RemotelyCachedModel(CachedModel):
             self._here.clear()
             self._check_empty()
         for request in taken:
-            self._fail(request, error)
+            self.statistics.record_failure(self._clock() - request.received_ns)
+            request.fail(error)
         return len(taken) + self.model.fail_queued(error)
 
     def _take(self, request: InferenceRequest, to_pass: bool = False) -> bool:
@@ -122,9 +127,10 @@ class RemotelyCachedModel(CachedModel):
         if not (self._here or self._passing):
             self._empty.notify_all()
 
-    def _fail(self, request: InferenceRequest, error: ConchError) -> None:
-        self.statistics.record_failure(self._clock() - request.received_ns)
-        request.fail(error)
+    def _recall(self, request: InferenceRequest) -> None:
+        """Cancels what was cancelled while it was neither here any more nor with the model yet."""
+        if request.cancelled:
+            self.model.cancel(request)
 
     def _look_up(self, request: InferenceRequest, queued: int) -> None:
         """Looks for a request's answer, or has the model answer it; on a thread of the cache."""
@@ -143,10 +149,12 @@ class RemotelyCachedModel(CachedModel):
         try:
             if response is not None:
                 self._answer(request, response, start, queued)
-            elif key is not None:
+                return
+            if key is not None:
                 self._run(request, key, missed_ns, False)
             else:
                 self.model.submit(request)
+            self._recall(request)
         except Exception as error:  # nobody else is there to be told
             request.fail(as_conch_error(error))
         finally:

@@ -3,7 +3,9 @@
 An instance takes a batch only while its claim is granted. While nothing is due it claims nothing; once
 something is, all idle instances ask until one is granted, and the others wait in the limiter. What is
 granted later wakes a thread of the model's own. Whoever takes the last request out of the queue, to run it
-or not, gives back what nobody needs any more.
+or not, gives back what nobody needs any more. Where batches name their instance, only those instances ask
+that have something due of their own. Requests stay in the queue until a claim is granted: there they can be
+cancelled, their deadlines are kept, and others can still join them.
 
 The limiter is asked with the runner's lock held, but tells other models only without it (see `RateLimiter`).
 What is still to be told is noted, and told by the thread that noted it as soon as it has let go.
@@ -19,7 +21,6 @@ from conch.core.instances.execution import Executor
 from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.ordering import ResponseOrder
 from conch.core.instances.runner import Runner
-from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduler.rate import Claim, ClaimState
 
@@ -36,8 +37,7 @@ class LimitedRunner(Runner):
         limiter: Grants claims.
         claims: The claim of each instance that has one, known to the limiter; looked at also for instances
             that come later.
-        named: Whether the scheduler's batches name their instance. They are taken out of the queue before
-            their instance's claim is granted, as only then is known whose that is.
+        named: Whether the scheduler's batches name their instance.
         order: Keeps responses in order, for a model that asks for it.
     """
 
@@ -56,24 +56,14 @@ class LimitedRunner(Runner):
         super().__init__(name, scheduler, instances, executor, clock, order)
         self._limiter = limiter
         self._claims = claims
-        self._named = named
+        self._named = named  # then what is due is a matter of each instance
         self._asking: set[Claim] = set()  # waiting, or granted and not used yet
         self._untold: list[Claim] = []
         self._chosen: BackendInstance | None = None
-        self._ready: dict[BackendInstance, Batch] = {}  # batches that name an idle instance
         self._next_batch = self._next_named if named else self._next_limited
         self._execute = self._execute_limited
         self._rest = self._rest_limited
         self._attend(instances)
-
-    def take_queued(self) -> list[InferenceRequest]:
-        """See `Runner.take_queued`."""
-        with self._lock:
-            ready, self._ready = self._ready, {}
-            for batch in ready.values():
-                self._scheduler.complete(batch, self._clock())
-        taken = super().take_queued()
-        return [request for batch in ready.values() for request in batch.requests] + taken
 
     def resize(
         self,
@@ -131,10 +121,13 @@ class LimitedRunner(Runner):
 
     def _has_use_for(self, instance: BackendInstance) -> bool:
         now = self._clock()
-        if not self._named:
-            return self._is_due(now)
-        self._take_ready(now)
-        return instance in self._ready
+        return instance in self._due_now(now) if self._named else self._is_due(now)
+
+    def _due_now(self, now: int) -> dict[BackendInstance, int]:
+        """The numbers of those idle instances that have a batch of their own due, the oldest one first."""
+        dues = self._scheduler.instance_dues(now)
+        numbers = sorted((number for number, due in dues.items() if due <= now), key=dues.__getitem__)
+        return {self._by_number[number]: number for number in numbers}
 
     def _next_limited(self, now: int) -> Decision:
         due = self._scheduler.due_ns(now)
@@ -146,18 +139,13 @@ class LimitedRunner(Runner):
         return IDLE if self._chosen is None else self._scheduler.next_batch(now)
 
     def _next_named(self, now: int) -> Decision:
-        decision = self._take_ready(now)
-        self._chosen = self._instance_of(self._ready)
-        return decision if self._chosen is None else self._ready.pop(self._chosen)
-
-    def _take_ready(self, now: int) -> Decision:
-        """Takes out of the queue what idle instances can run next; returns when there may be more."""
-        if self._expiries.next_ns <= now:
-            self._expire(now)
-        while type(decision := self._scheduler.next_batch(now)) is Batch:
-            assert decision.instance is not None
-            self._ready[self._by_number[decision.instance]] = decision
-        return decision
+        due = self._due_now(now)
+        self._chosen = self._instance_of(due)
+        if self._chosen is not None:
+            return self._scheduler.next_batch_of(due[self._chosen], now)
+        dues = self._scheduler.instance_dues(now).values()
+        later = min((each for each in dues if each > now), default=None)
+        return IDLE if later is None else WaitUntil(later)
 
     def _instance_of(self, candidates: Iterable[BackendInstance]) -> BackendInstance | None:
         """One of the idle instances that may run now; if there is none, all of them wait."""
@@ -186,28 +174,34 @@ class LimitedRunner(Runner):
 
     def _wake_if_due(self, now: int) -> None:
         # A thread would find nothing to do where all instances wait: it is woken when one is granted.
-        if any(self._may_run(instance) for instance in self._idle):
-            super()._wake_if_due(now)
-            if self._ready and not self._promised and any(self._may_run(one) for one in self._ready):
-                self._wake()
+        if self._promised:
+            return
+        due: int | None = None
+        if self._named:
+            dues = self._scheduler.instance_dues(now).items()
+            due = min((each for number, each in dues if self._may_run(self._by_number[number])), default=None)
+        elif any(self._may_run(instance) for instance in self._idle):
+            due = self._scheduler.due_ns(now)
+        if due is not None and (due <= now or due < self._timed_ns):
+            self._wake()
 
     def _may_run(self, instance: BackendInstance) -> bool:
         claim = self._claims.get(instance)
         return claim is None or claim.state is not ClaimState.WAITING
 
-    def _is_empty(self) -> bool:
-        return not self._ready and super()._is_empty()
-
     def _settle(self) -> None:
         """Gives back what was asked for by instances that have nothing to run any more."""
         with self._lock:
+            now = self._clock()
             if self._named:
-                needed = {self._claims[one] for one in self._ready if one in self._claims}
+                needed = {self._claims[one] for one in self._due_now(now) if one in self._claims}
             else:
-                needed = self._asking if self._is_due(self._clock()) else set()
+                needed = self._asking if self._is_due(now) else set()
             unneeded = self._asking - needed
-            self._asking -= unneeded
-            self._untold += self._limiter.give_back(unneeded)
+            if unneeded:
+                self._asking -= unneeded
+                self._untold += self._limiter.give_back(unneeded)
+                self._wake_if_due(now)  # what is not due any more may be later, and nobody waits for that
         self._tell()
 
     def _tell(self) -> None:

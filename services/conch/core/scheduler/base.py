@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.core.request import InferenceRequest
@@ -108,6 +108,17 @@ class Scheduler(ABC):
     @abstractmethod
     def next_batch(self, now_ns: int) -> Decision:
         """Decides what an idle instance does next; a returned batch has left the queue."""
+
+    def instance_dues(self, now_ns: int) -> Mapping[int, int]:
+        """When each idle instance will have a batch, as `due_ns`, by number; those that never will left out.
+
+        Nothing where batches do not name their instance.
+        """
+        return {}
+
+    def next_batch_of(self, number: int, now_ns: int) -> Decision:
+        """As `next_batch`, for one idle instance, where batches name theirs."""
+        raise NotImplementedError
 
     def complete(self, batch: Batch, now_ns: int) -> None:
         """Says that an instance has finished a batch.

@@ -8,7 +8,7 @@ or runs: the first of its queue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
@@ -156,17 +156,29 @@ class SequenceBatcher(Scheduler):
             return IDLE
         if soonest_ns > now_ns:
             return WaitUntil(soonest_ns)
-        batch = chosen.next_batch(now_ns)
+        decision = self.next_batch_of(chosen.number, now_ns)
+        # Nothing is left of a batch all of whose requests have been answered meanwhile; another one may be due.
+        return self.next_batch(now_ns) if decision is IDLE else decision
+
+    def instance_dues(self, now_ns: int) -> Mapping[int, int]:
+        """When each idle instance that has something ready is to run it, by number."""
+        dues = {seats.number: seats.due_ns(now_ns) for seats in self._seats if not seats.busy}
+        return {number: due_ns for number, due_ns in dues.items() if due_ns is not None}
+
+    def next_batch_of(self, number: int, now_ns: int) -> Decision:
+        """The batch of one idle instance that has one due."""
+        seats = self._seats[number]
+        batch = seats.next_batch(now_ns)
         if type(batch) is not Batch:
             return batch
         if self._iterative:
-            self._drop_answered(batch, chosen, now_ns)
+            self._drop_answered(batch, seats, now_ns)
             if not batch.requests:
-                return self.next_batch(now_ns)
-        chosen.busy = True
-        batch.instance = chosen.number
+                return IDLE
+        seats.busy = True
+        batch.instance = number
         self._start(batch.requests)
-        chosen.fill(batch)
+        seats.fill(batch)
         return batch
 
     def complete(self, batch: Batch, now_ns: int) -> None:
