@@ -251,6 +251,35 @@ def test_a_promise_without_a_limit_is_for_the_first_step_only(house: House) -> N
     assert seen[1] is not threading.current_thread()
 
 
+def test_leading_without_a_limit_loses_no_other_promise(house: House) -> None:
+    """Two steps have promised themselves to a thread whose time was up, and which is now to lead one."""
+    now = 0
+
+    def pass_time(batch: Batch) -> list[InferenceResponse | None]:
+        nonlocal now
+        now += 100
+        return echo(batch)
+
+    for name in ("a", "b", "c"):
+        house.model(name, pass_time)
+        house.send(Answers(), name, may_lead=True)
+    steps = [
+        Step(0, "a", "", (("IN", "IN"),), (("OUT", "t"),), False),
+        Step(1, "b", "", (("IN", "t"),), (("OUT", "OUT"),), False),
+        Step(2, "c", "", (("IN", "t"),), (("OUT", "MORE"),), False),
+    ]
+    spec = make_spec(name="e", outputs=(TensorSpec("OUT", "FP32", (16,)), TensorSpec("MORE", "FP32", (16,))))
+    plan = Plan("e", ["IN"], ["OUT", "MORE"], steps)
+    house.put(EnsembleModel(spec, plan, house.registry, lambda: now))
+    answers = Answers()
+    lead = house.dispatcher.submit(make_request(answers, name="e"), True)
+    assert lead is not None
+    assert lead.lead(50), "the first step has used the time up"
+    assert not lead.lead(None)
+    assert answers.wait(1, 5)
+    assert not lead.lead(None)
+
+
 def test_handing_over_before_leading(house: House) -> None:
     house.model("a")
     house.ensemble(chain("a", "a"))
