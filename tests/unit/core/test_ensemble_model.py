@@ -428,6 +428,22 @@ def fail(request: InferenceRequest) -> None:
     request.fail(UnavailableError("no"))
 
 
+def test_a_full_step_says_when_to_come_back(house: House) -> None:
+    def refuse_for_now(request: InferenceRequest) -> None:
+        error = ResourceExhaustedError("no room")
+        error.retry_after_ms = 70
+        raise error
+
+    house.direct("m", refuse_for_now)
+    house.ensemble(chain("m"))
+    house.ensemble(chain("e"), name="outer")
+    answers = Answers()
+    error = error_of(answers, house.send(answers, "outer"))
+    assert str(error) == "in ensemble 'outer', in ensemble 'e', no room"
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_ms == 70
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
