@@ -27,8 +27,8 @@ from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.servable import ClosedError, Leadable, Servable
-from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec
-from conch.core.stats import ModelStatistics
+from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
+from conch.core.stats import QUEUED, RUNNING, ModelStatistics
 from conch.core.tensor import Tensor
 
 
@@ -522,7 +522,8 @@ def test_cancelling(house: House) -> None:
     assert not ensemble.close(0)
     model.requests[0].respond(InferenceResponse([Tensor.from_array("OUT", np.zeros(16, np.float32))]))
     assert len(model.requests) == 1, "no further step"
-    assert ensemble.statistics.snapshot().fail.count == 1
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.fail.count, snapshot.cancelled[RUNNING]) == (1, 1)
     house.dispatcher.cancel(request)
     assert answers.finals == 1
 
@@ -676,3 +677,22 @@ def test_statistics_count_the_way_through(house: House) -> None:
     assert list(snapshot.batches) == [3]
     assert snapshot.queue.ns == 0
     assert snapshot.compute_infer.ns > 0
+def test_statistics_show_what_runs_and_whose_client_has_gone(house: House) -> None:
+    model = house.direct("m", keep)
+    ensemble = house.ensemble(chain("m"))
+    answers = Answers()
+    first, second, third = (house.send(answers) for _ in range(3))
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.running, snapshot.pending) == (3, 0)
+    house.dispatcher.cancel(first)
+    add_one(model.requests[0])
+    model.requests[1].fail(CancelledError("its own idea"))
+    assert isinstance(error_of(answers, second), CancelledError)
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.running, snapshot.fail.count) == (1, 2)
+    assert snapshot.cancelled == {QUEUED: 0, RUNNING: 1}, "only one has a client that is gone"
+    add_one(model.requests[2])
+    assert values(answers, third) == [1.0] * 16
+    assert ensemble.statistics.snapshot().running == 0
+
+
