@@ -493,6 +493,34 @@ def test_a_failed_step_leaves_others_of_a_sequence_alone(house: House) -> None:
     waiting.requests[0].respond(InferenceResponse([]))
 
 
+def test_a_sequence_goes_on_in_the_version_that_has_begun_it(house: House) -> None:
+    """As after a reload of the model: its successor has another rank, so tensors must fit the old one."""
+    settings = SequenceBatching(max_idle_ns=10**12, strategy="OLDEST", max_candidates=4)
+    old = house.model("s", max_batch_size=8, sequence=settings)
+    house.ensemble(chain("s"), max_batch_size=8)
+    answers = Answers()
+
+    def send(sequence: int, **more: Any) -> list[float]:
+        request = make_request(answers, 1, float(sequence), name="e", correlation_id=sequence, **more)
+        house.dispatcher.submit(request)
+        assert answers.wait(len(answers.calls) + (not answers.finals_of(request)))
+        return values(answers, request)
+
+    assert send(7, sequence_start=True) == [7.0] * 16
+    house.registry.begin_draining("s", old)
+    new = house.model("s", max_batch_size=0, sequence=settings)
+    closing = threading.Thread(target=old.close)
+    closing.start()
+    while not old._runner._closing:
+        pass
+    assert send(8, sequence_start=True, sequence_end=True) == [8.0] * 16
+    assert send(7, sequence_end=True) == [7.0] * 16
+    closing.join(WAIT_S)
+    assert not closing.is_alive(), "the sequence has ended there"
+    house.registry.end_draining("s", old)
+    assert [model.statistics.snapshot().success.count for model in (old, new)] == [2, 1]
+
+
 def test_a_model_that_is_gone_and_one_that_has_changed(house: House) -> None:
     house.direct("m")
     house.ensemble(chain("m"))
@@ -668,15 +696,6 @@ def test_reshape_and_classification_are_the_ensembles_own(house: House) -> None:
     assert output.numpy().tolist() == [b"16.000000:0:zero", b"15.000000:1:one"]
 
 
-def test_statistics_count_the_way_through(house: House) -> None:
-    house.direct("m", max_batch_size=8)
-    ensemble = house.ensemble(chain("m", "m"), max_batch_size=8)
-    house.send(Answers(), rows=3)
-    snapshot = ensemble.statistics.snapshot()
-    assert (snapshot.inference_count, snapshot.execution_count) == (3, 1)
-    assert list(snapshot.batches) == [3]
-    assert snapshot.queue.ns == 0
-    assert snapshot.compute_infer.ns > 0
 def test_statistics_show_what_runs_and_whose_client_has_gone(house: House) -> None:
     model = house.direct("m", keep)
     ensemble = house.ensemble(chain("m"))
@@ -696,3 +715,12 @@ def test_statistics_show_what_runs_and_whose_client_has_gone(house: House) -> No
     assert ensemble.statistics.snapshot().running == 0
 
 
+def test_statistics_count_the_way_through(house: House) -> None:
+    house.direct("m", max_batch_size=8)
+    ensemble = house.ensemble(chain("m", "m"), max_batch_size=8)
+    house.send(Answers(), rows=3)
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.inference_count, snapshot.execution_count) == (3, 1)
+    assert list(snapshot.batches) == [3]
+    assert snapshot.queue.ns == 0
+    assert snapshot.compute_infer.ns > 0

@@ -50,7 +50,7 @@ class EnsembleModel:
         self.plan = plan
         self._registry = registry
         self.dispatcher = Dispatcher(registry)
-        self.fitting = Fitting(plan, registry)
+        self.fitting = Fitting(plan, self.dispatcher)
         self.clock = clock
         self._validate = RequestValidator(spec)
         self._shaper = Shaper(spec)
