@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from conch.core.dispatch import Dispatcher
 from conch.core.ensemble.flow import Run
 from conch.core.ensemble.plan import Plan
-from conch.core.errors import DeadlineExceededError, UnavailableError
+from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
 from conch.core.request import InferenceRequest, Responder
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
@@ -82,7 +82,13 @@ class Fitting:
         child.correlation_id, child.sequence_start, child.sequence_end = run.correlation
         child.deadline_ns = request.deadline_ns
         # By its correlation: while a model is replaced, the old one goes on with the sequences it has.
-        model = self._dispatcher.find(child)
+        try:
+            model = self._dispatcher.find(child)
+        except ConchError:
+            leaving = self._dispatcher.leaving(child)
+            if leaving is None:
+                raise
+            model = leaving
         side = self._sides.get(step.number)
         if side is None or side.spec is not model.spec:
             side = self._sides[step.number] = self._side(run, model.spec)
