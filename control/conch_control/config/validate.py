@@ -104,10 +104,15 @@ def _check_response_cache(config: ModelConfig) -> None:
     elif config.model_transaction_policy.decoupled:
         reason = "'decoupled' transaction policy"
     if reason is not None:
-        raise InvalidArgumentError(
-            f"Response Cache does not currently support model {config.name} with {reason}. Please disable "
-            f"the response cache."
-        )
+        raise InvalidArgumentError(uncacheable_text(config.name, reason))
+
+
+def uncacheable_text(name: str, reason: str) -> str:
+    """What Triton says of a model whose answers can't be cached."""
+    return (
+        f"Response Cache does not currently support model {name} with {reason}. Please disable the response "
+        f"cache."
+    )
 
 
 def _check_metrics(metrics: ModelMetrics) -> None:
