@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from conch.core.cache.service import CacheService
@@ -40,27 +41,48 @@ class PartsIdentity:
     """
 
     def __init__(self, spec: ModelSpec, registry: Registry) -> None:
-        assert spec.ensemble is not None, "an ensemble"
-        self._steps = [
-            (step.model_name, "" if step.model_version < 0 else str(step.model_version))
-            for step in spec.ensemble.steps
-        ]
+        self._spec = spec
         self._registry = registry
-        self._known: tuple[list[object], bytes] = [], b""
+        self._known: tuple[list[object], bytes | None] = [], b""
 
     def __call__(self) -> bytes:
-        """What stays the same until one of the models is replaced."""
+        """What stays the same until one of the models is replaced; never, once one has sequences."""
         try:
-            loads: list[object] = [
-                self._registry.resolve(name, version).statistics for name, version in self._steps
-            ]
+            parts = list(all_parts(self._spec, self._registry))
         except ConchError:
             return os.urandom(16)  # a model is missing, and nothing kept must hide that
+        loads: list[object] = [part.statistics for part in parts]
         seen, identity = self._known
         if loads != seen:  # counters have no equality of their own, and each load has new ones
-            identity = os.urandom(16)
+            # What sequences answer depends on what came before.
+            stateful = any(part.spec.sequence is not None for part in parts)
+            identity = None if stateful else os.urandom(16)
             self._known = loads, identity
-        return identity
+        return os.urandom(16) if identity is None else identity
+
+
+def all_parts(spec: ModelSpec, registry: Registry) -> Iterator[Servable]:
+    """The models that an ensemble is made of now, and what those are made of that are ensembles.
+
+    Args:
+        spec: The ensemble.
+        registry: Where its models are.
+
+    Raises:
+        ConchError: One of them is missing.
+    """
+    seen: set[tuple[str, int]] = set()
+    unseen = [spec]
+    while unseen:
+        ensemble = unseen.pop().ensemble
+        for step in () if ensemble is None else ensemble.steps:
+            if (step.model_name, step.model_version) in seen:
+                continue
+            seen.add((step.model_name, step.model_version))
+            version = "" if step.model_version < 0 else str(step.model_version)
+            model = registry.resolve(step.model_name, version)
+            yield model
+            unseen.append(model.spec)
 
 
 def put_behind(cache: CacheService | None, model: Servable, identity: bytes | PartsIdentity) -> Servable:

@@ -11,12 +11,12 @@ from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch.core.spec import EnsembleStep, ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.caching import PartsIdentity, put_behind
+from conch_control.caching import PartsIdentity, all_parts, put_behind
 from conch_control.config.ensembles import completed, plan_ensemble
 from conch_control.config.normalize import normalize
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
-from conch_control.config.validate import validate_config, validate_tensors
+from conch_control.config.validate import uncacheable_text, validate_config, validate_tensors
 from conch_control.definition import Definition
 
 
@@ -86,6 +86,8 @@ class EnsembleLoader:
             raise InvalidArgumentError(
                 f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"
             )
+        if spec.cached and any(part.spec.sequence is not None for part in all_parts(spec, self._registry)):
+            raise InvalidArgumentError(uncacheable_text(name, "sequence batching scheduler"))
         spec = completed(build_spec(config, definition.directory, version, "", {}), plan, find_model)
         return EnsembleModel(spec, plan, self._registry)
 

@@ -123,6 +123,8 @@ class Lifecycle:
     def unload(self, name: str, timeout_s: float = -1, then: Callable[[], None] | None = None) -> None:
         """Takes a model out of service at once; its requests finish in the background.
 
+        It stays in reach of ensembles that are unloaded or replaced already, until their requests finish.
+
         Args:
             name: Model name; one that is not loaded is no error.
             timeout_s: How long to wait for a load of the model that is under way; -1 for its end.
@@ -134,7 +136,12 @@ class Lifecycle:
             with self._lock:
                 self._loaded.pop(name, None)
                 entry = self._registry.entries[name]
-                self._begin_draining(entry.ready)
+                users = [
+                    thread
+                    for thread, user in self._draining.items()
+                    if name in parts_of(Entry({user.spec.version: user}))
+                ]
+                self._begin_draining(entry.ready, needed=bool(users))
                 unloading = {version: VersionState("UNLOADING") for version in entry.ready}
                 # A failed version that is unloaded has been dealt with.
                 states = {
@@ -152,7 +159,7 @@ class Lifecycle:
                     if last and then is not None:
                         then()
 
-                self._retire(model, unloading[version], done)
+                self._retire(model, unloading[version], done, users)
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; loads that are under way fail.
@@ -285,14 +292,18 @@ class Lifecycle:
             self._retire(model, unloading.get(version))
         return True
 
-    def _begin_draining(self, models: Mapping[int, Servable]) -> None:
+    def _begin_draining(self, models: Mapping[int, Servable], needed: bool = False) -> None:
         """Keeps versions in reach of those who have begun something on them, until they are closed."""
         for model in models.values():
-            if model.spec.sequence is not None:
+            if needed or model.spec.sequence is not None:
                 self._registry.begin_draining(model.spec.name, model)
 
     def _retire(
-        self, model: Servable, state: VersionState | None, done: Callable[[], None] | None = None
+        self,
+        model: Servable,
+        state: VersionState | None,
+        done: Callable[[], None] | None = None,
+        users: Iterable[threading.Thread] = (),
     ) -> None:
         """Closes a model that is no longer published, in the background.
 
@@ -301,16 +312,18 @@ class Lifecycle:
             state: Its version's state as published; set to unloaded at the end, unless something else
                 has happened to the version since. None where a successor has taken over.
             done: What to do after that.
+            users: Threads that wait for the last requests of ensembles that need the model, begun before.
         """
 
         def unload() -> None:
             spec = model.spec
             try:
+                for user in users:
+                    user.join()
                 model.close()
                 log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
             finally:
-                if spec.sequence is not None:
-                    self._registry.end_draining(spec.name, model)
+                self._registry.end_draining(spec.name, model)
                 with self._lock:
                     entry = self._registry.entries.get(spec.name, _NO_ENTRY)
                     # By identity: an equal state may belong to a later unload of the same version.

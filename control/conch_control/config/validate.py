@@ -104,15 +104,20 @@ def _check_response_cache(config: ModelConfig) -> None:
     elif config.model_transaction_policy.decoupled:
         reason = "'decoupled' transaction policy"
     if reason is not None:
-        raise InvalidArgumentError(
-            f"Response Cache does not currently support model {config.name} with {reason}. Please disable "
-            f"the response cache."
-        )
+        raise InvalidArgumentError(uncacheable_text(config.name, reason))
     if config.dynamic_batching.preserve_ordering:
         raise InvalidArgumentError(
             f"response_cache of model '{config.name}' can't be enabled with preserve_ordering of its "
             f"dynamic_batching: answers from the cache do not wait for those before them; disable one of them"
         )
+
+
+def uncacheable_text(name: str, reason: str) -> str:
+    """What Triton says of a model whose answers can't be cached."""
+    return (
+        f"Response Cache does not currently support model {name} with {reason}. Please disable the response "
+        f"cache."
+    )
 
 
 def _check_metrics(metrics: ModelMetrics) -> None:

@@ -31,6 +31,17 @@ class Dispatcher:
                 return model
         return registry.resolve(request.model_name, request.model_version)
 
+    def leaving(self, request: InferenceRequest) -> Servable | None:
+        """The version for a request that is being unloaded and that requests of ensembles still need.
+
+        For these only: for everybody else it is gone, as `find` says.
+        """
+        models = self._registry.draining.get(request.model_name, ())
+        number = parse_version(request.model_version)
+        fitting = [model for model in models if number in (-1, model.spec.version)]
+        # The last to go; of versions that went together, the one that was the newest.
+        return max(reversed(fitting), key=lambda model: model.spec.version, default=None)
+
     def submit(
         self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
     ) -> Leadable | None:

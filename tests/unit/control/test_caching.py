@@ -17,7 +17,8 @@ from conch.core.cache.cached import CachedModel
 from conch.core.cache.local import LocalCache
 from conch.core.cache.service import CacheService
 from conch.core.model import Model
-from conch_control.caching import content_digest
+from conch_control.caching import PartsIdentity, content_digest
+from conch_control.ensemble_loader import EnsembleError
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -149,3 +150,79 @@ def test_a_file_that_can_not_be_read_makes_a_digest_nobody_else_has(site: Site) 
     spec = site.serving("m")[1].spec
     (directory / "gone").symlink_to("nowhere")
     assert content_digest(spec) != content_digest(spec)
+
+
+SEQUENCES = "max_batch_size: 4\nsequence_batching { }"
+
+
+def ensemble_of(model: str, *more: str) -> str:
+    """An ensemble of one model, or of one that is called ``inner`` and is such an ensemble."""
+    output = "Y" if model == "inner" else "X"
+    return "\n".join(
+        [
+            'platform: "ensemble"',
+            'input { name: "X" data_type: TYPE_UINT8 dims: 1 }',
+            'output { name: "Y" data_type: TYPE_UINT8 dims: 1 }',
+            f'ensemble_scheduling {{ step {{ model_name: "{model}" model_version: -1',
+            'input_map { key: "X" value: "X" }',
+            f'output_map {{ key: "{output}" value: "Y" }} }} }}',
+            *more,
+        ]
+    )
+
+
+@pytest.mark.parametrize("part", ["m", "inner"])
+def test_an_ensemble_with_sequences_somewhere_in_it_is_not_cached(
+    site: Site, local: LocalCache, part: str
+) -> None:
+    site.model("m", config=site.config(SEQUENCES))
+    site.model("inner", config=ensemble_of("m"))
+    site.model("e", config=ensemble_of(part, CACHED))
+    agent = site.agent(cache=CacheService(local))
+    with pytest.raises(EnsembleError) as raised:
+        agent.load("e", {})
+    assert raised.value.reason == (
+        "Response Cache does not currently support model e with sequence batching scheduler. Please disable "
+        "the response cache."
+    )
+    site.model("e", config=ensemble_of(part))
+    agent.load("e", {})
+
+
+@pytest.mark.parametrize("part", ["m", "inner"])
+def test_an_ensemble_is_cached_no_more_once_a_part_has_sequences(
+    site: Site, local: LocalCache, part: str
+) -> None:
+    """The ensemble goes on as it was, but what it answers now depends on what was asked before."""
+    site.model("m")
+    site.model("inner", config=ensemble_of("m"))
+    site.model("e", config=ensemble_of(part, CACHED))
+    agent = site.agent(cache=CacheService(local))
+    agent.load("e", {})
+    cached = site.serving("e")[1]
+    for _ in range(2):
+        assert site.send("e").error() is None
+    assert cached.statistics.snapshot().cache_hit.count == 1
+    site.model("m", config=site.config(SEQUENCES))
+    agent.load("m", {})
+    assert site.serving("e")[1] is cached
+    identity = PartsIdentity(cached.spec, site.registry)
+    assert len({identity() for _ in range(3)}) == 3
+
+
+def test_the_identity_of_nested_parts_is_that_of_what_is_in_them(site: Site) -> None:
+    """An ensemble inside that can't be loaded anew with its part is the same, but answers otherwise."""
+    site.model("m", config=site.config("max_batch_size: 4"))
+    site.model("inner", config=ensemble_of("m", "max_batch_size: 4"))
+    site.model("e", config=ensemble_of("inner", "max_batch_size: 4", CACHED))
+    agent = site.agent()
+    agent.load("e", {})
+    identity = PartsIdentity(site.serving("e")[1].spec, site.registry)
+    before = identity()
+    assert identity() == before
+    inner = site.serving("inner")
+    site.model("m", config=site.config("max_batch_size: 2"))
+    agent.load("m", {})
+    assert site.serving("inner") == inner
+    assert identity() != before
+    assert identity() == identity()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.servers import eventually
 
+from conch.core.dispatch import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
@@ -307,6 +309,71 @@ def test_unloading_a_part_takes_its_ensembles_along_until_it_is_back(site: Site)
         assert site.serving(name) == {}
     assert site.serving("n") != {}
     agent.load("m", {})
+    assert send(site) == b"\x07"
+
+
+@pytest.mark.parametrize("with_reload", [False, True])
+def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: bool) -> None:
+    """Also the requests that an ensemble took before it was loaded anew."""
+    site.model("slow", {1: "slow"})
+    site.model("m")
+    site.model("inner", config=chain("m"))
+    site.model("e", config=chain("slow", "*inner", "m"))
+    agent = site.agent()
+    agent.load("e", {})
+    got: queue.SimpleQueue[InferenceResponse | None] = queue.SimpleQueue()
+    request = InferenceRequest(
+        "e",
+        "",
+        {"A": Tensor("A", "UINT8", (1,), b"\x07")},
+        lambda _, response, final: got.put(response),
+        0,
+    )
+    site.registry.resolve("e").submit(request)
+    if with_reload:
+        site.model("e", config=chain("slow", "*inner", "m") + "\n")
+        agent.load("e", {})
+    agent.unload("m", False)
+    for name in ("m", "inner", "e"):
+        assert site.serving(name) == {}, "for everybody else"
+    with pytest.raises(ConchError):
+        Dispatcher(site.registry).submit(InferenceRequest("m", "", {}, lambda *_: None, 0))
+    assert site.states("m") == {1: ("UNLOADING", "")}
+    assert site.backend.closed == []
+    site.backend.gate.set()
+    response = got.get(timeout=WAIT_S)
+    assert response is not None
+    assert response.error is None
+    eventually(lambda: site.states("m") == {1: ("UNAVAILABLE", "unloaded")}, "nobody needs it any more")
+    assert site.backend.closed == ["m:1"]
+    assert not site.registry.draining
+
+
+def test_a_part_that_is_unloaded_and_comes_back_at_once(site: Site) -> None:
+    site.model("slow", {1: "slow"})
+    site.model("m")
+    site.model("e", config=chain("slow", "m"))
+    agent = site.agent()
+    agent.load("e", {})
+    got: queue.SimpleQueue[InferenceResponse | None] = queue.SimpleQueue()
+    request = InferenceRequest(
+        "e",
+        "",
+        {"A": Tensor("A", "UINT8", (1,), b"\x07")},
+        lambda _, response, final: got.put(response),
+        0,
+    )
+    site.registry.resolve("e").submit(request)
+    agent.unload("m", False)
+    agent.load("m", {})
+    assert site.serving("m") != {}
+    assert site.serving("e") != {}
+    site.backend.gate.set()
+    response = got.get(timeout=WAIT_S)
+    assert response is not None
+    assert response.error is None
+    eventually(lambda: site.backend.closed == ["m:1"], "the first one goes")
+    assert site.serving("m") != {}
     assert send(site) == b"\x07"
 
 

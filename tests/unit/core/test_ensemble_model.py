@@ -27,8 +27,8 @@ from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.servable import ClosedError, Leadable, Servable
-from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec
-from conch.core.stats import ModelStatistics
+from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
+from conch.core.stats import QUEUED, RUNNING, ModelStatistics
 from conch.core.tensor import Tensor
 
 
@@ -251,6 +251,35 @@ def test_a_promise_without_a_limit_is_for_the_first_step_only(house: House) -> N
     assert seen[1] is not threading.current_thread()
 
 
+def test_leading_without_a_limit_loses_no_other_promise(house: House) -> None:
+    """Two steps have promised themselves to a thread whose time was up, and which is now to lead one."""
+    now = 0
+
+    def pass_time(batch: Batch) -> list[InferenceResponse | None]:
+        nonlocal now
+        now += 100
+        return echo(batch)
+
+    for name in ("a", "b", "c"):
+        house.model(name, pass_time)
+        house.send(Answers(), name, may_lead=True)
+    steps = [
+        Step(0, "a", "", (("IN", "IN"),), (("OUT", "t"),), False),
+        Step(1, "b", "", (("IN", "t"),), (("OUT", "OUT"),), False),
+        Step(2, "c", "", (("IN", "t"),), (("OUT", "MORE"),), False),
+    ]
+    spec = make_spec(name="e", outputs=(TensorSpec("OUT", "FP32", (16,)), TensorSpec("MORE", "FP32", (16,))))
+    plan = Plan("e", ["IN"], ["OUT", "MORE"], steps)
+    house.put(EnsembleModel(spec, plan, house.registry, lambda: now))
+    answers = Answers()
+    lead = house.dispatcher.submit(make_request(answers, name="e"), True)
+    assert lead is not None
+    assert lead.lead(50), "the first step has used the time up"
+    assert not lead.lead(None)
+    assert answers.wait(1, 5)
+    assert not lead.lead(None)
+
+
 def test_handing_over_before_leading(house: House) -> None:
     house.model("a")
     house.ensemble(chain("a", "a"))
@@ -399,6 +428,22 @@ def fail(request: InferenceRequest) -> None:
     request.fail(UnavailableError("no"))
 
 
+def test_a_full_step_says_when_to_come_back(house: House) -> None:
+    def refuse_for_now(request: InferenceRequest) -> None:
+        error = ResourceExhaustedError("no room")
+        error.retry_after_ms = 70
+        raise error
+
+    house.direct("m", refuse_for_now)
+    house.ensemble(chain("m"))
+    house.ensemble(chain("e"), name="outer")
+    answers = Answers()
+    error = error_of(answers, house.send(answers, "outer"))
+    assert str(error) == "in ensemble 'outer', in ensemble 'e', no room"
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_ms == 70
+
+
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
@@ -448,6 +493,34 @@ def test_a_failed_step_leaves_others_of_a_sequence_alone(house: House) -> None:
     waiting.requests[0].respond(InferenceResponse([]))
 
 
+def test_a_sequence_goes_on_in_the_version_that_has_begun_it(house: House) -> None:
+    """As after a reload of the model: its successor has another rank, so tensors must fit the old one."""
+    settings = SequenceBatching(max_idle_ns=10**12, strategy="OLDEST", max_candidates=4)
+    old = house.model("s", max_batch_size=8, sequence=settings)
+    house.ensemble(chain("s"), max_batch_size=8)
+    answers = Answers()
+
+    def send(sequence: int, **more: Any) -> list[float]:
+        request = make_request(answers, 1, float(sequence), name="e", correlation_id=sequence, **more)
+        house.dispatcher.submit(request)
+        assert answers.wait(len(answers.calls) + (not answers.finals_of(request)))
+        return values(answers, request)
+
+    assert send(7, sequence_start=True) == [7.0] * 16
+    house.registry.begin_draining("s", old)
+    new = house.model("s", max_batch_size=0, sequence=settings)
+    closing = threading.Thread(target=old.close)
+    closing.start()
+    while not old._runner._closing:
+        pass
+    assert send(8, sequence_start=True, sequence_end=True) == [8.0] * 16
+    assert send(7, sequence_end=True) == [7.0] * 16
+    closing.join(WAIT_S)
+    assert not closing.is_alive(), "the sequence has ended there"
+    house.registry.end_draining("s", old)
+    assert [model.statistics.snapshot().success.count for model in (old, new)] == [2, 1]
+
+
 def test_a_model_that_is_gone_and_one_that_has_changed(house: House) -> None:
     house.direct("m")
     house.ensemble(chain("m"))
@@ -477,7 +550,8 @@ def test_cancelling(house: House) -> None:
     assert not ensemble.close(0)
     model.requests[0].respond(InferenceResponse([Tensor.from_array("OUT", np.zeros(16, np.float32))]))
     assert len(model.requests) == 1, "no further step"
-    assert ensemble.statistics.snapshot().fail.count == 1
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.fail.count, snapshot.cancelled[RUNNING]) == (1, 1)
     house.dispatcher.cancel(request)
     assert answers.finals == 1
 
@@ -620,6 +694,25 @@ def test_reshape_and_classification_are_the_ensembles_own(house: House) -> None:
     request = house.send(answers, inputs=dict(inputs), requested=("OUT",), classes={"OUT": 2})
     (output,) = answers.response(request).outputs
     assert output.numpy().tolist() == [b"16.000000:0:zero", b"15.000000:1:one"]
+
+
+def test_statistics_show_what_runs_and_whose_client_has_gone(house: House) -> None:
+    model = house.direct("m", keep)
+    ensemble = house.ensemble(chain("m"))
+    answers = Answers()
+    first, second, third = (house.send(answers) for _ in range(3))
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.running, snapshot.pending) == (3, 0)
+    house.dispatcher.cancel(first)
+    add_one(model.requests[0])
+    model.requests[1].fail(CancelledError("its own idea"))
+    assert isinstance(error_of(answers, second), CancelledError)
+    snapshot = ensemble.statistics.snapshot()
+    assert (snapshot.running, snapshot.fail.count) == (1, 2)
+    assert snapshot.cancelled == {QUEUED: 0, RUNNING: 1}, "only one has a client that is gone"
+    add_one(model.requests[2])
+    assert values(answers, third) == [1.0] * 16
+    assert ensemble.statistics.snapshot().running == 0
 
 
 def test_statistics_count_the_way_through(house: House) -> None:

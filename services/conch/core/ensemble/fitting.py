@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conch.core.dispatch import Dispatcher
 from conch.core.ensemble.flow import Run
 from conch.core.ensemble.plan import Plan
-from conch.core.errors import DeadlineExceededError, UnavailableError
-from conch.core.registry import Registry
+from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
 from conch.core.request import InferenceRequest, Responder
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
@@ -55,12 +55,12 @@ class Fitting:
 
     Args:
         plan: The ensemble.
-        registry: Where its models are.
+        dispatcher: The way to its models.
     """
 
-    def __init__(self, plan: Plan, registry: Registry) -> None:
+    def __init__(self, plan: Plan, dispatcher: Dispatcher) -> None:
         self._plan = plan
-        self._registry = registry
+        self._dispatcher = dispatcher
         self._sides: dict[int, _Side] = {}
 
     def __call__(
@@ -74,28 +74,31 @@ class Fitting:
         if request.deadline_ns is not None and now_ns >= request.deadline_ns:
             raise DeadlineExceededError("Deadline Exceeded")
         step = run.step
-        model = self._registry.resolve(step.model_name, step.version)
-        side = self._sides.get(step.number)
-        if side is None or side.spec is not model.spec:
-            side = self._sides[step.number] = self._side(run, model.spec)
-        ranks = side.ranks
         child = InferenceRequest(
-            step.model_name,
-            step.version,
-            {
-                name: fitted(tensor, name, ranks.get(name, len(tensor.shape)), side.batches)
-                for name, tensor in run.inputs.items()
-            },
-            responder,
-            now_ns,
-            request.id,
-            None if len(run.wanted) == len(side.outputs) else tuple(output for output, _ in run.wanted),
-            request.parameters,
+            step.model_name, step.version, {}, responder, now_ns, request.id, None, request.parameters
         )
         child.priority = request.priority
         child.timeout_us = request.timeout_us
         child.correlation_id, child.sequence_start, child.sequence_end = run.correlation
         child.deadline_ns = request.deadline_ns
+        # By its correlation: while a model is replaced, the old one goes on with the sequences it has.
+        try:
+            model = self._dispatcher.find(child)
+        except ConchError:
+            leaving = self._dispatcher.leaving(child)
+            if leaving is None:
+                raise
+            model = leaving
+        side = self._sides.get(step.number)
+        if side is None or side.spec is not model.spec:
+            side = self._sides[step.number] = self._side(run, model.spec)
+        ranks = side.ranks
+        child.inputs = {
+            name: fitted(tensor, name, ranks.get(name, len(tensor.shape)), side.batches)
+            for name, tensor in run.inputs.items()
+        }
+        if len(run.wanted) != len(side.outputs):
+            child.requested = tuple(output for output, _ in run.wanted)
         return child, model
 
     def _side(self, run: Run, spec: ModelSpec) -> _Side:

@@ -59,10 +59,16 @@ class Lead:
         """Runs what has been promised until nothing is left, or the budget is used up: then True.
 
         Of the steps that follow, only those with short batches run here. Without a budget none do: the
-        first model may be led for as long as it has requests, and they are not to wait for that.
+        first model may be led for as long as it has requests, and they are not to wait for that. Nor are
+        other models promised before, with a budget: they are handed over.
         """
         if budget_ns is None:
-            return self._promised.popleft().lead(None) if self._promised else False
+            try:
+                model = self._promised.popleft()
+            except IndexError:
+                return False
+            self._hand_over_promised()
+            return model.lead(None)
         end = self._clock() + budget_ns
         outer, _here.lead = _here.lead, self
         try:

@@ -11,7 +11,7 @@ from conch.core.ensemble.execution import Execution
 from conch.core.ensemble.fitting import Fitting, fitted
 from conch.core.ensemble.flow import Answer, Correlation
 from conch.core.ensemble.plan import Plan
-from conch.core.errors import ConchError, as_conch_error
+from conch.core.errors import CancelledError, ConchError, as_conch_error
 from conch.core.instances.shaping import Shaper
 from conch.core.readiness import Readiness
 from conch.core.registry import Registry
@@ -19,7 +19,7 @@ from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.scheduler.base import Batch
 from conch.core.servable import ClosedError, Leadable
 from conch.core.spec import ModelSpec
-from conch.core.stats import ModelStatistics
+from conch.core.stats import RUNNING, ModelStatistics
 from conch.core.validation import RequestValidator
 
 
@@ -45,12 +45,12 @@ class EnsembleModel:
 
     def __init__(self, spec: ModelSpec, plan: Plan, registry: Registry, clock: Clock = monotonic_ns) -> None:
         self.spec = spec
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(self._gauges)
         self.version_text = str(spec.version)
         self.plan = plan
         self._registry = registry
         self.dispatcher = Dispatcher(registry)
-        self.fitting = Fitting(plan, registry)
+        self.fitting = Fitting(plan, self.dispatcher)
         self.clock = clock
         self._validate = RequestValidator(spec)
         self._shaper = Shaper(spec)
@@ -155,10 +155,16 @@ class EnsembleModel:
                 return InferenceResponse([], response.error)
         return response
 
+    def _gauges(self) -> tuple[int, int]:
+        return 0, len(self._open)
+
     def _count(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
         now = self.clock()
         if response is not None and response.error is not None:
-            self.statistics.record_failure(now - request.received_ns)
+            if request.cancelled and isinstance(response.error, CancelledError):
+                self.statistics.record_cancellation(now - request.received_ns, RUNNING)
+            else:
+                self.statistics.record_failure(now - request.received_ns)
             return
         batch = Batch([request], request.batch_size)
         batch.compute_start_ns = batch.compute_input_end_ns = request.queued_ns
