@@ -138,7 +138,9 @@ class Execution:
         prefix = f"in ensemble '{self._owner.plan.name}', "
         if isinstance(error, FlowError):
             prefix += self.request.log_prefix
-        return ERRORS_BY_CODE[error.code](prefix + error.message)
+        shown = ERRORS_BY_CODE[error.code](prefix + error.message)
+        shown.retry_after_ms = error.retry_after_ms
+        return shown
 
     def _tell(self, event: Callable[[Flow], None], may_lead: bool = False) -> Leadable | None:
         """Tells the flow of an event, and does what it wants done unless another thread is at it."""
