@@ -62,7 +62,7 @@ class Lead:
         first model may be led for as long as it has requests, and they are not to wait for that.
         """
         if budget_ns is None:
-            return self._promised.popleft().lead(None) if self._promised else False
+            return self._lead_one()
         end = self._clock() + budget_ns
         outer, _here.lead = _here.lead, self
         try:
@@ -83,6 +83,14 @@ class Lead:
         if led is not None:
             led.hand_over()
         self._hand_over_promised()
+
+    def _lead_one(self) -> bool:
+        try:
+            model = self._promised.popleft()
+        except IndexError:
+            return False  # all of it has been handed over
+        self._hand_over_promised()  # what a budget that was used up has left besides
+        return model.lead(None)
 
     def _lead_next(self, budget_ns: int) -> None:
         try:
