@@ -214,7 +214,7 @@ class Stream:
                     values.append(float(result.as_numpy("Y").item()))
                 self._open -= response.parameters["triton_final_response"].bool_param
         finally:
-            self._client.stop_stream()
+            self._client.stop_stream(cancel_requests=self._open > 0)  # or it waits for what never comes
         return self.answers
 
 
