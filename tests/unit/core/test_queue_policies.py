@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.core import make_request, make_spec
+from tests.support.machines import run_machine
 
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
 from conch.core.model import scheduler_for
@@ -218,8 +218,7 @@ class PolicyMachine(RuleBasedStateMachine):
         assert not self.scheduler.expiries.take(NEVER), "a request that has left is still timed"
 
 
-PolicyMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
-TestPolicyMachine = PolicyMachine.TestCase
+TestPolicyMachine, TestSlowPolicyMachine = run_machine(PolicyMachine, 300)
 
 
 def ids(decision: object) -> list[str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.core import make_request, make_spec
+from tests.support.machines import run_machine
 
 from conch.core.model import scheduler_for
 from conch.core.request import InferenceRequest, RequestState
@@ -224,8 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver.drain()
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
-TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine, TestSlowSchedulerMachine = run_machine(SchedulerMachine, 300)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from math import prod
 
 import numpy as np
+from numpy.random import Generator, default_rng  # here, not when several models load at once
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
@@ -47,7 +48,7 @@ class Warmup:
         self._spec = spec
         self._clock = clock
         self._executor = Executor(spec, ModelStatistics(), clock)
-        random = np.random.default_rng(_SEED)  # seeded, so that a load fails every time or never
+        random = default_rng(_SEED)  # seeded, so that a load fails every time or never
         validate = RequestValidator(spec)
         self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
 
@@ -127,7 +128,7 @@ class _Outcome:
 
 
 def _tensors(
-    spec: ModelSpec, sample: WarmupSample, random: np.random.Generator, validate: RequestValidator
+    spec: ModelSpec, sample: WarmupSample, random: Generator, validate: RequestValidator
 ) -> dict[str, Tensor]:
     """The inputs of one request of a sample, by the rules for requests of clients."""
     try:
@@ -180,7 +181,7 @@ def _check_own(usual: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
             )
 
 
-def _data(given: WarmupInput, random: np.random.Generator) -> bytes:
+def _data(given: WarmupInput, random: Generator) -> bytes:
     """The bytes of one input; read-only, as all requests of all runs share them."""
     if given.source == "FILE":
         return given.data
@@ -195,7 +196,7 @@ def _data(given: WarmupInput, random: np.random.Generator) -> bytes:
         ) from error
 
 
-def _random(datatype: str, count: int, random: np.random.Generator) -> bytes:
+def _random(datatype: str, count: int, random: Generator) -> bytes:
     # Arbitrary bytes are NaNs and no booleans: values that clients do not send and models may refuse.
     if datatype == "BOOL":
         return random.integers(0, 2, count, np.uint8).tobytes()
