@@ -60,7 +60,6 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-FRESH_ECHOES = ECHOES.replace('Tensor("OUT", self.sums', 'Tensor("OUT", 1 * self.sums')
 BOUND = 2
 ORDERED = "dynamic_batching { preserve_ordering: true } instance_group { count: 2 kind: KIND_CPU }"
 
@@ -90,7 +89,7 @@ def write_sequences(repository: Path) -> None:
     steps = [("narrowed", {"X": "X"}, {"Y": "t"}), plain("spy", "t", "Y")]
     write_model(repository, "narrowed twice", ensemble_config(steps, batch=1, dims="1"))
     config = python_config("oldest", more=LONG, io=IO, extra=DECOUPLED)
-    write_model(repository, "echoes", config, {"model.py": FRESH_ECHOES})
+    write_model(repository, "echoes", config, {"model.py": ECHOES})
     steps = [plain("echoes", "X", "t"), plain("add", "t", "Y")]
     write_model(repository, "echoing", ensemble_config(steps, batch=4, dims="1"))
     for number, strategy in enumerate(("direct", "oldest"), 1):

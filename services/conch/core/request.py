@@ -92,6 +92,8 @@ class InferenceRequest:
         failed: Set where a model answers with an error by itself; unset before it is used.
         kept: What a backend keeps of a rescheduled request until it runs again; unset before it is used.
         state: Where it is.
+        responses_wait: Whether its responses may be kept for a while before they are sent: arrays in them
+            that the model may change meanwhile have to be copied.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
         filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
@@ -124,6 +126,7 @@ class InferenceRequest:
         "received_ns",
         "requested",
         "rescheduled",
+        "responses_wait",
         "sequence",
         "sequence_end",
         "sequence_start",
@@ -172,6 +175,7 @@ class InferenceRequest:
         self.sequence: LiveSequence | None = None
         self.rescheduled = False
         self.answered = False
+        self.responses_wait = False
         self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:

@@ -89,7 +89,10 @@ class Converter:
             wanted = self._states.union(requested)
         try:
             tensors = response._tensors
-            outputs = [core for tensor in tensors if (core := tensor._core).name in wanted]
+            if request.responses_wait:
+                outputs = [tensor._kept() for tensor in tensors if tensor._core.name in wanted]
+            else:
+                outputs = [core for tensor in tensors if (core := tensor._core).name in wanted]
             dropped = len(tensors) != len(outputs)
         except (AttributeError, TypeError):
             raise TritonModelException(

@@ -44,6 +44,11 @@ class Tensor:
         tensor._batch = batch
         return tensor
 
+    def _kept(self) -> CoreTensor:
+        """The core's tensor in memory the model can't write to: a copy, unless it is an input as it came."""
+        core = self._core
+        return core if self._batch is not None else core.detached(core.name)
+
     def name(self) -> str:
         """The tensor's name."""
         return self._core.name

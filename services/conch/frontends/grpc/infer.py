@@ -61,6 +61,7 @@ class InferHandler:
             core.check_running()
             model = core.model_for(request)
             if model.spec.decoupled:
+                request.responses_wait = True
                 request.intercept(lambda responder: SingleResponse(responder, core.cancel))
             call.watch(core.cancel, request)
             to_lead = core.submit(request, True, model)

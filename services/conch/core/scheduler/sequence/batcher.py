@@ -157,7 +157,7 @@ class SequenceBatcher(Scheduler):
         if soonest_ns > now_ns:
             return WaitUntil(soonest_ns)
         decision = self.next_batch_of(chosen.number, now_ns)
-        # Nothing is left of a batch all of whose requests have been answered meanwhile; another one may be due.
+        # Nothing is left of a batch all of whose requests have been answered meanwhile; another may be due.
         return self.next_batch(now_ns) if decision is IDLE else decision
 
     def instance_dues(self, now_ns: int) -> Mapping[int, int]:
