@@ -7,22 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
+from conch.core.clock import wall_seconds
 from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
-    UnavailableError,
     UnsupportedError,
     as_conch_error,
 )
-from conch.core.registry import Entry, Registry
+from conch.core.registry import Entry, Registry, VersionState
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch_control.composition import Composition, LoadOne
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
+from conch_control.events import EventLog
 from conch_control.lifecycle import READY, UNLOADED, Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
-from conch_control.repository.local import LocalRepositories, Scan
+from conch_control.port import Index, ModelStatus, VersionStatus
+from conch_control.repository.local import LocalRepository
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import Scan
+from conch_control.states import Phase
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ class LoadFailure:
 
 
 class Agent:
-    """The control plane of one server; a `conch.core.server_core.RepositoryAgent`.
+    """Carries out what planners, operators and clients ask for; `AgentPort` and `RepositoryAgent` in one.
 
     Args:
         options: Settings of the control plane.
@@ -76,9 +81,10 @@ class Agent:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self._repositories = LocalRepositories(options.repositories)
+        self._repositories = Repositories(map(LocalRepository, options.repositories))
         self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, registry, cache))
         self._composition = Composition(options, registry, self._lifecycle)
+        self.events = EventLog(wall_seconds)
         # Why models that should be there are not, where it never came to loading a version.
         self._unpolled: dict[str, str] = {}
 
@@ -121,7 +127,6 @@ class Agent:
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
         """
-        self._check_explicit()
         _check_name(name)
         override = _config_override(parameters)
         scan = self._repositories.scan()
@@ -139,13 +144,26 @@ class Agent:
         Args:
             name: Model name.
             unload_dependents: Also unload the models of an ensemble that were loaded for it only.
-
-        Raises:
-            UnavailableError: The control mode does not allow it.
         """
-        self._check_explicit()
         self._unpolled.pop(name, None)
         self._composition.unload(name, unload_dependents)
+
+    def models(self) -> Index:
+        """All models with their states, by name."""
+        revision = self.events.revision
+        scan = self._repositories.scan()
+        published = self._registry.entries
+        found = []
+        for name in sorted({*scan.models, *scan.duplicates, *published}):
+            entry = published.get(name, Entry())
+            source = scan.models.get(name)
+            reason = _DUPLICATE if name in scan.duplicates else self._unpolled.get(name, "")
+            versions = tuple(
+                VersionStatus(version, _phase_of(state), state.reason)
+                for version, state in sorted(entry.states.items())
+            )
+            found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
+        return Index(self.events.epoch, revision, tuple(found))
 
     def ready(self) -> bool:
         """Whether every model that was asked for serves, or was unloaded on purpose."""
@@ -190,12 +208,12 @@ class Agent:
             log.error("failed to poll model '%s': not unique across all model repositories", name)
             self._missed(name, _DUPLICATE)
             raise PollError(name, _DUPLICATE)
-        directory = scan.models.get(name)
-        if directory is None:
+        source = scan.models.get(name)
+        if source is None:
             log.error("failed to poll model '%s': model not found in any model repository", name)
             raise PollError(name, "model not found in any model repository")
         try:
-            self._lifecycle.load(name, directory, override)
+            self._lifecycle.load(source, override)
         except (PollError, EnsembleError) as error:
             self._missed(name, error.reason)
             raise
@@ -215,10 +233,6 @@ class Agent:
         reason = self._unpolled.get(name)
         return [IndexEntry(name) if reason is None else IndexEntry(name, "", "UNAVAILABLE", reason)]
 
-    def _check_explicit(self) -> None:
-        if self._options.mode != "explicit":
-            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
-
 
 def _check_options(options: ControlOptions) -> None:
     if options.mode not in ("none", "explicit"):
@@ -231,6 +245,13 @@ def _check_options(options: ControlOptions) -> None:
         raise InvalidArgumentError(
             f"Wildcard model name '{WILDCARD}' must be the ONLY startup model if specified at all."
         )
+
+
+def _phase_of(state: VersionState) -> Phase:
+    if state == UNLOADED:
+        return Phase.UNLOADED
+    phases = {"LOADING": Phase.LOADING, "READY": Phase.READY, "UNLOADING": Phase.DRAINING}
+    return phases.get(state.state, Phase.FAILED)
 
 
 def _check_name(name: str) -> None:

@@ -19,7 +19,7 @@ from conch_control.dependencies import Graph, build_graph, circles, read_parts, 
 from conch_control.ensemble_loader import EnsembleError, circle_text, failure_text, parts_of
 from conch_control.lifecycle import Lifecycle
 from conch_control.options import ControlOptions
-from conch_control.repository.local import Scan
+from conch_control.repository.source import Scan
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ class Composition:
         wanted = frozenset(names)
 
         def parts(name: str) -> tuple[str, ...]:
-            directory = scan.models.get(name)
-            if directory is None:
+            source = scan.models.get(name)
+            if source is None:
                 return ()
-            return read_parts(directory, self._options, override if name in wanted else None)
+            return read_parts(source, self._options, override if name in wanted else None)
 
         graph = build_graph(wanted, parts)
         turning = circles(graph)
@@ -185,10 +185,10 @@ class Composition:
             with self._lock:
                 names = sorted(self._left)
             for name in names:
-                directory = scan.models.get(name)
-                if directory is None:
+                source = scan.models.get(name)
+                if source is None:
                     continue
-                parts = read_parts(directory, self._options)
+                parts = read_parts(source, self._options)
                 if not all(self._ready(part) for part in parts):
                     continue
                 with self._lock:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from conch.core.errors import (
     ConchError,
@@ -30,7 +29,8 @@ from conch_control.definition import Definition, read_definition
 from conch_control.ensemble_loader import parts_of
 from conch_control.loader import Loader
 from conch_control.options import ControlOptions
-from conch_control.repository.layout import Fingerprint, fingerprint, without_configs
+from conch_control.repository.layout import Fingerprint, without_configs
+from conch_control.repository.source import ModelSource
 from conch_control.repository.versions import select_versions
 
 log = logging.getLogger(__name__)
@@ -77,29 +77,30 @@ class Lifecycle:
         self._draining: dict[threading.Thread, Servable] = {}
         self._closed = False
 
-    def load(self, name: str, directory: Path, override: str | None = None) -> None:
+    def load(self, source: ModelSource, override: str | None = None) -> None:
         """Loads or reloads a model, and returns when it is ready.
 
         Nothing happens if it is loaded and its files are what they were. A config override always loads,
         and stays in force until the files change or the model is unloaded.
 
         Args:
-            name: Model name.
-            directory: Its directory.
+            source: Where the model comes from.
             override: A config in JSON to use in place of the file.
 
         Raises:
             PollError: Its definition can't be read.
             ConchError: It can't be loaded; what served before still does.
         """
+        name = source.name
         with self._model_lock(name), self._slots:
             self._check_open()
             # Taken before anything is read: what changes from here on makes the next load a reload.
-            state = fingerprint(directory)
+            staged = source.stage(_nothing, lambda: self._closed)
+            state = staged.fingerprint
             loaded = self._loaded.get(name)
             if override is None and loaded is not None and loaded.fingerprint == state:
                 return
-            definition = read_definition(name, directory, self._options, override)
+            definition = read_definition(name, staged.directory, self._options, override)
             made = _Loaded(state, definition)
             self._loader.check(definition)
             if loaded is None or not self._resize(loaded, made):
@@ -371,6 +372,10 @@ class Lifecycle:
     def _check_open(self) -> None:
         if self._closed:
             raise UnavailableError("Server exiting")
+
+
+def _nothing(done: int, total: int) -> None:
+    """Takes the progress of sources that nobody watches."""
 
 
 def _same_but_groups(loaded: _Loaded, made: _Loaded) -> bool:

@@ -20,6 +20,7 @@ from conch.core.server_core import ServerCore
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.options import ServerOptions
 from conch_control.agent import Agent
+from conch_control.gate import Gate
 from conch_control.options import ControlOptions
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,8 @@ class Server:
         except BaseException:
             self._close_cache()
             raise
-        self.core = ServerCore(self.registry, self.agent, options.server_id, __version__, self._models_ready)
+        gate = Gate(self.agent, explicit=control.mode == "explicit")
+        self.core = ServerCore(self.registry, gate, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
 

@@ -14,14 +14,23 @@ _CONFIGS = "configs"
 _OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", _CONFIGS})
 _MAX_VERSION = 2**63 - 1
 
-Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""Path, size, modification time and inode of every file of a model, sorted by path."""
+Fingerprint = tuple[tuple[str, int, int, int | str], ...]
+"""Path, size, modification time and identity of every file of a model, sorted by path.
+
+The time is in nanoseconds, 0 where only the identity counts. The identity is the inode of a local file, and
+the etag of an object.
+"""
+
+
+def variant_path(config_name: str) -> str:
+    """Where a named variant of a config is, inside the model's directory."""
+    return f"{_CONFIGS}/{config_name}.pbtxt"
 
 
 def config_file(directory: Path, config_name: str = "") -> Path:
     """The config file of a model: the named variant where there is one, else the usual one."""
     if config_name:
-        variant = directory / _CONFIGS / f"{config_name}.pbtxt"
+        variant = directory / variant_path(config_name)
         if variant.is_file():
             return variant
     return directory / CONFIG_FILE

@@ -12,6 +12,8 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.server_core import IndexEntry, RepositoryAgent
+from conch_control.gate import Gate
+from conch_control.states import Phase
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +27,20 @@ UNPOLLED = "failed to load 'm', failed to poll from model repository"
 def test_mode_none_loads_everything_and_refuses_to_be_told(site: Site) -> None:
     site.model("a")
     site.model("b", {1: "ok", 2: "ok"})
-    agent: RepositoryAgent = site.agent("none")
-    assert agent.start() == []  # type: ignore[attr-defined]
-    assert agent.index(True) == [IndexEntry("a", "1", "READY"), IndexEntry("b", "2", "READY")]
+    agent = site.agent("none")
+    assert agent.start() == []
+    gate: RepositoryAgent = Gate(agent, explicit=False)
+    assert gate.index(True) == [IndexEntry("a", "1", "READY"), IndexEntry("b", "2", "READY")]
     with pytest.raises(UnavailableError, match=NOT_ALLOWED):
-        agent.load("a", {})
+        gate.load("a", {})
     with pytest.raises(UnavailableError, match=NOT_ALLOWED):
-        agent.unload("a", False)
+        gate.unload("a", False)
+    states = [
+        (model.name, version.version, version.phase)
+        for model in agent.models().models
+        for version in model.versions
+    ]
+    assert states == [("a", 1, Phase.READY), ("b", 2, Phase.READY)]
 
 
 @pytest.mark.parametrize(("startup", "loaded"), [((), []), (("b", "b"), ["b:1"]), (("*",), ["a:1", "b:1"])])
