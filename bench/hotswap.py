@@ -306,9 +306,9 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.write_text(
             f"# Benchmark: swaps under load\n\n| | |\n|---|---|\n{facts_table}\n\n"
             f"{CLIENTS} clients of perf_analyzer, windows of {options.seconds:g} s; in the second one a new "
-            f"edition of the model every {options.every:g} s, and a model with {WEIGHTS // 10**6} MB of weights "
-            f"loaded beside it. *Stale*: answers of an older edition to requests sent after the load call had "
-            f"returned, or after a newer one had answered.\n\n" + "\n".join(lines) + "\n",
+            f"edition of the model every {options.every:g} s, and a model with {WEIGHTS // 10**6} MB of "
+            f"weights loaded beside it. *Stale*: answers of an older edition to requests sent after the load "
+            f"call had returned, or after a newer one had answered.\n\n" + "\n".join(lines) + "\n",
             encoding="utf-8",
         )
     return 0

@@ -118,7 +118,7 @@ def measure_window(model: str, server: Server, clients: int, seconds: float) -> 
     """
     with tempfile.TemporaryDirectory(prefix="conch-bench-") as folder:
         report = Path(folder, "report.csv")
-        # With a version named, it doesn't look for one whose statistics have grown: a reload begins them anew.
+        # With a version named, it needs none whose statistics have grown: a reload begins them anew.
         arguments = ["-m", model, "-x", "1", "-i", "grpc", "-u", server.address]
         arguments += ["--concurrency-range", f"{clients}:{clients}", "-f", str(report)]
         # As many windows as have to agree, and all of them do: the figures are those of the whole span.
