@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from conch_control.repository.layout import Fingerprint, fingerprint
 from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
+
+# What a volume of Kubernetes is made of, besides links into it: they are no models.
+_KUBERNETES = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class LocalRepository:
             names = [entry.name for entry in entries if entry.is_dir()]
         models: dict[str, ModelSource] = {}
         for name in names:
+            if _KUBERNETES.fullmatch(name):
+                continue
             if name.isprintable():
                 models[name] = LocalModel(self._path / name)
             else:
