@@ -112,6 +112,7 @@ class _Model:
         failures: Tries in a row that have failed for a reason that may pass.
         retry_at: When to try again; 0 for as soon as possible.
         theirs: Whether somebody else runs it without its being in a repository.
+        looked_for: Whether a look could have found it.
     """
 
     since: int
@@ -123,6 +124,7 @@ class _Model:
     failures: int = 0
     retry_at: int = 0
     theirs: bool = False
+    looked_for: bool = True
 
     @property
     def changed(self) -> bool:
@@ -139,12 +141,13 @@ class _Model:
     @property
     def settling(self) -> bool:
         """Whether another look will tell whether there is something to do."""
-        return self.changed and not self.settled and not self.incomplete
+        return self.looked_for and self.changed and not self.settled and not self.incomplete
 
     def is_now(self, found: Found | None, now: int) -> None:
         """Takes note of a change."""
         self.found = found
         self.since = now
+        self.looked_for = True
         self.settled = self.failed = False
         self.failures = self.retry_at = 0
 
@@ -184,7 +187,7 @@ class Plan:
         Everything is asked for once; the agent knows what it has.
         """
         for name in running:
-            self._models.setdefault(name, _Model(now))
+            self._models.setdefault(name, _Model(now, looked_for=False))
         for model in self._models.values():
             model.done, model.theirs = _UNKNOWN, False
 
@@ -207,7 +210,7 @@ class Plan:
             if look.partial:
                 if model.found is None:
                     model.since, model.settled = now, False
-            elif model.found is not None:
+            elif model.found is not None or not model.looked_for:
                 model.is_now(None, now)
             elif began - model.since >= self.settle_ns:
                 model.settled = True
