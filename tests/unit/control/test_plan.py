@@ -55,13 +55,19 @@ class Told:
 
     def settle(self, **models: Found | None) -> list[Operation]:
         """Two looks that find the same."""
-        assert self.look(**models) == []
-        return self.look(SETTLE, **models)
+        assert self.plan.looked(Look(models), self.now, self.now) == []
+        self.now += SETTLE
+        return self.plan.looked(Look(models), self.now, self.now)
 
     @property
     def quiet(self) -> bool:
         plan = self.plan
-        return (plan.look_at, plan.wake_at, plan.settling, plan.doing) == (None, None, frozenset(), frozenset())
+        return (plan.look_at, plan.wake_at, plan.settling, plan.doing) == (
+            None,
+            None,
+            frozenset(),
+            frozenset(),
+        )
 
 
 def test_what_has_not_changed_is_left_alone() -> None:
@@ -403,6 +409,7 @@ class Machine(RuleBasedStateMachine):
         self.held: set[str] = set()
         # Since when a look has found the disk as it is now, and nothing has disagreed.
         self.stable: dict[str, tuple[int | None, int]] = {}
+        self.seen: dict[str, Disk] = {}
         self.tries: dict[tuple[str, int], int] = {}
         self.excused: dict[tuple[str, int], int] = {}
         if adopted:
@@ -436,8 +443,6 @@ class Machine(RuleBasedStateMachine):
             assert self.now - since >= SETTLE or disk.vouched
             tried = self.tries[name, number] = self.tries.get((name, number), 0) + 1
             assert tried <= 1 + self.excused.get((name, number), 0), f"{name} is loaded twice"
-
-    seen: dict[str, Disk] = {}
 
     @rule(name=names, incomplete=st.booleans(), vouched=st.booleans())
     def write(self, name: str, incomplete: bool, vouched: bool) -> None:
@@ -477,9 +482,8 @@ class Machine(RuleBasedStateMachine):
             elif name in found or not partial:
                 if name not in self.stable or self.stable[name][0] != number:
                     self.stable[name] = (number, self.now)
-                    # A change is an excuse to load what has been loaded before.
                 if number is not None:
-                    self.seen = {**self.seen, name: self.disk[name]}
+                    self.seen[name] = self.disk[name]
             elif name in self.stable and self.stable[name][0] is None:
                 self.stable[name] = (None, self.now)
         self.carry_out(self.plan.looked(Look(found, partial), self.now, self.now))
@@ -546,20 +550,21 @@ class Machine(RuleBasedStateMachine):
                 assert served.number == self.disk[name].number, f"{name} was not loaded"
 
 
-class TestAnyOrder(Machine.TestCase):
-    settings = settings(max_examples=300, stateful_step_count=40)
+Machine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestAnyOrder = Machine.TestCase
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2 * SETTLE)), min_size=1, max_size=30))
 def test_a_model_that_never_goes_for_the_settle_time_is_never_unloaded(steps: list[tuple[int, int]]) -> None:
     """Whatever looks see of one that is being renamed again and again."""
     told = Told({"m": at(1)})
-    absent_for = 0
+    gone_at: int | None = None
     for number, time in steps:
-        absent_for = absent_for + time if number == 0 else 0
         begun = told.look(time) if number == 0 else told.look(time, m=at(number))
+        gone_at = None if number else told.now if gone_at is None else gone_at
         if unload("m") in begun:
-            assert absent_for >= SETTLE
+            assert gone_at is not None
+            assert told.now - gone_at >= SETTLE
             return
         for operation in begun:
             told.end(operation)
