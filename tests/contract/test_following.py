@@ -277,6 +277,27 @@ def test_what_is_broken_leaves_the_old_one_serving(
     assert answers == sorted(answers)
 
 
+def test_an_ensemble_and_its_part_are_loaded_once_each(mode: str, repository: Path) -> None:
+    ensemble = """
+        platform: "ensemble"
+        input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+        output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
+        ensemble_scheduling { step {
+            model_name: "part" model_version: -1
+            input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+        } }
+    """
+    with following(mode, repository) as place:
+        write_model(repository, "all", ensemble)
+        write(repository, "part", 1)
+        place.becomes(1, "all")
+        with asking(place, "all"):
+            write(repository, "part", 2)
+            place.becomes(2, "all")
+        assert (place.loads("all"), place.loads("part")) == (1, 2)
+        assert place.lines("loading: part:1") == 2
+
+
 def test_clients_can_not_load_and_unload(mode: str, repository: Path) -> None:
     with following(mode, repository) as place:
         for call in (place.client.load_model, place.client.unload_model):

@@ -21,6 +21,7 @@ from conch_control.planner import driver as driver_module
 from conch_control.planner.driver import Planner, PlannerOptions, outcome_of
 from conch_control.planner.filesystems import file_system, is_silent
 from conch_control.planner.look import Looker
+from conch_control.planner.paths import resolve
 from conch_control.planner.plan import Outcome
 from conch_control.planner.watch import Watcher
 from conch_control.port import Index, ModelStatus, VersionStatus
@@ -642,3 +643,31 @@ sshfs#x /twice fuse.sshfs rw 0 0
 def test_the_type_of_a_file_system(path: str, kind: str, silent: bool) -> None:
     assert file_system(path, MOUNTS) == kind
     assert is_silent(kind) == silent
+
+
+def test_paths_are_followed_through_links(tmp_path: Path) -> None:
+    root = os.path.realpath(tmp_path)
+    (tmp_path / "real" / "m").mkdir(parents=True)
+    (tmp_path / "data").symlink_to("real")
+    (tmp_path / "m").symlink_to(tmp_path / "data" / "m")
+    found = resolve(f"{root}/real/../m")
+    assert found.path == f"{root}/real/m"
+    assert found.hinges == ((root, "m"), (root, "data"))
+    (tmp_path / "away").symlink_to("nowhere/m")
+    assert resolve(f"{root}/away").hinges == ((root, "away"), (root, "nowhere"))
+    (tmp_path / "round").symlink_to("round")
+    assert resolve(f"{root}/round").hinges[0] == (root, "round")
+
+
+@watched
+def test_links_that_lead_nowhere_or_round_in_circles(place: Place, tmp_path: Path) -> None:
+    (place.repository / "m").symlink_to(tmp_path / "later" / "m")
+    (place.repository / "round").symlink_to("round")
+    (tmp_path / "later").mkdir()
+    with place.planner("watch"):
+        write(tmp_path / "made" / "m")
+        (tmp_path / "made" / "m").rename(tmp_path / "later" / "m")
+        place.runs("m", "one")
+        (tmp_path / "later" / "m" / "1" / "model").write_text("two")
+        place.runs("m", "two")
+    assert place.port.asked == ["load m"] * 2
