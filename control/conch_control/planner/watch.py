@@ -39,8 +39,8 @@ class _Owner:
     """What something is watched for.
 
     Attributes:
-        kind: ``model``, a model; ``root``, a repository's directory, whose entries are models; ``way``, a
-            link on the way to one.
+        kind: ``model``, a model; ``link``, what is in the place of a model and may become one; ``root``, a
+            repository's directory, whose entries are models; ``way``, a link on the way to one.
         name: Name of the model, or location of the repository.
     """
 
@@ -120,6 +120,7 @@ class Watcher:
 
     def cover_repositories(self) -> None:
         """Watches the directories of the repositories, and the links in them."""
+        links: dict[_Owner, set[tuple[Identity, str]]] = {}
         for location in self._locations:
             if location in self._unwatched:
                 continue
@@ -131,8 +132,11 @@ class Watcher:
             else:
                 self._missing.discard(location)
                 self._set(_Owner("root", location), {(identity, _EVERYTHING)})
-                self._cover_links(root, location)
+                for owner, found in self._links(root, location):
+                    links.setdefault(owner, set()).update(found)
             self._set(_Owner("way", location), spots)
+        for owner in {owner for owner in self._spots if owner.kind == "link"} | links.keys():
+            self._set(owner, links.get(owner, set()))
 
     def cover(self, name: str, directory: str) -> None:
         """Watches a model's directories.
@@ -170,7 +174,7 @@ class Watcher:
             self._refuse_all(str(error))
         return None
 
-    def _cover_links(self, root: str, location: str) -> None:
+    def _links(self, root: str, location: str) -> Iterator[tuple[_Owner, set[tuple[Identity, str]]]]:
         """Watches what links in a repository hang on, also those that lead nowhere now."""
         try:
             with os.scandir(root) as entries:
@@ -178,9 +182,8 @@ class Watcher:
         except OSError:
             return
         for name in links:
-            owner = _Owner("model", name)
-            spots = set(self._way(os.path.join(root, name), owner, location))
-            self._set(owner, self._spots.get(owner, set()) | spots)
+            owner = _Owner("link", name)
+            yield owner, set(self._way(os.path.join(root, name), owner, location))
 
     def _way(self, path: str, owner: _Owner, location: str) -> Iterator[tuple[Identity, str]]:
         for directory, name in resolve(path).hinges:
@@ -283,7 +286,7 @@ class Watcher:
             else:
                 concerned.update(place.owners.get(name, ()))
             for owner in concerned:
-                if owner.kind == "model":
+                if owner.kind in ("model", "link"):
                     self._names.add(owner.name)
                 elif owner.kind == "root" and name != _EVERYTHING:
                     self._names.add(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -103,7 +104,7 @@ class LocalRepository:
             OSError: The directory can't be read.
         """
         with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir()]
+            names = [entry.name for entry in entries if _is_directory(entry)]
         models: dict[str, ModelSource] = {}
         for name in names:
             if _KUBERNETES.fullmatch(name):
@@ -113,3 +114,12 @@ class LocalRepository:
             else:
                 log.error("ignoring model directory %r in '%s': its name is not text", name, self._path)
         return models
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself, for which nobody else should suffer
+            return False
+        raise
