@@ -25,6 +25,7 @@ from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.repository.local import LocalRepository
+from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Scan
 from conch_control.states import Phase
@@ -67,6 +68,10 @@ class Agent:
         get_backend: Finds a backend by name.
         cache: The response cache for models that want one; None for none.
 
+    Attributes:
+        repositories: Where models come from.
+        events: What has happened to them.
+
     Raises:
         InvalidArgumentError: The options contradict each other.
     """
@@ -81,7 +86,7 @@ class Agent:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self._repositories = Repositories(map(LocalRepository, options.repositories))
+        self.repositories = Repositories(map(LocalRepository, options.repositories))
         self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, registry, cache))
         self._composition = Composition(options, registry, self._lifecycle)
         self.events = EventLog(wall_seconds)
@@ -97,8 +102,8 @@ class Agent:
         Raises:
             InvalidArgumentError: A repository is not a directory.
         """
-        self._repositories.check()
-        scan = self._repositories.scan()
+        self.repositories.check()
+        scan = self.repositories.scan()
         names = self._startup_names(scan)
         if not names:
             return []
@@ -107,7 +112,7 @@ class Agent:
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
-        scan = self._repositories.scan()
+        scan = self.repositories.scan()
         published = self._registry.entries
         lines: list[IndexEntry] = []
         for name in sorted({*scan.models, *scan.duplicates}):
@@ -129,7 +134,7 @@ class Agent:
         """
         _check_name(name)
         override = _config_override(parameters)
-        scan = self._repositories.scan()
+        scan = self.repositories.scan()
         errors = self._composition.load([name], scan, self._loading(scan), override)
         error = errors.get(name)
         if error is not None:
@@ -151,7 +156,7 @@ class Agent:
     def models(self) -> Index:
         """All models with their states, by name."""
         revision = self.events.revision
-        scan = self._repositories.scan()
+        scan = self.repositories.scan()
         published = self._registry.entries
         found = []
         for name in sorted({*scan.models, *scan.duplicates, *published}):
@@ -186,8 +191,10 @@ class Agent:
 
     def _startup_names(self, scan: Scan) -> list[str]:
         startup = self._options.startup_models
-        if self._options.mode == "none" or WILDCARD in startup:
-            return sorted({*scan.models, *scan.duplicates})
+        if self._options.mode != "explicit" or WILDCARD in startup:
+            names = sorted({*scan.models, *scan.duplicates})
+            # The planner has those loaded when they are complete.
+            return names if self._options.mode in ("none", "explicit") else without_incomplete(names, scan)
         return list(dict.fromkeys(startup))
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:
@@ -235,8 +242,6 @@ class Agent:
 
 
 def _check_options(options: ControlOptions) -> None:
-    if options.mode not in ("none", "explicit"):
-        raise UnsupportedError(f"model control mode '{options.mode}' is not supported yet")
     if options.startup_models and options.mode != "explicit":
         raise InvalidArgumentError(
             "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."

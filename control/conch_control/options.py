@@ -10,7 +10,7 @@ from typing import Literal
 from conch.core.instances.placement import Devices
 from conch.core.scheduler.rate import ResourceLimit
 
-ControlMode = Literal["none", "explicit"]
+ControlMode = Literal["none", "explicit", "poll", "watch"]
 
 WILDCARD = "*"
 """Startup model that stands for all models of the repositories."""
@@ -25,7 +25,8 @@ class ControlOptions:
 
     Attributes:
         repositories: Local repository directories.
-        mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name.
+        mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name; with
+            ``poll`` and ``watch`` everything is loaded, and a planner has it follow the repositories.
         startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
         strict_model_config: Whether configs must be complete: no completion from the model's files.
         load_threads: Most models being loaded at the same time.

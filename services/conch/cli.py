@@ -28,6 +28,7 @@ from conch.options import (
     backend_options,
     grpc_options,
     log_options,
+    planner_options,
     rate_limits,
     server_options,
 )
@@ -89,8 +90,6 @@ def _control_options(flags: FlagValues) -> ControlOptions:
     mode = flags["model-control-mode"]
     if not repositories:
         raise FlagError("--model-repository must be specified")
-    if mode == "poll":
-        raise FlagError("--model-control-mode=poll is not supported yet; use none or explicit")
     if startup and mode != "explicit":
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:
@@ -119,7 +118,7 @@ def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grp
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     stop = threading.Event()
     try:
-        server = Server(options, control, grpc)
+        server = Server(options, control, grpc, planner_options(flags))
         _catch_signals(stop)
         server.start()
     except (ConchError, IncompatibleGrpcError) as error:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+_LONGEST_S = 1e9
+
 
 class FlagError(Exception):
     """The command line, the environment or the file is wrong; the text says where and how."""
@@ -46,6 +48,16 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
+    if not 0 < value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and at most {_LONGEST_S:.0f}, got {text}")
+    return value
 
 
 def _capability(text: str) -> float:
@@ -98,8 +110,16 @@ FLAGS: tuple[Flag, ...] = (
         "model-control-mode",
         str,
         "none",
-        "none: load all models at the start; explicit: load what is asked for",
-        choices=("none", "explicit", "poll"),
+        "none: load all models at the start; explicit: load what is asked for; poll: load all models and "
+        "look for changes now and then; watch: load all models and be told of changes",
+        choices=("none", "explicit", "poll", "watch"),
+    ),
+    Flag("repository-poll-secs", _seconds, 15.0, "seconds between looks at model repositories"),
+    Flag(
+        "repository-settle-secs",
+        _seconds,
+        1.0,
+        "seconds that nothing must have changed of a model in a repository before it is loaded",
     ),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
@@ -211,7 +231,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "metrics-config",
             "grpc-infer-allocation-pool-size",
             "grpc-max-response-pool-size",
-            "repository-poll-secs",
             "model-load-retry-count",
             "model-load-gpu-limit",
             "trace-config",

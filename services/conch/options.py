@@ -15,6 +15,7 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
 from conch.observe.logs import LogOptions
+from conch_control.planner.driver import PlannerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ def server_options(flags: FlagValues) -> ServerOptions:
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
         cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
+    )
+
+
+def planner_options(flags: FlagValues) -> PlannerOptions | None:
+    """The settings of the planner; None where the control mode has none."""
+    mode = flags["model-control-mode"]
+    if mode not in ("poll", "watch"):
+        return None
+    return PlannerOptions(
+        mode=mode,
+        poll_s=flags["repository-poll-secs"],
+        settle_s=flags["repository-settle-secs"],
+        operations=flags["model-load-thread-count"],
+        model_config_name=flags["model-config-name"],
     )
 
 

@@ -22,8 +22,11 @@ from conch.options import ServerOptions
 from conch_control.agent import Agent
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
+from conch_control.planner.driver import Planner, PlannerOptions
 
 log = logging.getLogger(__name__)
+
+_PLANNER_STOP_S = 1.0
 
 
 class Server:
@@ -33,12 +36,19 @@ class Server:
         options: Settings of the server.
         control: Settings of the control plane.
         grpc: Settings of the gRPC front end; None for none.
+        planner: Settings of the planner; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
     """
 
-    def __init__(self, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        control: ControlOptions,
+        grpc: GrpcOptions | None,
+        planner: PlannerOptions | None = None,
+    ) -> None:
         self._options = options
         self._grpc_options = grpc
         self.registry = Registry()
@@ -48,6 +58,7 @@ class Server:
         except BaseException:
             self._close_cache()
             raise
+        self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         gate = Gate(self.agent, explicit=control.mode == "explicit")
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
@@ -62,6 +73,8 @@ class Server:
         try:
             if self._grpc_options is not None:
                 check_free(self._grpc_options)
+            if self._planner is not None:
+                self._planner.remember()
             failures = self.agent.start()
             for failure in failures:
                 log.error("%s", failure)
@@ -70,6 +83,8 @@ class Server:
             self.core.started()
             if self._grpc is not None:
                 self.grpc_port = self._grpc.start()
+            if self._planner is not None:
+                self._planner.start({failure.name: failure.error for failure in failures})
         except BaseException:
             self.agent.close(0.0)
             self._close_cache()
@@ -82,9 +97,14 @@ class Server:
             Whether everything in flight was finished in time.
         """
         end = time.monotonic() + self._options.exit_timeout_s
+        if self._planner is not None:
+            self._planner.stop(0.0)  # nothing begins any more; loads under way are ended with the agent
         self.core.stopping()
         ended = self._grpc is None or self._grpc.stop(max(end - time.monotonic(), 0.0))
         ended = self.agent.close(max(end - time.monotonic(), 0.0)) and ended
+        if self._planner is not None:
+            # One that hangs with the storage holds nothing that has to be finished.
+            self._planner.stop(min(_PLANNER_STOP_S, max(end - time.monotonic(), 0.0)))
         self._close_cache()
         return ended
 

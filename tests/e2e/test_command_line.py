@@ -64,8 +64,8 @@ def test_help_and_version() -> None:
         (["--grpc-port=65536"], "argument --grpc-port: must be from 0 to 65535, got 65536"),
         (["--exit-on-error=maybe"], "argument --exit-on-error: invalid value for bool option: maybe"),
         (
-            ["--model-control-mode=poll"],
-            "--model-control-mode=poll is not supported yet; use none or explicit",
+            ["--model-control-mode=poll", "--repository-poll-secs=0"],
+            "argument --repository-poll-secs: must be more than 0 and at most 1000000000, got 0",
         ),
         (
             ["--load-model=simple"],

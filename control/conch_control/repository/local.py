@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,9 @@ from conch_control.repository.layout import Fingerprint, fingerprint
 from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
+
+# What a volume of Kubernetes is made of, besides links into it: they are no models.
+_KUBERNETES = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,22 @@ class LocalRepository:
             OSError: The directory can't be read.
         """
         with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir()]
+            names = [entry.name for entry in entries if _is_directory(entry)]
         models: dict[str, ModelSource] = {}
         for name in names:
+            if _KUBERNETES.fullmatch(name):
+                continue
             if name.isprintable():
                 models[name] = LocalModel(self._path / name)
             else:
                 log.error("ignoring model directory %r in '%s': its name is not text", name, self._path)
         return models
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself, for which nobody else should suffer
+            return False
+        raise

@@ -205,7 +205,6 @@ def test_parameters(site: Site, parameters: dict[str, Any], kind: type[ConchErro
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "poll"}, "model control mode 'poll' is not supported yet"),
         ({"mode": "none", "startup_models": ("a",)}, "requires setting '--model-control-mode=explicit'"),
         ({"startup_models": ("*", "a")}, "Wildcard model name '*' must be the ONLY startup model if spec"),
     ],
