@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from contextlib import closing
+from typing import cast
 
 from conch import __version__
 from conch.backends import load_backend
@@ -22,6 +23,9 @@ from conch.options import ServerOptions
 from conch_control.agent import Agent
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
+from conch_control.port import AgentPort
+from conch_control.service.options import ControlPortOptions
+from conch_control.service.server import ControlPort
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +37,21 @@ class Server:
         options: Settings of the server.
         control: Settings of the control plane.
         grpc: Settings of the gRPC front end; None for none.
+        control_port: Settings of the control port; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
     """
 
-    def __init__(self, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        control: ControlOptions,
+        grpc: GrpcOptions | None,
+        control_port: ControlPortOptions | None = None,
+    ) -> None:
+        if control_port is not None:
+            control_port.check()
         self._options = options
         self._grpc_options = grpc
         self.registry = Registry()
@@ -52,6 +65,9 @@ class Server:
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
+        self._control = (
+            None if control_port is None else ControlPort(cast(AgentPort, self.agent), control_port)
+        )
 
     def start(self) -> None:
         """Loads the models of the start, then listens.
@@ -62,6 +78,8 @@ class Server:
         try:
             if self._grpc_options is not None:
                 check_free(self._grpc_options)
+            if self._control is not None:
+                self._control.start()  # before the models: their loading can be watched
             failures = self.agent.start()
             for failure in failures:
                 log.error("%s", failure)
@@ -72,6 +90,7 @@ class Server:
                 self.grpc_port = self._grpc.start()
         except BaseException:
             self.agent.close(0.0)
+            self._stop_control(0.0)
             self._close_cache()
             raise
 
@@ -83,10 +102,17 @@ class Server:
         """
         end = time.monotonic() + self._options.exit_timeout_s
         self.core.stopping()
+        if self._control is not None:
+            self._control.refuse_changes()
         ended = self._grpc is None or self._grpc.stop(max(end - time.monotonic(), 0.0))
         ended = self.agent.close(max(end - time.monotonic(), 0.0)) and ended
+        # Last: operators see what the others do.
+        ended = self._stop_control(max(end - time.monotonic(), 0.0)) and ended
         self._close_cache()
         return ended
+
+    def _stop_control(self, grace_s: float) -> bool:
+        return self._control is None or self._control.stop(grace_s)
 
     def _close_cache(self) -> None:
         if self._cache is not None:

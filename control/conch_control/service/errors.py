@@ -64,7 +64,7 @@ def error_of(call: Any, target: str) -> ConchError:
     if number == UnsupportedError.grpc_status:
         return UnsupportedError(f"{target} has no control service: is it the control port?")
     if number == DeadlineExceededError.grpc_status:
-        return DeadlineExceededError(f"{target} has not answered in time")
+        return UnreachableError(f"{target} has not answered in time")
     if number in (
         CancelledError.grpc_status,
         ResourceExhaustedError.grpc_status,

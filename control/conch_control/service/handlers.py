@@ -16,13 +16,14 @@ from conch.core.errors import (
     InternalError,
     InvalidArgumentError,
     ResourceExhaustedError,
+    UnavailableError,
     without_traceback,
 )
 from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort
 from conch_control.service.convert import description_message, index_message, load_parameters
 from conch_control.service.errors import abort
-from conch_control.service.watching import Watch
+from conch_control.service.watching import STOPPED, Watch
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class ModelControl:
         self._port = port
         self._watches = Slots(watches, "callers watch")
         self._loads = Slots(loads, "loads go on")
+        self._refusing = False
         self._stopping = False
         self._running = 0
         self._changed = threading.Condition()
@@ -93,6 +95,10 @@ class ModelControl:
         }
         methods["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def refuse_changes(self) -> None:
+        """Refuses loads, unloads and drains from now on."""
+        self._refusing = True
 
     def stopping(self) -> None:
         """Ends all watches."""
@@ -119,12 +125,18 @@ class ModelControl:
                 self._running -= 1
                 self._changed.notify_all()
 
+    def _check_changes(self) -> None:
+        if self._refusing:
+            raise UnavailableError(STOPPED)
+
     def _load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        self._check_changes()
         with self._loads.taken():
             self._port.load(request.model, load_parameters(request))
         return pb.LoadResponse()
 
     def _unload(self, request: pb.UnloadRequest) -> pb.UnloadResponse:
+        self._check_changes()
         self._port.unload(request.model, request.unload_dependents)
         return pb.UnloadResponse()
 
@@ -135,6 +147,7 @@ class ModelControl:
         return pb.DescribeResponse(description=description_message(self._port.describe(request.model)))
 
     def _drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
+        self._check_changes()
         self._port.drain()
         return pb.DrainResponse()
 

@@ -66,6 +66,12 @@ class ControlPortOptions:
         """Whether callers must have a certificate."""
         return self.tls is not None and self.tls.client_root is not None
 
+    @property
+    def security(self) -> str:
+        """How it is protected, for people."""
+        transport = "plain text" if self.tls is None else "mutual TLS" if self.mutual else "TLS"
+        return transport if self.token is None else f"{transport}, token"
+
     def check(self) -> None:
         """Checks that not everybody who can reach the machine may load models.
 

@@ -92,6 +92,10 @@ class ControlPort:
         self._server = server
         return int(port)
 
+    def refuse_changes(self) -> None:
+        """Refuses from now on what would change something; the server is about to stop."""
+        self._service.refuse_changes()
+
     def stop(self, grace_s: float) -> bool:
         """Ends all watches, accepts no more calls, and lets those in flight finish within the grace.
 
