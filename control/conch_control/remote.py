@@ -90,13 +90,16 @@ class RemoteAgent:
         while not self._stopped.is_set():
             epoch, revision = self.events.position
             after = After(epoch, revision) if epoch and not anew else None
-            anew = False
+            missed, anew, resume = anew, False, False
             try:
                 for update in self._watch(after):
                     if lost is not None:
                         log.info("the events of %s come again", self.target)
                         lost = None
                     wait_s = FIRST_WAIT_S
+                    if after is None and not missed and self._begins_late(update):
+                        resume = True
+                        break
                     if not self._take(update, begin=after is None):
                         break
                     after = After(update.epoch, update.revision)
@@ -109,7 +112,7 @@ class RemoteAgent:
             except Exception:
                 # Whatever it was, the planner must not be left without events for ever.
                 log.exception("the events of %s could not be read; trying again", self.target)
-            if not anew:
+            if not (anew or resume):
                 if self._wait(wait_s):
                     return
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -120,6 +123,11 @@ class RemoteAgent:
             if self._stopped.is_set():
                 self._watching.cancel()
             return self._watching
+
+    def _begins_late(self, update: Update) -> bool:
+        """Whether an index was read before the watch began, and events that it lacks can still be had."""
+        epoch, revision = self.events.position
+        return update.epoch == epoch and revision < update.revision
 
     def _take(self, update: Update, begin: bool) -> bool:
         if begin:

@@ -14,7 +14,7 @@ from tests.support.servers import WAIT_S, eventually
 from conch.core.errors import NotFoundError, OutOfRangeError
 from conch_control.port import AgentPort
 from conch_control.remote import RemoteAgent
-from conch_control.service.client import ModelControlClient
+from conch_control.service.client import After, ModelControlClient, Watching
 from conch_control.service.errors import UnreachableError
 from conch_control.service.options import ConnectionOptions, ControlPortOptions
 from conch_control.states import Phase
@@ -61,6 +61,7 @@ def test_events_have_the_numbers_of_the_server(options: ControlPortOptions) -> N
     agent = FakeAgent()
     agent.set("before", Phase.READY)
     with served(agent, options), connected(options) as remote:
+        eventually(lambda: remote.events.epoch, "it is connected")
         index = remote.models()
         assert (index.epoch, index.revision) == (agent.events.epoch, 1)
         revision = index.revision
@@ -71,6 +72,27 @@ def test_events_have_the_numbers_of_the_server(options: ControlPortOptions) -> N
                 assert found and found == agent.events.after(revision)
                 revision = found[-1].revision
         assert remote.events.epoch == agent.events.epoch
+
+
+def test_an_index_that_is_read_before_the_watch_has_begun(options: ControlPortOptions) -> None:
+    """What happens between the two is not lost."""
+    agent = FakeAgent()
+    client = ModelControlClient(ConnectionOptions(options.target), timeout_s=WAIT_S)
+    with served(agent, options), closing(RemoteAgent(client)) as remote:
+        watch = client.watch
+        asked: list[int] = []
+
+        def late(after: After | None = None) -> Watching:
+            if not asked:
+                revision = remote.models().revision
+                agent.set("m", Phase.READY)
+                asked.append(revision)
+            return watch(after)
+
+        client.watch = late  # type: ignore[method-assign, assignment]
+        remote.start()
+        (revision,) = eventually(lambda: asked, "the index is read")
+        assert [event.revision for event in remote.events.after(revision, WAIT_S)] == [1]
 
 
 def test_a_server_that_is_away_for_a_while(options: ControlPortOptions) -> None:
