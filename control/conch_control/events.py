@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from conch.core.errors import OutOfRangeError
 from conch_control.states import Phase
 
-_KEPT = 10_000
+KEPT = 10_000
+"""Most events that a log keeps."""
+
+
+def never() -> bool:
+    """Says no."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class EventLog:
         epoch: Name of this life of the server.
     """
 
-    def __init__(self, wall_clock: Callable[[], float], kept: int = _KEPT) -> None:
+    def __init__(self, wall_clock: Callable[[], float], kept: int = KEPT) -> None:
         self.epoch = uuid.uuid4().hex
         self._wall_clock = wall_clock
         self._changed = threading.Condition()
@@ -73,24 +79,32 @@ class EventLog:
             self._changed.notify_all()
         return event
 
-    def after(self, revision: int, timeout_s: float | None = 0.0) -> list[Event]:
+    def after(
+        self, revision: int, timeout_s: float | None = 0.0, given_up: Callable[[], bool] = never
+    ) -> list[Event]:
         """The events after a revision, waiting for one if there is none yet.
 
         Args:
             revision: The last revision that the caller knows.
             timeout_s: How long to wait for an event, in seconds; None for ever.
+            given_up: Says that the caller does not want to wait any longer; asked after each `wake`.
 
         Returns:
-            The events, oldest first; none after the timeout, or once the log is closed.
+            The events, oldest first; none after the timeout, or once the log is closed or the wait given up.
 
         Raises:
             OutOfRangeError: Some of them have been dropped, or the revision is not from this log.
         """
         with self._changed:
             self._check(revision)
-            self._changed.wait_for(lambda: self._revision > revision or self._closed, timeout_s)
+            self._changed.wait_for(lambda: self._revision > revision or self._closed or given_up(), timeout_s)
             self._check(revision)
             return [event for event in self._events if event.revision > revision]
+
+    def wake(self) -> None:
+        """Has all who wait look whether they still want to."""
+        with self._changed:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Ends all waiting; events can still be added and read."""

@@ -16,6 +16,7 @@ from types import FrameType
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
+from conch.control_options import control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
@@ -35,6 +36,7 @@ from conch.options import (
 from conch.server import Server
 from conch.tables import table
 from conch_control.options import ControlOptions
+from conch_control.service.options import ControlPortOptions
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = arguments or ["--help"]
     if command == "serve":
         return _serve(rest)
+    if command == "models":
+        from conch.commands import models  # the server does without
+
+        return models.run(rest)
+    if command == "control":
+        from conch.commands import control
+
+        return control.run(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
     if command in ("--help", "-h", "help"):
         print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
+        print("       conch models COMMAND   ask a running server about its models, or to change them; see")
+        print("                              conch models --help")
+        print("       conch control [flags]  have a running server follow repositories from a process of its")
+        print("                              own; see conch control --help")
         print("       conch --version        print the version")
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)
@@ -70,6 +84,7 @@ def _serve(arguments: Sequence[str]) -> int:
         control = _control_options(flags)
         grpc = grpc_options(flags)
         options = server_options(flags)
+        control_port = control_port_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
@@ -79,7 +94,7 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
         return 1
     try:
-        return _run(flags, options, control, grpc)
+        return _run(flags, options, control, grpc, control_port)
     finally:
         unconfigure(handler)
 
@@ -108,7 +123,13 @@ def _control_options(flags: FlagValues) -> ControlOptions:
     )
 
 
-def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> int:
+def _run(
+    flags: FlagValues,
+    options: ServerOptions,
+    control: ControlOptions,
+    grpc: GrpcOptions | None,
+    control_port: ControlPortOptions | None,
+) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
     if flags["response-cache-byte-size"] is not None:
@@ -118,7 +139,7 @@ def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grp
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     stop = threading.Event()
     try:
-        server = Server(options, control, grpc, planner_options(flags))
+        server = Server(options, control, grpc, planner_options(flags), control_port)
         _catch_signals(stop)
         server.start()
     except (ConchError, IncompatibleGrpcError) as error:
@@ -129,7 +150,7 @@ def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grp
     # What the start has made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    print(_summary(server, grpc), flush=True)
+    print(_summary(server, grpc, control_port), flush=True)
     # By turns: Python runs a signal's handler late if the signal comes just before a wait for ever begins.
     while not stop.wait(_SIGNAL_LOOK_S):
         pass
@@ -152,7 +173,7 @@ def _catch_signals(stop: threading.Event) -> None:
     signal.signal(signal.SIGINT, on_signal)
 
 
-def _summary(server: Server, grpc: GrpcOptions | None) -> str:
+def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> str:
     """What is loaded, and where it is served."""
     models = [
         [
@@ -168,6 +189,8 @@ def _summary(server: Server, grpc: GrpcOptions | None) -> str:
         unix = grpc.address.startswith("unix:")
         address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
         ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
+    if control_port is not None:
+        ports.append(["Control", control_port.target, control_port.security])
     return "\n".join(
         (
             table(["Model", "Version", "Status", "Reason"], models),

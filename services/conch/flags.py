@@ -191,6 +191,21 @@ FLAGS: tuple[Flag, ...] = (
     Flag("grpc-max-connection-age-grace", _natural, 0, "milliseconds calls may go on after that; 0 for ever"),
     Flag("grpc-restricted-protocol", str, [], "<protocol,…>:<key>=<value>; may be repeated", many=True),
     Flag("grpc-header-forward-pattern", str, "", "metadata keys forwarded as request parameters"),
+    Flag("control-port", _port, 0, "port for conch models and conch control; 0 for none"),
+    Flag(
+        "control-address",
+        str,
+        "127.0.0.1",
+        "address for the control port, or unix:PATH; whoever reaches it decides what code the server runs, "
+        "so others than this machine's own need --control-token-file or --control-root-cert",
+    ),
+    Flag("control-token-file", Path, None, "file with the token that callers of the control port must show"),
+    Flag("control-use-ssl", parse_bool, False, "serve the control port over TLS"),
+    Flag("control-server-cert", Path, None, "PEM file of the control port's certificate"),
+    Flag("control-server-key", Path, None, "PEM file of the control port's key"),
+    Flag(
+        "control-root-cert", Path, None, "PEM file of the root certificates that callers must have one from"
+    ),
     Flag("log-verbose", _natural, 0, "level of verbose logging"),
     Flag("log-info", parse_bool, True, "log information"),
     Flag("log-warning", parse_bool, True, "log warnings"),

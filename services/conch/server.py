@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from contextlib import closing
+from typing import cast
 
 from conch import __version__
 from conch.backends import load_backend
@@ -23,6 +24,9 @@ from conch_control.agent import Agent
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
 from conch_control.planner.driver import Planner, PlannerOptions
+from conch_control.port import AgentPort
+from conch_control.service.options import ControlPortOptions
+from conch_control.service.server import ControlPort
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ class Server:
         control: Settings of the control plane.
         grpc: Settings of the gRPC front end; None for none.
         planner: Settings of the planner; None for none.
+        control_port: Settings of the control port; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -48,7 +53,10 @@ class Server:
         control: ControlOptions,
         grpc: GrpcOptions | None,
         planner: PlannerOptions | None = None,
+        control_port: ControlPortOptions | None = None,
     ) -> None:
+        if control_port is not None:
+            control_port.check()
         self._options = options
         self._grpc_options = grpc
         self.registry = Registry()
@@ -63,6 +71,9 @@ class Server:
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
+        self._control = (
+            None if control_port is None else ControlPort(cast(AgentPort, self.agent), control_port)
+        )
 
     def start(self) -> None:
         """Loads the models of the start, then listens.
@@ -75,6 +86,8 @@ class Server:
                 check_free(self._grpc_options)
             if self._planner is not None:
                 self._planner.remember()
+            if self._control is not None:
+                self._control.start()  # before the models: their loading can be watched
             failures = self.agent.start()
             for failure in failures:
                 log.error("%s", failure)
@@ -87,6 +100,7 @@ class Server:
                 self._planner.start({failure.name: failure.error for failure in failures})
         except BaseException:
             self.agent.close(0.0)
+            self._stop_control(0.0)
             self._close_cache()
             raise
 
@@ -100,13 +114,20 @@ class Server:
         if self._planner is not None:
             self._planner.stop(0.0)  # nothing begins any more; loads under way are ended with the agent
         self.core.stopping()
+        if self._control is not None:
+            self._control.refuse_changes()
         ended = self._grpc is None or self._grpc.stop(max(end - time.monotonic(), 0.0))
         ended = self.agent.close(max(end - time.monotonic(), 0.0)) and ended
         if self._planner is not None:
             # One that hangs with the storage holds nothing that has to be finished.
             self._planner.stop(min(_PLANNER_STOP_S, max(end - time.monotonic(), 0.0)))
+        # Last: operators see what the others do.
+        ended = self._stop_control(max(end - time.monotonic(), 0.0)) and ended
         self._close_cache()
         return ended
+
+    def _stop_control(self, grace_s: float) -> bool:
+        return self._control is None or self._control.stop(grace_s)
 
     def _close_cache(self) -> None:
         if self._cache is not None:

@@ -129,6 +129,15 @@ class OutOfRangeError(ConchError):
     http_status = 400
 
 
+class UnauthenticatedError(ConchError):
+    """A caller who does not say who it is, or says it wrongly. Not one of Triton's codes."""
+
+    code = "UNAUTHENTICATED"
+    label = "Unauthenticated"
+    grpc_status = 16
+    http_status = 401
+
+
 ERRORS_BY_CODE: dict[str, type[ConchError]] = {
     error.code: error
     for error in (
@@ -143,6 +152,7 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
         CancelledError,
         DeadlineExceededError,
         OutOfRangeError,
+        UnauthenticatedError,
     )
 }
 

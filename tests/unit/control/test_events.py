@@ -50,6 +50,26 @@ def test_readers_wait_for_events_and_for_the_end() -> None:
     assert log.after(0, None) != []
 
 
+def test_a_reader_can_give_up_waiting() -> None:
+    log = EventLog(lambda: 0.0)
+    gone = threading.Event()
+    asked = threading.Event()
+    read: list[object] = []
+
+    def given_up() -> bool:
+        asked.set()
+        return gone.is_set()
+
+    thread = threading.Thread(target=lambda: read.append(log.after(0, None, given_up)))
+    thread.start()
+    assert asked.wait(10)
+    log.wake()  # for somebody else
+    gone.set()
+    log.wake()
+    thread.join(10)
+    assert read == [[]]
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_can_be_left_and_ends(phase: Phase) -> None:
     assert phase.index_state in {"LOADING", "READY", "UNLOADING", "UNAVAILABLE"}

@@ -1,0 +1,1 @@
+"""The commands of ``conch`` that speak to a running server."""
