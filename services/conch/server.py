@@ -44,7 +44,7 @@ class Server:
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
-            self.agent = Agent(control, self.registry, load_backend, self._cache)
+            self.agent = Agent(control, self.registry, load_backend, self._cache, self._drain)
         except BaseException:
             self._close_cache()
             raise
@@ -87,6 +87,9 @@ class Server:
         ended = self.agent.close(max(end - time.monotonic(), 0.0)) and ended
         self._close_cache()
         return ended
+
+    def _drain(self) -> None:
+        self.core.draining()
 
     def _close_cache(self) -> None:
         if self._cache is not None:
