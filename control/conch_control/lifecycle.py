@@ -207,7 +207,7 @@ class Lifecycle:
         name = operation.name
         with self._operations.turn(operation), self._ending(operation):
             loaded = self._loaded.get(name)
-            if operation.override is None and loaded and loaded.origin.state == operation.state:
+            if operation.override is None and loaded is not None and _same(loaded.origin, operation, source):
                 with self._lock:
                     operation.check()
                     self._book.change(name, self._cleared(name))
@@ -364,6 +364,10 @@ class Lifecycle:
 
 
 _NOT_LOADED = Change(Phase.UNLOADED, UNLOADED)
+
+
+def _same(origin: Origin, operation: Operation, source: ModelSource) -> bool:
+    return origin.location == source.location and origin.state == operation.state
 
 
 def _select(definition: Definition) -> list[int]:

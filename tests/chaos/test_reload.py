@@ -169,7 +169,10 @@ def test_many_reloads_leak_nothing(tmp_path: Path) -> None:
 
 
 def test_concurrent_loads_and_unloads(server: ServerProcess, repository: Path) -> None:
-    """Whatever the order, each call is answered and the model ends as it was asked for last."""
+    """Whatever the order, each call is answered and the model ends as it was asked for last.
+
+    Loads that an unload has overtaken say so; nothing else fails.
+    """
     failures: list[BaseException] = []
 
     def churn(number: int) -> None:
@@ -181,7 +184,8 @@ def test_concurrent_loads_and_unloads(server: ServerProcess, repository: Path) -
                     else:
                         client.unload_model("probe")
                 except BaseException as error:
-                    failures.append(error)
+                    if "current load operation is out-dated" not in str(error):
+                        failures.append(error)
 
     with traffic(server, "simple"):
         threads = [threading.Thread(target=churn, args=(number,)) for number in range(4)]
