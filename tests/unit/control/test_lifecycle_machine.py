@@ -63,6 +63,10 @@ class Doors:
             self._open = True
             self._changed.notify_all()
 
+    def close(self) -> None:
+        with self._changed:
+            self._open, self._permits = False, 0
+
     def pass_one(self, path: str = "") -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: self._open or self._permits > 0, WAIT_S)
@@ -175,7 +179,15 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     @rule(name=names, override=st.sampled_from((None, None, OVERRIDE)))
     def load(self, name: str, override: str | None) -> None:
-        self.loads.append(self.pool.submit(self.lifecycle.load, self.models[name], override))
+        asked = threading.Event()
+
+        def run() -> None:
+            with self.lifecycle.call() as ticket:
+                asked.set()
+                self.lifecycle.load(self.models[name], override, ticket)
+
+        self.loads.append(self.pool.submit(run))
+        assert asked.wait(WAIT_S)  # so that unloads that follow are newer
 
     @rule(name=names)
     def refresh(self, name: str) -> None:
@@ -195,9 +207,10 @@ class LifecycleMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """Lets everything that is under way finish."""
-        self.doors.allow(10_000)
+        self.doors.open()
         for load in self.loads:
             load.exception(WAIT_S)
+        self.doors.close()
 
     @invariant()
     def the_index_is_what_the_events_say(self) -> None:
