@@ -36,6 +36,7 @@ from conch_control.options import ControlOptions
 from conch_control.states import Phase
 
 WAIT_S = 30.0
+WAIT_A_MOMENT_S = 0.005
 NAMES = ("a", "b")
 ALL = "version_policy { all {} }"
 CONFIGS = (CONFIG, CONFIG + ALL, CONFIG + ALL + "instance_group { count: 3 }", CONFIG + "max_batch_size: 2")
@@ -52,10 +53,12 @@ class Doors:
         self._changed = threading.Condition()
         self._permits = 0
         self._open = False
+        self._waiting = 0
 
     def allow(self, permits: int) -> None:
+        """Lets some go on who stand here; those who come later have to wait."""
         with self._changed:
-            self._permits += permits
+            self._permits = min(permits, self._waiting)
             self._changed.notify_all()
 
     def open(self) -> None:
@@ -69,9 +72,17 @@ class Doors:
 
     def pass_one(self, path: str = "") -> None:
         with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
             assert self._changed.wait_for(lambda: self._open or self._permits > 0, WAIT_S)
+            self._waiting -= 1
             if not self._open:
                 self._permits -= 1
+
+    def crowd(self, timeout_s: float) -> None:
+        """Waits until somebody stands here."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting > 0, timeout_s)
 
 
 class CountedModel(EchoModel):
@@ -136,6 +147,8 @@ class LifecycleMachine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
         self.doors = Doors()
+        self.storage_doors = Doors()
+        self.storage_doors.open()
         self.backend = CountedBackend(self.doors)
         self.registry = Watched()
         self.events = EventLog(lambda: 0.0)
@@ -155,9 +168,9 @@ class LifecycleMachine(RuleBasedStateMachine):
     def begin(self, config: str) -> None:
         for name in NAMES:
             self.models[name] = RemoteModel(name, self.root, {"config.pbtxt": config, "1/model.echo": "ok"})
-            self.models[name].before_file = self.doors.pass_one
+            self.models[name].before_file = self.storage_doors.pass_one
 
-    @rule(name=names, version=st.integers(1, 3), kind=st.sampled_from(("ok", "ok", "bad", "worse")))
+    @rule(name=names, version=st.integers(1, 3), kind=st.sampled_from(("ok", "ok", "ok", "bad", "worse")))
     def write(self, name: str, version: int, kind: str) -> None:
         self.number += 1
         files = self.models[name].files
@@ -169,13 +182,21 @@ class LifecycleMachine(RuleBasedStateMachine):
         files.pop(f"{version}/model.echo", None)
         self.models[name].write(files)
 
-    @rule(name=names, config=st.sampled_from((*CONFIGS, "broken")))
+    @rule(name=names, config=st.sampled_from((*CONFIGS, *CONFIGS, "broken")))
     def configure(self, name: str, config: str) -> None:
         self.models[name].write({**self.models[name].files, "config.pbtxt": config})
 
-    @rule(name=names, error=st.sampled_from((None, OSError("503"))))
+    @rule(name=names, error=st.sampled_from((None, None, OSError("503"))))
     def storage(self, name: str, error: OSError | None) -> None:
         self.models[name].error = error
+
+    @rule(permits=st.sampled_from((None, 0, 1, 2)))
+    def slow_storage(self, permits: int | None) -> None:
+        self.storage_doors.close()
+        if permits is None:
+            self.storage_doors.open()
+        else:
+            self.storage_doors.allow(permits)
 
     @rule(name=names, override=st.sampled_from((None, None, OVERRIDE)))
     def load(self, name: str, override: str | None) -> None:
@@ -189,6 +210,11 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.loads.append(self.pool.submit(run))
         assert asked.wait(WAIT_S)  # so that unloads that follow are newer
 
+    @rule()
+    def arrive(self) -> None:
+        """Lets loads get to where they stand still, as far as they do within a moment."""
+        self.doors.crowd(WAIT_A_MOMENT_S)
+
     @rule(name=names)
     def refresh(self, name: str) -> None:
         self.loads.append(self.pool.submit(self.lifecycle.refresh, name))
@@ -200,14 +226,16 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.registry.unloading = None
         assert not self.registry.entries.get(name, Entry()).ready
 
-    @rule(permits=st.integers(1, 6))
+    @rule(permits=st.integers(1, 3))
     def go_on(self, permits: int) -> None:
+        self.doors.crowd(WAIT_A_MOMENT_S)
         self.doors.allow(permits)
 
     @rule()
     def settle(self) -> None:
         """Lets everything that is under way finish."""
         self.doors.open()
+        self.storage_doors.open()
         for load in self.loads:
             load.exception(WAIT_S)
         self.doors.close()
@@ -222,6 +250,7 @@ class LifecycleMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.doors.open()
+        self.storage_doors.open()
         self.check_results()
         for model in self.models.values():
             # Whatever has happened before: what is there now can be loaded.
@@ -299,9 +328,9 @@ def collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestLifecycle(LifecycleMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
 class TestLifecycleForLong(LifecycleMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=2_000, stateful_step_count=60, deadline=None)
+    settings = settings(max_examples=500, stateful_step_count=60, deadline=None)
