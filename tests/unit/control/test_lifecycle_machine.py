@@ -327,10 +327,10 @@ def collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "give_back", lambda: None)
 
 
-class TestLifecycle(LifecycleMachine.TestCase):  # type: ignore[name-defined,misc]
+class TestLifecycle(LifecycleMachine.TestCase):  # type: ignore[valid-type,misc]
     settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
-class TestLifecycleForLong(LifecycleMachine.TestCase):  # type: ignore[name-defined,misc]
+class TestLifecycleForLong(LifecycleMachine.TestCase):  # type: ignore[valid-type,misc]
     settings = settings(max_examples=500, stateful_step_count=60, deadline=None)

@@ -32,8 +32,9 @@ def test_the_same_is_shared_and_something_else_is_not() -> None:
     operations = Operations(4)
     first = entered(operations)
     assert operations.enter(an_operation(operations)) is first
-    assert first.stopped is None
+    before = first.stopped
     second = entered(operations, NEW)
+    assert before is None
     assert isinstance(first.stopped, SupersededError)
     assert first.stopped.message == TEXT
     assert second.stopped is None
