@@ -24,14 +24,16 @@ from conch_control.changes import Origin, treat
 from conch_control.definition import Definition, PollError, read_definition
 from conch_control.draining import Drains, waves
 from conch_control.ensemble_loader import EnsembleError
+from conch_control.fetching import Fetcher
 from conch_control.loader import Loader
 from conch_control.making import Made, Maker, with_code
 from conch_control.memory import MemoryMeter
 from conch_control.operations import Operation, Operations
 from conch_control.options import ControlOptions
+from conch_control.outcomes import cleared, failed, swapped
 from conch_control.repository.source import ModelSource
 from conch_control.repository.versions import select_versions
-from conch_control.staging import Lease, guess_versions, look, stage
+from conch_control.staging import Lease, look
 from conch_control.states import Phase
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Lifecycle:
         self._operations = Operations(max(options.load_threads, 1))
         self._lock = self._operations.lock
         self._maker = Maker(loader, book, self._operations, options.load_retries, MemoryMeter())
+        self._fetcher = Fetcher(options, book, self._operations)
         self._drains = Drains(self._lock, registry, book)
         self._loaded: dict[str, _Loaded] = {}
         self._leases: dict[Servable, Lease] = {}
@@ -210,12 +213,12 @@ class Lifecycle:
             if operation.override is None and loaded is not None and _same(loaded.origin, operation, source):
                 with self._lock:
                     operation.check()
-                    self._book.change(name, self._cleared(name))
+                    self._book.change(name, cleared(self._book.versions(name)))
                     self._book.settled(name)
                 return
             # Taken before anything is read: what changes from here on makes the next load a reload.
             looked = self._operations.ticket()
-            lease = self._stage(operation, source)
+            lease = self._fetcher.fetch(operation, source)
             try:
                 operation.check()
                 self._operations.fetched(operation, lease.fingerprint, looked)
@@ -228,29 +231,6 @@ class Lifecycle:
             finally:
                 lease.drop()
 
-    def _stage(self, operation: Operation, source: ModelSource) -> Lease:
-        """Fetches the files, and says how far that is."""
-        name = operation.name
-        versions = guess_versions(source, operation.state or (), self._options, operation.override)
-        staging = True
-
-        def progress(done: int, total: int) -> None:
-            with self._lock:
-                if not staging or operation.stopped is not None:
-                    return
-                said = self._book.versions(name)
-                going = UNFINISHED | {Phase.READY}
-                fresh = [each for each in versions if each not in said or said[each].phase not in going]
-                self._book.change(name, dict.fromkeys(fresh, Change(Phase.STAGING)))
-                self._book.fetched(name, versions, done, total)
-
-        try:
-            return stage(source, progress, lambda: operation.stopped is not None)
-        finally:
-            with self._lock:
-                staging = False
-                self._book.fetched(name, versions, 0, 0)
-
     def _apply(self, operation: Operation, wanted: _Loaded) -> None:
         """Makes the versions of a definition and swaps them in; those that need nothing stay."""
         name, definition = operation.name, wanted.origin.definition
@@ -262,10 +242,10 @@ class Lifecycle:
         treatments = {} if same or loaded is None else treat(loaded.origin, wanted.origin, staying)
         made = self._maker.make(operation, definition, versions, serving, treatments)
         with self._lock:
-            swapped = operation.stopped is None and not made.failures
-            if swapped:
+            good = operation.stopped is None and not made.failures
+            if good:
                 self._swap(name, wanted, versions, made)
-        if swapped:
+        if good:
             # Not under the lock: files may be deleted.
             if loaded is not None and loaded is not wanted:
                 loaded.lease.drop()
@@ -273,7 +253,7 @@ class Lifecycle:
         made.abandon()
         with self._lock:
             operation.check()
-            self._book.change(name, self._failed(name, made.failures))
+            self._book.change(name, failed(self._book.versions(name), made.failures))
         raise _load_error(name, made.failures)
 
     def _swap(self, name: str, wanted: _Loaded, versions: list[int], made: Made) -> None:
@@ -284,15 +264,8 @@ class Lifecycle:
         for resize in made.resizes.values():
             resize.commit()
         self._drains.keep_in_reach(going.values())
-        changes = self._cleared(name)
-        for version, status in self._book.versions(name).items():
-            # Versions that failed before and are no longer wanted are forgotten.
-            if status.phase is Phase.FAILED and version not in ready:
-                changes[version] = Change(Phase.UNLOADED, FORGOTTEN)
-        for version in made.loaded:
-            changes[version] = Change(Phase.READY, "", made.host_bytes[version])
-        gone = going.keys() - ready.keys()
-        changes |= dict.fromkeys(gone, Change(Phase.DRAINING))
+        before = self._book.versions(name)
+        changes = swapped(before, ready.keys(), made.host_bytes)
         statuses = self._book.change(name, changes, ready)
         self._book.settled(name)
         if self._loaded.get(name) is not wanted:
@@ -302,36 +275,14 @@ class Lifecycle:
             self._leases[model] = wanted.lease.keep()
         for version, model in going.items():
             self._drains.retire(
-                model, self._leases.pop(model, None), statuses[version] if version in gone else None
+                model, self._leases.pop(model, None), statuses[version] if version not in ready else None
             )
         for version, resize in made.resizes.items():
             self._drains.start(serving[version], resize.finish)
         if made.resizes:
             log.info("changed the number of instances of '%s'", name)
-        if made.loaded or gone:
+        if made.loaded or going:
             log.info("successfully loaded '%s'", name)
-
-    def _cleared(self, name: str) -> dict[int, Change]:
-        """Takes back what was said of versions that serve although their successors had failed."""
-        return {
-            version: Change(Phase.READY, "", status.host_bytes)
-            for version, status in self._book.versions(name).items()
-            if status.phase is Phase.READY and status.reason
-        }
-
-    def _failed(self, name: str, failures: Mapping[int, str]) -> dict[int, Change]:
-        """What becomes of versions when some of them could not be made."""
-        changes: dict[int, Change] = {}
-        for version, status in self._book.versions(name).items():
-            reason = failures.get(version)
-            if status.phase in UNFINISHED:
-                failed = reason is not None
-                changes[version] = Change(Phase.FAILED, reason or "") if failed else _NOT_LOADED
-            elif status.phase is Phase.READY and reason is not None:
-                # Not shown by Triton's index.
-                said = f"it goes on as it was, as its successor failed to load: {reason}"
-                changes[version] = Change(Phase.READY, said, status.host_bytes)
-        return changes
 
     @contextmanager
     def _ending(self, operation: Operation) -> Iterator[None]:
@@ -361,9 +312,6 @@ class Lifecycle:
         except PollError as error:
             self._book.failed(name, error.reason)
             raise
-
-
-_NOT_LOADED = Change(Phase.UNLOADED, UNLOADED)
 
 
 def _same(origin: Origin, operation: Operation, source: ModelSource) -> bool:

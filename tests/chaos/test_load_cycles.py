@@ -21,6 +21,8 @@ from tests.support.servers import (
 
 SETTLED = 50
 """Cycles after which a server has what it needs for one more."""
+SPARE_THREADS = 2
+"""The pool that answers control calls grows when a call comes before the last one's thread is idle again."""
 
 
 def cycle(client: Any, model: str, use: Callable[[Any], None]) -> None:
@@ -66,7 +68,7 @@ def test_nothing_is_left_of_them(tmp_path: Path, grpc_is_warm: None, model: str,
         memory, threads, files = process.memory_info().rss, process.num_threads(), process.num_fds()
         for _ in range(cycles - SETTLED):
             cycle(client, model, use)
-        eventually(lambda: process.num_threads() <= threads, "threads that unload end")
+        eventually(lambda: process.num_threads() <= threads + SPARE_THREADS, "threads that unload end")
         assert process.memory_info().rss < 1.05 * memory
         assert process.num_fds() <= files
         assert process.children() == []

@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.machines import run_machine
 from tests.support.remote import RemoteModel
 from tests.unit.control.conftest import CONFIG, EchoBackend, EchoModel
 
@@ -327,10 +327,4 @@ def collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "give_back", lambda: None)
 
 
-class TestLifecycle(LifecycleMachine.TestCase):  # type: ignore[valid-type,misc]
-    settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.slow
-class TestLifecycleForLong(LifecycleMachine.TestCase):  # type: ignore[valid-type,misc]
-    settings = settings(max_examples=500, stateful_step_count=60, deadline=None)
+TestLifecycle, TestLifecycleForLong = run_machine(LifecycleMachine, 50)
