@@ -28,6 +28,7 @@ FORGOTTEN = "no longer selected"
 UNFINISHED = frozenset({Phase.STAGING, Phase.LOADING, Phase.WARMING})
 """Phases of a version that is on its way to being ready."""
 
+_FETCHED = frozenset({Phase.STAGING, Phase.READY})
 _WHOLE = 0
 _LOADING_STATE = VersionState("LOADING")
 _STATES: Mapping[Phase, VersionState] = {
@@ -156,7 +157,8 @@ class Book:
         with self._lock:
             statuses = dict(self.versions(name))
             for version in versions:
-                if version in statuses:
+                # Not those that drain: `drained` knows them by identity.
+                if version in statuses and statuses[version].phase in _FETCHED:
                     statuses[version] = replace(statuses[version], done_bytes=done, total_bytes=total)
             self._versions[name] = statuses
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
+import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,14 +19,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.machines import run_machine
 from tests.support.remote import RemoteModel
-from tests.unit.control.conftest import CONFIG, EchoBackend, EchoModel
+from tests.unit.control.conftest import CONFIG, Answer, EchoBackend, EchoModel
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.instances.placement import Placement
 from conch.core.registry import Entry, Registry
-from conch.core.servable import Servable
+from conch.core.request import InferenceRequest
+from conch.core.servable import ClosedError, Servable
 from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
 from conch_control import draining
 from conch_control.book import FORGOTTEN, Book, Snapshot
 from conch_control.events import EventLog
@@ -42,6 +45,8 @@ ALL = "version_policy { all {} }"
 CONFIGS = (CONFIG, CONFIG + ALL, CONFIG + ALL + "instance_group { count: 3 }", CONFIG + "max_batch_size: 2")
 OVERRIDE = """{"backend": "echo", "max_batch_size": 4, "input": [{"name": "X", "data_type": "TYPE_UINT8",
 "dims": [1]}], "output": [{"name": "X", "data_type": "TYPE_UINT8", "dims": [1]}]}"""
+
+SETTLED = {Phase.READY, Phase.UNLOADED, Phase.FAILED}
 
 names = st.sampled_from(NAMES)
 
@@ -149,7 +154,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.doors = Doors()
         self.storage_doors = Doors()
         self.storage_doors.open()
+        self.answer_doors = Doors()
         self.backend = CountedBackend(self.doors)
+        self.backend.on_execute = lambda batch: self.answer_doors.pass_one()
         self.registry = Watched()
         self.events = EventLog(lambda: 0.0)
         self.book = Book(self.registry, self.events)
@@ -159,6 +166,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.models: dict[str, RemoteModel] = {}
         self.pool = ThreadPoolExecutor(64)
         self.loads: list[Future[None]] = []
+        self.answers: list[Answer] = []
         self.number = 0
 
     def get_backend(self, name: str) -> Backend:
@@ -226,6 +234,26 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.registry.unloading = None
         assert not self.registry.entries.get(name, Entry()).ready
 
+    @rule(name=names)
+    def send(self, name: str) -> None:
+        """Sends a request, which is answered when the machine says so."""
+        if not self.registry.entries.get(name, Entry()).ready:
+            return
+        answer = Answer()
+        request = InferenceRequest(name, "", {}, answer, 0)
+        try:
+            model = self.registry.resolve(name)
+            shape = (1, 1) if model.spec.max_batch_size else (1,)
+            request.inputs = {"X": Tensor("X", "UINT8", shape, b"\x07")}
+            model.submit(request)
+        except ClosedError:
+            return  # replaced since; front ends would look again
+        self.answers.append(answer)
+
+    @rule()
+    def answer(self) -> None:
+        self.answer_doors.allow(100)
+
     @rule(permits=st.integers(1, 3))
     def go_on(self, permits: int) -> None:
         self.doors.crowd(WAIT_A_MOMENT_S)
@@ -234,11 +262,18 @@ class LifecycleMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """Lets everything that is under way finish."""
+        self.answer_doors.open()
         self.doors.open()
         self.storage_doors.open()
         for load in self.loads:
             load.exception(WAIT_S)
+        for answer in self.answers:
+            assert answer.error() is None
+        self.lifecycle._drains.wait(time.monotonic() + WAIT_S)
+        for statuses in self.book.snapshot().versions.values():
+            assert {status.phase for status in statuses.values()} <= SETTLED
         self.doors.close()
+        self.answer_doors.close()
 
     @invariant()
     def the_index_is_what_the_events_say(self) -> None:
@@ -249,9 +284,12 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert self.registry.lost == []
 
     def teardown(self) -> None:
+        self.answer_doors.open()
         self.doors.open()
         self.storage_doors.open()
         self.check_results()
+        for answer in self.answers:
+            assert answer.error() is None
         for model in self.models.values():
             # Whatever has happened before: what is there now can be loaded.
             model.error = None
@@ -265,6 +303,9 @@ class LifecycleMachine(RuleBasedStateMachine):
         assert self.lifecycle.close(WAIT_S)
         self.pool.shutdown()
         snapshot = self.book.snapshot()
+        assert {each.phase for said in snapshot.versions.values() for each in said.values()} == {
+            Phase.UNLOADED
+        }
         check_replay(snapshot, self.events)
         check_registry(snapshot, self.registry)
         counts = self.backend.counts

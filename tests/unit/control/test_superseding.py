@@ -213,6 +213,26 @@ def test_an_unload_stops_fetching(storage: Storage) -> None:
     assert model.released == model.staged
 
 
+def test_an_unload_while_the_successor_is_fetched(storage: Storage, site: Site) -> None:
+    model = storage.model(v1="slow")
+    storage.load(model)
+    running = site.send("m")
+    model.write(storage.files(v1="ok"))
+    go = threading.Event()
+    model.before_file = waiting_for(go)
+    loading = storage.start(model)
+    eventually(lambda: storage.book.versions("m")[1].total_bytes, "it is being fetched")
+    storage.lifecycle.unload("m")
+    go.set()
+    with pytest.raises(SupersededError):
+        loading.result(WAIT_S)
+    assert storage.phases() == {1: "DRAINING"}
+    site.backend.gate.set()
+    assert running.error() is None
+    drained("m")
+    assert storage.phases() == {1: "UNLOADED"}
+
+
 def test_an_unload_while_a_load_hangs(storage: Storage, site: Site) -> None:
     """What served drains at once, and what comes out of the backend later is closed."""
     model = storage.model()
