@@ -121,6 +121,8 @@ class Book:
         """
         with self._lock:
             before = self._versions.get(name, {})
+            if not changes and ready is None:
+                return before
             after = dict(before)
             for version, change in sorted(changes.items()):
                 after[version] = self._changed(name, version, before.get(version), change)
