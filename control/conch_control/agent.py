@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
@@ -11,19 +12,23 @@ from conch.core.clock import wall_seconds
 from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
+    NotFoundError,
     UnsupportedError,
     as_conch_error,
 )
-from conch.core.registry import Entry, Registry, VersionState
+from conch.core.instances.placement import devices_of
+from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
+from conch.core.spec import ModelSpec
+from conch_control.book import Book
 from conch_control.composition import Composition, LoadOne
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
-from conch_control.lifecycle import READY, UNLOADED, Lifecycle
+from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
-from conch_control.port import Index, ModelStatus, VersionStatus
+from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import Repositories
@@ -33,6 +38,8 @@ from conch_control.states import Phase
 log = logging.getLogger(__name__)
 
 _DUPLICATE = "model appears in two or more repositories"
+_SETTLED = frozenset({Phase.READY, Phase.UNLOADED})
+_NO_DEVICE = -1
 _PARAMETER_TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 
 
@@ -67,10 +74,11 @@ class Agent:
         registry: Where models are published.
         get_backend: Finds a backend by name.
         cache: The response cache for models that want one; None for none.
+        on_drain: Makes the server not ready.
 
     Attributes:
         repositories: Where models come from.
-        events: What has happened to them.
+        events: What has happened to the models.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
@@ -82,16 +90,18 @@ class Agent:
         registry: Registry,
         get_backend: GetBackend,
         cache: CacheService | None = None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         _check_options(options)
         self._registry = registry
         self._options = options
         self.repositories = Repositories(map(LocalRepository, options.repositories))
-        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, registry, cache))
-        self._composition = Composition(options, registry, self._lifecycle)
+        self._on_drain = on_drain
         self.events = EventLog(wall_seconds)
-        # Why models that should be there are not, where it never came to loading a version.
-        self._unpolled: dict[str, str] = {}
+        self._book = Book(registry, self.events)
+        loader = Loader(options, get_backend, registry, cache)
+        self._lifecycle = Lifecycle(options, registry, loader, self._book)
+        self._composition = Composition(options, registry, self._lifecycle)
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -113,13 +123,14 @@ class Agent:
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
         scan = self.repositories.scan()
+        failures = self._book.failures
         published = self._registry.entries
         lines: list[IndexEntry] = []
         for name in sorted({*scan.models, *scan.duplicates}):
             if name in scan.duplicates:
                 lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
             else:
-                lines.extend(self._lines(name, published.get(name, Entry())))
+                lines.extend(_lines(name, published.get(name, Entry()), failures.get(name)))
         return [line for line in lines if line.state == "READY"] if ready_only else lines
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
@@ -140,7 +151,7 @@ class Agent:
         if error is not None:
             if isinstance(error, EnsembleError):
                 log.error("failed to load '%s': %s", name, error.reason)
-                self._missed(name, error.reason)
+                self._book.failed(name, error.reason)
             raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -150,32 +161,48 @@ class Agent:
             name: Model name.
             unload_dependents: Also unload the models of an ensemble that were loaded for it only.
         """
-        self._unpolled.pop(name, None)
         self._composition.unload(name, unload_dependents)
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        revision = self.events.revision
         scan = self.repositories.scan()
-        published = self._registry.entries
+        known = self._book.snapshot()
         found = []
-        for name in sorted({*scan.models, *scan.duplicates, *published}):
-            entry = published.get(name, Entry())
+        for name in sorted({*scan.models, *scan.duplicates, *known.versions, *known.failures}):
             source = scan.models.get(name)
-            reason = _DUPLICATE if name in scan.duplicates else self._unpolled.get(name, "")
-            versions = tuple(
-                VersionStatus(version, _phase_of(state), state.reason)
-                for version, state in sorted(entry.states.items())
-            )
+            reason = _DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
+            versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
-        return Index(self.events.epoch, revision, tuple(found))
+        return Index(self.events.epoch, known.revision, tuple(found))
+
+    def describe(self, name: str) -> ModelDescription:
+        """All there is to say about one model.
+
+        Raises:
+            NotFoundError: There is no such model.
+        """
+        status = next((model for model in self.models().models if model.name == name), None)
+        if status is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        newest = self._registry.entries.get(name, Entry()).latest
+        if newest is None:
+            return ModelDescription(status, "", {}, ())
+        spec = newest.spec
+        return ModelDescription(status, json.dumps(spec.config), self._origins(spec), _instances(spec))
+
+    def drain(self) -> None:
+        """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+        log.info("draining: the server is not ready from now on, and goes on answering what comes")
+        self._on_drain()
 
     def ready(self) -> bool:
         """Whether every model that was asked for serves, or was unloaded on purpose."""
-        return not self._unpolled and all(
-            state in (READY, UNLOADED)
-            for entry in self._registry.entries.values()
-            for state in entry.states.values()
+        known = self._book.snapshot()
+        return all(
+            status.phase in _SETTLED for statuses in known.versions.values() for status in statuses.values()
+        ) and all(
+            any(status.phase is Phase.READY for status in known.versions.get(name, {}).values())
+            for name in known.failures
         )
 
     def close(self, timeout_s: float) -> bool:
@@ -187,7 +214,13 @@ class Agent:
         Returns:
             Whether everything finished in time.
         """
-        return self._lifecycle.close(timeout_s)
+        try:
+            return self._lifecycle.close(timeout_s)
+        finally:
+            self.events.close()
+
+    def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
+        return {}
 
     def _startup_names(self, scan: Scan) -> list[str]:
         startup = self._options.startup_models
@@ -204,41 +237,31 @@ class Agent:
         failure = LoadFailure(name, shown)
         # A model the operator named is missed even if there is no trace of it.
         if name not in self._registry.entries:
-            self._unpolled[name] = failure.reason
+            self._book.failed(name, failure.reason)
         return failure
 
     def _loading(self, scan: Scan) -> LoadOne:
-        return lambda name, override: self._load(name, scan, override)
+        return lambda name, override, asked: self._load(name, scan, override, asked)
 
-    def _load(self, name: str, scan: Scan, override: str | None) -> None:
+    def _load(self, name: str, scan: Scan, override: str | None, asked: int) -> None:
         if name in scan.duplicates:
             log.error("failed to poll model '%s': not unique across all model repositories", name)
-            self._missed(name, _DUPLICATE)
+            self._book.failed(name, _DUPLICATE)
             raise PollError(name, _DUPLICATE)
         source = scan.models.get(name)
         if source is None:
             log.error("failed to poll model '%s': model not found in any model repository", name)
             raise PollError(name, "model not found in any model repository")
-        try:
-            self._lifecycle.load(source, override)
-        except (PollError, EnsembleError) as error:
-            self._missed(name, error.reason)
-            raise
-        self._unpolled.pop(name, None)
+        self._lifecycle.load(source, override, asked)
 
-    def _missed(self, name: str, reason: str) -> None:
-        entry = self._registry.entries.get(name)
-        if entry is None or not entry.ready:
-            self._unpolled[name] = reason
 
-    def _lines(self, name: str, entry: Entry) -> list[IndexEntry]:
-        if entry.states:
-            return [
-                IndexEntry(name, str(version), state.state, state.reason)
-                for version, state in sorted(entry.states.items())
-            ]
-        reason = self._unpolled.get(name)
-        return [IndexEntry(name) if reason is None else IndexEntry(name, "", "UNAVAILABLE", reason)]
+def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
+    if entry.states:
+        return [
+            IndexEntry(name, str(version), state.state, state.reason)
+            for version, state in sorted(entry.states.items())
+        ]
+    return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
 
 
 def _check_options(options: ControlOptions) -> None:
@@ -252,11 +275,14 @@ def _check_options(options: ControlOptions) -> None:
         )
 
 
-def _phase_of(state: VersionState) -> Phase:
-    if state == UNLOADED:
-        return Phase.UNLOADED
-    phases = {"LOADING": Phase.LOADING, "READY": Phase.READY, "UNLOADING": Phase.DRAINING}
-    return phases.get(state.state, Phase.FAILED)
+def _instances(spec: ModelSpec) -> tuple[InstanceStatus, ...]:
+    return tuple(
+        InstanceStatus(
+            group.name, f"KIND_{group.kind}", device if group.kind == "GPU" else _NO_DEVICE, group.count
+        )
+        for group in spec.instance_groups
+        for device in devices_of(group)
+    )
 
 
 def _check_name(name: str) -> None:

@@ -18,13 +18,15 @@ from conch_control.definition import PollError
 from conch_control.dependencies import Graph, build_graph, circles, read_parts, run_in_order
 from conch_control.ensemble_loader import EnsembleError, circle_text, failure_text, parts_of
 from conch_control.lifecycle import Lifecycle
+from conch_control.operations import SupersededError
 from conch_control.options import ControlOptions
 from conch_control.repository.source import Scan
 
 log = logging.getLogger(__name__)
 
-LoadOne = Callable[[str, str | None], None]
-"""Loads a model by name, with a config in JSON to use in place of its file or None; raises `ConchError`."""
+LoadOne = Callable[[str, str | None, int], None]
+"""Loads a model by name, with a config in JSON to use in place of its file or None, and the ticket of the
+call that asks for it; raises `ConchError`."""
 
 
 class Composition:
@@ -58,8 +60,12 @@ class Composition:
         Returns:
             What went wrong, by model; also for models that others are made of.
         """
-        wanted = frozenset(names)
+        with self._lifecycle.call() as ticket:
+            return self._load(frozenset(names), scan, load_one, override, ticket)
 
+    def _load(
+        self, wanted: frozenset[str], scan: Scan, load_one: LoadOne, override: str | None, ticket: int
+    ) -> dict[str, Exception]:
         def parts(name: str) -> tuple[str, ...]:
             source = scan.models.get(name)
             if source is None:
@@ -74,7 +80,7 @@ class Composition:
             if name in turning:
                 raise EnsembleError(name, circle_text(name, turning[name]))
             self._check_parts(name, graph[name], failures)
-            load_one(name, override if name in wanted else None)
+            load_one(name, override if name in wanted else None, ticket)
 
         order = {name: () if name in turning else graph[name] for name in graph}
         failures = run_in_order(order, run, self._options.load_threads)
@@ -170,6 +176,8 @@ class Composition:
                 continue
             try:
                 self._lifecycle.refresh(name)
+            except SupersededError:
+                continue  # it is being unloaded, which is no failure
             except ConchError as error:
                 log.error(
                     "ensemble '%s' goes on as it was, though a model that it needs has changed: %s",
@@ -192,9 +200,12 @@ class Composition:
                 if not all(self._ready(part) for part in parts):
                     continue
                 with self._lock:
+                    if name not in self._left:
+                        continue
                     self._left.discard(name)
+                    ticket = self._lifecycle.ticket()  # one that an unload on purpose would come after
                 try:
-                    load_one(name, None)
+                    load_one(name, None, ticket)
                     progress = True
                 except ConchError as error:
                     log.error("failed to load '%s' again: %s", name, error.message)

@@ -28,7 +28,7 @@ def read_parts(source: ModelSource, options: ControlOptions, override: str | Non
         if override is not None:
             config = parse_override(override)
         else:
-            content = _config_content(source, options.model_config_name)
+            content = config_content(source, options.model_config_name)
             if b"ensemble_scheduling" not in content:
                 return ()  # sooner said than by parsing all configs twice
             config = decode_config(content, source.location)
@@ -38,7 +38,12 @@ def read_parts(source: ModelSource, options: ControlOptions, override: str | Non
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _config_content(source: ModelSource, config_name: str) -> bytes:
+def config_content(source: ModelSource, config_name: str) -> bytes:
+    """The contents of a model's config file: the named variant where there is one, else the usual one.
+
+    Raises:
+        OSError: There is none, or it can't be read.
+    """
     if config_name:
         with suppress(FileNotFoundError):
             return source.read(variant_path(config_name))

@@ -70,6 +70,10 @@ class EventLog:
         """The revision of the newest event, 0 before the first."""
         return self._revision
 
+    def now(self) -> float:
+        """Seconds since 1970, as events tell them."""
+        return self._wall_clock()
+
     def append(self, model: str, version: int, phase: Phase, reason: str = "") -> Event:
         """Adds an event and wakes those who wait for one."""
         with self._changed:

@@ -71,8 +71,15 @@ class Loader:
         if is_ensemble(definition.config):
             self._ensembles.check(definition)
 
-    def load(self, definition: Definition, version: int) -> Servable:
+    def load(
+        self, definition: Definition, version: int, on_warmup: Callable[[], None] = lambda: None
+    ) -> Servable:
         """Loads a version with all its instances, warmed up.
+
+        Args:
+            definition: The model.
+            version: The version.
+            on_warmup: Called before the first warm-up sample runs; not at all if there is none.
 
         Raises:
             Exception: Whatever the backend raises; nothing is left behind.
@@ -87,7 +94,9 @@ class Loader:
         spec, warmup = self._finish(config, backend, definition.directory, version)
         # Before anything is loaded: what changes from here on must not pass for what was.
         before = load_identity(self._cache, spec)
-        model = Model.create(spec, backend.load(spec), warmup=warmup, limiter=self._limiter)
+        model = Model.create(
+            spec, backend.load(spec), warmup=warmup, limiter=self._limiter, on_warmup=on_warmup
+        )
         return put_behind(self._cache, model, before)
 
     def resize(self, definition: Definition, model: Servable) -> Resize | None:

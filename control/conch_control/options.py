@@ -30,6 +30,7 @@ class ControlOptions:
         startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
         strict_model_config: Whether configs must be complete: no completion from the model's files.
         load_threads: Most models being loaded at the same time.
+        load_retries: How often a version that failed to load is tried again.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         backend_options: Options by backend; those under the empty name hold for all.
         devices: What instances can be placed on.
@@ -44,6 +45,7 @@ class ControlOptions:
     startup_models: tuple[str, ...] = ()
     strict_model_config: bool = False
     load_threads: int = 4
+    load_retries: int = 0
     model_config_name: str = ""
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     devices: Devices = field(default_factory=Devices)

@@ -116,6 +116,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         startup_models=startup,
         strict_model_config=flags["disable-auto-complete-config"] if strict is None else strict,
         load_threads=flags["model-load-thread-count"],
+        load_retries=flags["model-load-retry-count"],
         model_config_name=flags["model-config-name"],
         backend_options=backend_options(flags["backend-config"]),
         max_queue_size=flags["max-queue-size"],

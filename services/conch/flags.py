@@ -123,6 +123,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
+    Flag("model-load-retry-count", _natural, 0, "how often a version that failed to load is tried again"),
     Flag(
         "max-queue-size",
         _natural,
@@ -246,7 +247,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "metrics-config",
             "grpc-infer-allocation-pool-size",
             "grpc-max-response-pool-size",
-            "model-load-retry-count",
             "model-load-gpu-limit",
             "trace-config",
             "trace-file",

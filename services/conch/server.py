@@ -62,7 +62,7 @@ class Server:
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
-            self.agent = Agent(control, self.registry, load_backend, self._cache)
+            self.agent = Agent(control, self.registry, load_backend, self._cache, self._drain)
         except BaseException:
             self._close_cache()
             raise
@@ -128,6 +128,9 @@ class Server:
 
     def _stop_control(self, grace_s: float) -> bool:
         return self._control is None or self._control.stop(grace_s)
+
+    def _drain(self) -> None:
+        self.core.draining()
 
     def _close_cache(self) -> None:
         if self._cache is not None:

@@ -13,6 +13,7 @@ CONFIG_FILE = "config.pbtxt"
 _CONFIGS = "configs"
 _OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", _CONFIGS})
 _MAX_VERSION = 2**63 - 1
+_MOST_DIGITS = 256
 
 Fingerprint = tuple[tuple[str, int, int, int | str], ...]
 """Path, size, modification time and identity of every file of a model, sorted by path.
@@ -48,7 +49,7 @@ def version_numbers(directory: Path) -> list[int]:
     for name in names:
         if name in _OTHER_DIRECTORIES:
             continue
-        if not (name.isascii() and name.isdigit()) or int(name) > _MAX_VERSION:
+        if not _is_number(name):
             log.warning("ignore version directory '%s' which fails to convert to integral number", name)
         elif name.startswith("0"):
             log.warning(
@@ -67,11 +68,37 @@ def fingerprint(directory: Path) -> Fingerprint:
     return tuple(sorted(_files(os.fspath(directory), "", set())))
 
 
-def without_configs(state: Fingerprint) -> Fingerprint:
-    """The part of a fingerprint that is not about config files: what the config is, its reader knows."""
+def versions_in(state: Fingerprint) -> list[int]:
+    """Versions that have a directory by a fingerprint, ascending."""
+    tops = {path.partition("/")[0] for path, *_ in state if "/" in path}
+    return sorted(int(name) for name in tops if _is_number(name) and not name.startswith("0"))
+
+
+def of_configs(state: Fingerprint) -> Fingerprint:
+    """The part of a fingerprint that is about config files."""
+    return tuple(entry for entry in state if _is_config(entry[0]))
+
+
+def of_version(state: Fingerprint, version: int) -> Fingerprint:
+    """The part of a fingerprint that is about one version."""
+    return tuple(entry for entry in state if entry[0].startswith(f"{version}/"))
+
+
+def of_all_versions(state: Fingerprint) -> Fingerprint:
+    """The part of a fingerprint that is about what all versions share, but for config files."""
     return tuple(
-        entry for entry in state if entry[0] != CONFIG_FILE and not entry[0].startswith(f"{_CONFIGS}/")
+        entry
+        for entry in state
+        if not (_is_config(entry[0]) or ("/" in entry[0] and _is_number(entry[0].partition("/")[0])))
     )
+
+
+def _is_config(path: str) -> bool:
+    return path == CONFIG_FILE or path.startswith(f"{_CONFIGS}/")
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < _MOST_DIGITS and int(name) <= _MAX_VERSION
 
 
 def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:

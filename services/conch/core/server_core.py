@@ -92,6 +92,7 @@ class ServerCore:
         self.version = version
         self._models_ready = models_ready
         self._stopping = False
+        self._draining = False
         self._started = False
 
     @property
@@ -111,7 +112,7 @@ class ServerCore:
         Raises:
             UnavailableError: The server is stopping.
         """
-        return self.live and self._models_ready()
+        return self.live and not self._draining and self._models_ready()
 
     def readiness(self) -> Iterator[Readiness]:
         """The checks that the loaded models make of themselves."""
@@ -122,6 +123,10 @@ class ServerCore:
     def started(self) -> None:
         """Says that the models of the start have been loaded."""
         self._started = True
+
+    def draining(self) -> None:
+        """Says that no more requests are wanted: the server is not ready, but goes on answering them."""
+        self._draining = True
 
     def stopping(self) -> None:
         """Says that the server stops: from now on it is neither live nor ready."""

@@ -6,6 +6,7 @@ import json
 import logging
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch_control.dependencies import circles, run_in_order
 from conch_control.ensemble_loader import EnsembleError
+from conch_control.operations import SupersededError
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -386,6 +388,23 @@ def test_an_ensemble_unloaded_on_purpose_does_not_come_back(site: Site) -> None:
     agent.unload("e", False)
     agent.load("m", {})
     assert site.serving("e") == {}
+
+
+def test_an_ensemble_that_is_unloaded_while_its_parts_load(site: Site) -> None:
+    site.model("m", {1: "slowly"})
+    site.model("e", config=chain("m"))
+    agent = site.agent()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(agent.load, "e", {})
+        assert site.backend.loading.acquire(timeout=WAIT_S)
+        agent.unload("e", False)
+        site.backend.gate.set()
+        with pytest.raises(SupersededError):
+            loading.result(WAIT_S)
+    assert site.serving("m") != {}
+    assert "e" not in site.registry.entries
+    agent.load("e", {})
+    assert send(site) == b"\x07"
 
 
 def unload_all(site: Site, agent: Any, name: str) -> None:
