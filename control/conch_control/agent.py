@@ -23,6 +23,7 @@ from conch_control.events import EventLog
 from conch_control.lifecycle import READY, UNLOADED, Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
+from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
@@ -32,7 +33,6 @@ from conch_control.states import Phase
 log = logging.getLogger(__name__)
 
 _DUPLICATE = "model appears in two or more repositories"
-_PARAMETER_TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +122,26 @@ class Agent:
 
         Args:
             name: Model name.
-            parameters: ``config`` replaces the model's config with one in JSON.
+            parameters: ``config`` replaces the model's config with one in JSON; ``file:<path>``, beside it,
+                all its files.
 
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
         """
         _check_name(name)
-        override = _config_override(parameters)
-        scan = self._repositories.scan()
-        errors = self._composition.load([name], scan, self._loading(scan), override)
+        overrides = read_overrides(parameters)
+        try:
+            scan = overridden(name, overrides, self._repositories.scan())
+        except InvalidArgumentError as wrong:
+            log.error("Poll failed for model directory '%s': %s", name, wrong.message)
+            raise PollError(name, wrong.message) from wrong
+        errors = self._composition.load([name], scan, self._loading(scan), overrides.config)
         error = errors.get(name)
         if error is not None:
             if isinstance(error, EnsembleError):
                 log.error("failed to load '%s': %s", name, error.reason)
-                self._missed(name, error.reason)
+                if overrides.config is None:
+                    self._missed(name, error.reason)
             raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -215,7 +221,8 @@ class Agent:
         try:
             self._lifecycle.load(source, override)
         except (PollError, EnsembleError) as error:
-            self._missed(name, error.reason)
+            if override is None:  # else nobody misses it but the client that has made a mistake
+                self._missed(name, error.reason)
             raise
         self._unpolled.pop(name, None)
 
@@ -262,18 +269,3 @@ def _check_name(name: str) -> None:
         raise InvalidArgumentError(
             f"invalid model name '{name}', model name must not contain path traversal characters"
         )
-
-
-def _config_override(parameters: Mapping[str, LoadParameter]) -> str | None:
-    override: str | None = None
-    for key, value in parameters.items():
-        if key == "config":
-            if not isinstance(value, str):
-                raise InvalidArgumentError("Config parameter 'config' must have string type for its value")
-            override = value
-        elif key.startswith("file:"):
-            raise UnsupportedError(f"load parameter '{key}': model file overrides are not supported yet")
-        else:
-            kind = _PARAMETER_TYPES[type(value)]
-            raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
-    return override

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from conch.core.errors import (
     ConchError,
-    InternalError,
     InvalidArgumentError,
     UnavailableError,
     as_conch_error,
@@ -25,12 +24,12 @@ from conch.core.instances.fleet import Resize
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.servable import Servable
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.definition import Definition, read_definition
+from conch_control.definition import Definition, NoVersionError, PollError, read_definition
 from conch_control.ensemble_loader import parts_of
 from conch_control.loader import Loader
 from conch_control.options import ControlOptions
 from conch_control.repository.layout import Fingerprint, without_configs
-from conch_control.repository.source import ModelSource
+from conch_control.repository.source import ModelSource, Staged
 from conch_control.repository.versions import select_versions
 
 log = logging.getLogger(__name__)
@@ -47,6 +46,7 @@ class _Loaded:
 
     fingerprint: Fingerprint
     definition: Definition
+    staged: Staged
 
 
 def _with_code(error: ConchError) -> str:
@@ -75,6 +75,8 @@ class Lifecycle:
         self._model_locks: dict[str, threading.Lock] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._draining: dict[threading.Thread, Servable] = {}
+        self._files: dict[Servable, Staged] = {}  # of versions that are not closed yet
+        self._held: list[Staged] = []  # directories to release when nothing is served from them
         self._closed = False
 
     def load(self, source: ModelSource, override: str | None = None) -> None:
@@ -95,18 +97,30 @@ class Lifecycle:
         with self._model_lock(name), self._slots:
             self._check_open()
             # Taken before anything is read: what changes from here on makes the next load a reload.
-            staged = source.stage(_nothing, lambda: self._closed)
-            state = staged.fingerprint
-            loaded = self._loaded.get(name)
-            if override is None and loaded is not None and loaded.fingerprint == state:
-                return
-            definition = read_definition(name, staged.directory, self._options, override)
-            made = _Loaded(state, definition)
-            self._loader.check(definition)
-            if loaded is None or not self._resize(loaded, made):
-                self._load_versions(definition)
-            with self._lock:
-                self._loaded[name] = made
+            try:
+                staged = source.stage(_nothing, lambda: self._closed)
+            except OSError as error:
+                log.error("Poll failed for model directory '%s': %s", name, error)
+                raise PollError(name, str(error)) from error
+            try:
+                self._load_staged(name, staged, override)
+            finally:
+                with self._lock:
+                    self._held.append(staged)
+                self._release_unused()
+
+    def _load_staged(self, name: str, staged: Staged, override: str | None) -> None:
+        state = staged.fingerprint
+        loaded = self._loaded.get(name)
+        if override is None and loaded is not None and loaded.fingerprint == state:
+            return
+        definition = read_definition(name, staged.directory, self._options, override)
+        made = _Loaded(state, definition, staged)
+        self._loader.check(definition)
+        if loaded is None or not self._resize(loaded, made):
+            self._load_versions(definition, staged)
+        with self._lock:
+            self._loaded[name] = made
 
     def refresh(self, name: str) -> None:
         """Loads a model anew as it was defined when it was loaded; nothing for one that is not loaded.
@@ -119,7 +133,7 @@ class Lifecycle:
             loaded = self._loaded.get(name)
             if loaded is not None:
                 self._loader.check(loaded.definition)
-                self._load_versions(loaded.definition)
+                self._load_versions(loaded.definition, loaded.staged)
 
     def unload(self, name: str, timeout_s: float = -1, then: Callable[[], None] | None = None) -> None:
         """Takes a model out of service at once; its requests finish in the background.
@@ -192,13 +206,13 @@ class Lifecycle:
             model.fail_queued(UnavailableError("Server exiting"))
         return finished and not left
 
-    def _load_versions(self, definition: Definition) -> None:
+    def _load_versions(self, definition: Definition, staged: Staged) -> None:
         name = definition.name
         try:
             versions = select_versions(definition.config, definition.versions)
         except InvalidArgumentError as error:
             log.error("failed to load '%s': %s", name, _with_code(error))
-            raise InternalError(f"failed to load '{name}', no version is available") from error
+            raise NoVersionError(name, error.message) from error
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
         fresh = [version for version in versions if version not in serving]
         self._set_states(name, dict.fromkeys(fresh, VersionState("LOADING")))
@@ -211,7 +225,7 @@ class Lifecycle:
             except BaseException as error:
                 # Models are other people's code: one that calls sys.exit() fails like any other.
                 failures[version] = self._failure(name, version, error)
-        if not failures and self._swap(name, loaded, serving):
+        if not failures and self._swap(name, loaded, serving, staged):
             log.info("successfully loaded '%s'", name)
             return
         for model in loaded.values():
@@ -273,7 +287,13 @@ class Lifecycle:
         log.error("failed to load '%s' version %d: %s", name, version, _with_code(shown), exc_info=trace)
         return shown
 
-    def _swap(self, name: str, loaded: Mapping[int, Servable], serving: Mapping[int, Servable]) -> bool:
+    def _swap(
+        self,
+        name: str,
+        loaded: Mapping[int, Servable],
+        serving: Mapping[int, Servable],
+        staged: Staged,
+    ) -> bool:
         """Publishes new versions in place of all old ones; refuses once the lifecycle is closed."""
         unloading = {version: VersionState("UNLOADING") for version in serving if version not in loaded}
         with self._lock:
@@ -287,6 +307,7 @@ class Lifecycle:
                 if state.state == "UNLOADING" or state == UNLOADED
             }
             ready = dict.fromkeys(loaded, READY)
+            self._files.update(dict.fromkeys(loaded.values(), staged))
             self._begin_draining(serving)
             self._registry.publish(name, Entry(dict(loaded), {**past, **unloading, **ready}))
         for version, model in serving.items():
@@ -331,10 +352,21 @@ class Lifecycle:
                     if state is not None and entry.states.get(spec.version) is state:
                         states = {**entry.states, spec.version: UNLOADED}
                         self._registry.publish(spec.name, Entry(entry.ready, states))
+                    self._files.pop(model, None)
+                self._release_unused()
                 if done is not None:
                     done()
 
         self._start_draining(model, unload)
+
+    def _release_unused(self) -> None:
+        with self._lock:
+            used = {id(staged) for staged in self._files.values()}
+            used |= {id(loaded.staged) for loaded in self._loaded.values()}
+            unused = [staged for staged in self._held if id(staged) not in used]
+            self._held = [staged for staged in self._held if id(staged) in used]
+        for staged in unused:
+            staged.release()
 
     def _start_draining(self, model: Servable, drain: Callable[[], None]) -> None:
         """Waits in the background for what is no longer wanted of a model to finish."""
