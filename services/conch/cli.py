@@ -91,6 +91,10 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         raise FlagError("--model-repository must be specified")
     if mode == "poll":
         raise FlagError("--model-control-mode=poll is not supported yet; use none or explicit")
+    if flags["model-namespacing"]:
+        raise FlagError(
+            "--model-namespacing=true is not supported; model names must be unique across all repositories"
+        )
     if startup and mode != "explicit":
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:

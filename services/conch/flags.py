@@ -101,6 +101,13 @@ FLAGS: tuple[Flag, ...] = (
         "none: load all models at the start; explicit: load what is asked for",
         choices=("none", "explicit", "poll"),
     ),
+    Flag(
+        "allow-model-control",
+        parse_bool,
+        True,
+        "let clients of the inference ports load and unload models in explicit mode",
+    ),
+    Flag("model-namespacing", parse_bool, False, "not supported: model names must be unique"),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
     Flag(
@@ -192,7 +199,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "allow-sagemaker",
             "allow-vertex-ai",
             "allow-client-shm",
-            "model-namespacing",
             "enable-peer-access",
         ),
         parse_bool,

@@ -48,7 +48,7 @@ class Server:
         except BaseException:
             self._close_cache()
             raise
-        gate = Gate(self.agent, explicit=control.mode == "explicit")
+        gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
