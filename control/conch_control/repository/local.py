@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.repository.layout import Fingerprint, fingerprint
+from conch_control.repository.layout import Fingerprint, fingerprint, is_directory
 from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class LocalRepository:
             OSError: The directory can't be read.
         """
         with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir()]
+            names = [entry.name for entry in entries if is_directory(entry)]
         models: dict[str, ModelSource] = {}
         for name in names:
             if name.isprintable():
