@@ -6,15 +6,16 @@ place that knows what they may be.
 
 from __future__ import annotations
 
+import atexit
 import os
 import posixpath
 import shutil
 import stat
 import tempfile
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from conch.core.errors import CancelledError, InvalidArgumentError
@@ -233,10 +234,12 @@ class Folder:
     def __init__(self, fingerprint: Fingerprint) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="conch-model-"))
         self.fingerprint = fingerprint
-        self._remove = weakref.finalize(self, _remove, os.fspath(self.directory), os.getpid())
+        self._remove = partial(_remove, os.fspath(self.directory), os.getpid())
+        atexit.register(self._remove)
 
     def release(self) -> None:
         """Removes the directory."""
+        atexit.unregister(self._remove)
         self._remove()
 
 

@@ -68,6 +68,10 @@ def test_help_and_version() -> None:
             "--model-control-mode=poll is not supported yet; use none or explicit",
         ),
         (
+            ["--model-namespacing"],
+            "--model-namespacing=true is not supported; model names must be unique across all repositories",
+        ),
+        (
             ["--load-model=simple"],
             "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
         ),
