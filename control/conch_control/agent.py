@@ -13,7 +13,6 @@ from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
     NotFoundError,
-    UnsupportedError,
     as_conch_error,
 )
 from conch.core.instances.placement import devices_of
@@ -28,6 +27,7 @@ from conch_control.events import EventLog
 from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
+from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.markers import without_incomplete
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 _DUPLICATE = "model appears in two or more repositories"
 _SETTLED = frozenset({Phase.READY, Phase.UNLOADED})
 _NO_DEVICE = -1
-_PARAMETER_TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +137,26 @@ class Agent:
 
         Args:
             name: Model name.
-            parameters: ``config`` replaces the model's config with one in JSON.
+            parameters: ``config`` replaces the model's config with one in JSON; ``file:<path>``, beside it,
+                all its files.
 
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
         """
         _check_name(name)
-        override = _config_override(parameters)
-        scan = self.repositories.scan()
-        errors = self._composition.load([name], scan, self._loading(scan), override)
+        overrides = read_overrides(parameters)
+        try:
+            scan = overridden(name, overrides, self.repositories.scan())
+        except InvalidArgumentError as wrong:
+            log.error("Poll failed for model directory '%s': %s", name, wrong.message)
+            raise PollError(name, wrong.message) from wrong
+        errors = self._composition.load([name], scan, self._loading(scan), overrides.config)
         error = errors.get(name)
         if error is not None:
             if isinstance(error, EnsembleError):
                 log.error("failed to load '%s': %s", name, error.reason)
-                self._book.failed(name, error.reason)
+                if overrides.config is None:
+                    self._book.failed(name, error.reason)
             raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -293,18 +298,3 @@ def _check_name(name: str) -> None:
         raise InvalidArgumentError(
             f"invalid model name '{name}', model name must not contain path traversal characters"
         )
-
-
-def _config_override(parameters: Mapping[str, LoadParameter]) -> str | None:
-    override: str | None = None
-    for key, value in parameters.items():
-        if key == "config":
-            if not isinstance(value, str):
-                raise InvalidArgumentError("Config parameter 'config' must have string type for its value")
-            override = value
-        elif key.startswith("file:"):
-            raise UnsupportedError(f"load parameter '{key}': model file overrides are not supported yet")
-        else:
-            kind = _PARAMETER_TYPES[type(value)]
-            raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
-    return override

@@ -36,6 +36,18 @@ class PollError(InternalError):
         self.reason = reason
 
 
+class NoVersionError(InvalidArgumentError):
+    """None of a model's versions is to be loaded.
+
+    Attributes:
+        reason: Why; the message is that and what clients are told around it.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"load failed for model '{name}': {reason}\n")
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Definition:
     """What a repository says of a model.

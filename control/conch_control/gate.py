@@ -14,11 +14,13 @@ class Gate:
     Args:
         agent: The agent.
         explicit: Whether clients decide what is loaded; else the control mode does.
+        allowed: Whether clients of the data port may; else only those of the control port.
     """
 
-    def __init__(self, agent: RepositoryAgent, explicit: bool) -> None:
+    def __init__(self, agent: RepositoryAgent, explicit: bool, allowed: bool = True) -> None:
         self._agent = agent
         self._explicit = explicit
+        self._allowed = allowed
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories with the state of each version."""
@@ -28,7 +30,7 @@ class Gate:
         """Loads or reloads a model, and returns when it is ready.
 
         Raises:
-            UnavailableError: The control mode does not allow it.
+            UnavailableError: The control mode or the operator does not allow it.
             ConchError: The model can't be loaded; the text is Triton's.
         """
         self._check()
@@ -38,7 +40,7 @@ class Gate:
         """Starts unloading a model; one that is not loaded is no error.
 
         Raises:
-            UnavailableError: The control mode does not allow it.
+            UnavailableError: The control mode or the operator does not allow it.
         """
         self._check()
         self._agent.unload(name, unload_dependents)
@@ -46,3 +48,8 @@ class Gate:
     def _check(self) -> None:
         if not self._explicit:
             raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+        if not self._allowed:
+            raise UnavailableError(
+                "model load / unload is not allowed on this port: the server runs with "
+                "--allow-model-control=false"
+            )

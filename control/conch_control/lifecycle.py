@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch_control.book import FORGOTTEN, UNFINISHED, UNLOADED, Book, Change
 from conch_control.changes import Origin, treat
-from conch_control.definition import Definition, PollError, read_definition
+from conch_control.definition import Definition, NoVersionError, PollError, read_definition
 from conch_control.draining import Drains, waves
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.fetching import Fetcher
@@ -296,8 +296,11 @@ class Lifecycle:
                 if stopped is not None:
                     self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, stopped.message))
                 elif isinstance(error, PollError | EnsembleError):
-                    self._book.end(name, UNFINISHED, Change(Phase.FAILED, error.reason))
-                    self._book.failed(name, error.reason)
+                    if operation.override is None:
+                        self._book.end(name, UNFINISHED, Change(Phase.FAILED, error.reason))
+                        self._book.failed(name, error.reason)
+                    else:  # what is wrong with a client's own config nobody else misses
+                        self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
                 else:
                     self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
             if stopped is not None and stopped is not error:
@@ -322,13 +325,13 @@ def _select(definition: Definition) -> list[int]:
     """The versions to load.
 
     Raises:
-        InternalError: There are none.
+        NoVersionError: There are none.
     """
     try:
         return select_versions(definition.config, definition.versions)
     except InvalidArgumentError as error:
         log.error("failed to load '%s': %s", definition.name, with_code(error))
-        raise InternalError(f"failed to load '{definition.name}', no version is available") from error
+        raise NoVersionError(definition.name, error.message) from error
 
 
 def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:

@@ -28,6 +28,7 @@ class ServerOptions:
         strict_readiness: Whether ready means that all models are.
         exit_timeout_s: Seconds requests may take after a stop was asked for.
         cache: Settings by name of the response cache; nothing for none.
+        allow_model_control: Whether clients of the inference ports may load and unload models.
     """
 
     server_id: str = "triton"
@@ -35,6 +36,7 @@ class ServerOptions:
     strict_readiness: bool = True
     exit_timeout_s: float = 30.0
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    allow_model_control: bool = True
 
 
 def server_options(flags: FlagValues) -> ServerOptions:
@@ -49,6 +51,7 @@ def server_options(flags: FlagValues) -> ServerOptions:
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
         cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
+        allow_model_control=flags["allow-model-control"],
     )
 
 

@@ -67,7 +67,7 @@ class Server:
             self._close_cache()
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
-        gate = Gate(self.agent, explicit=control.mode == "explicit")
+        gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self._models_ready)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None

@@ -45,7 +45,7 @@ def version_numbers(directory: Path) -> list[int]:
     """
     versions = []
     with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir())
+        names = sorted(entry.name for entry in entries if is_directory(entry))
     for name in names:
         if name in _OTHER_DIRECTORIES:
             continue
@@ -58,6 +58,14 @@ def version_numbers(directory: Path) -> list[int]:
         else:
             versions.append(int(name))
     return sorted(versions)
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether something is a directory, or can't be told: then whoever uses it finds out why not."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or to where nobody may look
+        return True
 
 
 def fingerprint(directory: Path) -> Fingerprint:

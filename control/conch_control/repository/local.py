@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
-from conch_control.repository.layout import Fingerprint, fingerprint
+from conch_control.repository.layout import Fingerprint, fingerprint, is_directory
 from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
@@ -104,7 +103,7 @@ class LocalRepository:
             OSError: The directory can't be read.
         """
         with os.scandir(self._path) as entries:
-            names = [entry.name for entry in entries if _is_directory(entry)]
+            names = [entry.name for entry in entries if is_directory(entry)]
         models: dict[str, ModelSource] = {}
         for name in names:
             if _KUBERNETES.fullmatch(name):
@@ -114,12 +113,3 @@ class LocalRepository:
             else:
                 log.error("ignoring model directory %r in '%s': its name is not text", name, self._path)
         return models
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a link that leads to itself, for which nobody else should suffer
-            return False
-        raise

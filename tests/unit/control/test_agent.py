@@ -9,13 +9,13 @@ from conch.core.errors import (
     InternalError,
     InvalidArgumentError,
     UnavailableError,
-    UnsupportedError,
 )
 from conch.core.server_core import IndexEntry, RepositoryAgent
 from conch_control.gate import Gate
 from conch_control.states import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.unit.control.conftest import Site
@@ -187,10 +187,11 @@ def test_named_config(site: Site) -> None:
             "Config parameter 'config' must have string type for its value",
         ),
         (
-            {"file:1/m": b""},
-            UnsupportedError,
-            "load parameter 'file:1/m': model file overrides are not supported yet",
+            {"file:1/m": "text"},
+            InvalidArgumentError,
+            "File parameter 'file:1/m' must have bytes type for its value",
         ),
+        ({"file:1/m": b""}, InternalError, UNPOLLED),
         ({"x": 3}, InvalidArgumentError, "Unrecognized load parameter 'x' with type 'INT'"),
         ({"x": True}, InvalidArgumentError, "Unrecognized load parameter 'x' with type 'BOOL'"),
     ],
@@ -213,3 +214,23 @@ def test_options_that_contradict(site: Site, options: dict[str, Any], message: s
     with pytest.raises(ConchError) as raised:
         site.agent(**options)
     assert message in raised.value.message
+
+
+def test_the_operator_may_keep_the_data_port_from_loading(site: Site) -> None:
+    site.model("a")
+    agent = site.agent()
+    gate: RepositoryAgent = Gate(agent, explicit=True, allowed=False)
+    text = "model load / unload is not allowed on this port: the server runs with --allow-model-control=false"
+    calls: list[Callable[[], None]] = [
+        lambda: gate.load("a", {}),
+        lambda: gate.load("", {"x": 1}),
+        lambda: gate.unload("a", True),
+    ]
+    for call in calls:
+        with pytest.raises(UnavailableError) as raised:
+            call()
+        assert raised.value.message == text
+    agent.load("a", {})
+    assert gate.index(True) == [IndexEntry("a", "1", "READY")]
+    with pytest.raises(UnavailableError, match=NOT_ALLOWED):
+        Gate(agent, explicit=False, allowed=False).load("a", {})

@@ -172,9 +172,10 @@ def test_failed_version_that_is_gone_is_forgotten(site: Site) -> None:
 
 def test_no_version(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.model("m", {})
-    with pytest.raises(InternalError, match=r"^failed to load 'm', no version is available$"):
+    text = "at least one version must be available under the version policy of model 'm'"
+    with pytest.raises(InvalidArgumentError, match=rf"^load failed for model 'm': {text}\n$"):
         site.agent().load("m", {})
-    assert "at least one version must be available under the version policy of model 'm'" in caplog.text
+    assert text in caplog.text
 
 
 def test_unload_drains(site: Site, caplog: pytest.LogCaptureFixture) -> None:
