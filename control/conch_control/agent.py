@@ -24,10 +24,10 @@ from conch_control.lifecycle import READY, UNLOADED, Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.port import Index, ModelStatus, VersionStatus
-from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Scan
 from conch_control.states import Phase
+from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,9 @@ class Agent:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self._repositories = Repositories(map(LocalRepository, options.repositories))
+        self._repositories = Repositories(
+            open_repository(location, options.storage) for location in options.repositories
+        )
         self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, registry, cache))
         self._composition = Composition(options, registry, self._lifecycle)
         self.events = EventLog(wall_seconds)
@@ -182,7 +184,9 @@ class Agent:
         Returns:
             Whether everything finished in time.
         """
-        return self._lifecycle.close(timeout_s)
+        finished = self._lifecycle.close(timeout_s)
+        self._repositories.close()
+        return finished
 
     def _startup_names(self, scan: Scan) -> list[str]:
         startup = self._options.startup_models

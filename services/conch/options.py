@@ -15,6 +15,7 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
 from conch.observe.logs import LogOptions
+from conch_control.storage.options import StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,15 @@ def server_options(flags: FlagValues) -> ServerOptions:
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
         cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
+    )
+
+
+def storage_options(flags: FlagValues) -> StorageOptions:
+    """The settings of repositories in object stores."""
+    return StorageOptions(
+        cache_directory=flags["model-cache-directory"],
+        cache_bytes=flags["model-cache-byte-size"],
+        timeout_s=float(flags["storage-timeout-secs"]),
     )
 
 
