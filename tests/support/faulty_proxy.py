@@ -88,7 +88,8 @@ def faulty_proxy(upstream: int) -> Iterator[FaultyProxy]:
             pass
 
         def _serve(self) -> None:
-            seen = Seen(self.command, self.path, self.headers.get("Range", ""))
+            wanted = self.headers.get("Range") or self.headers.get("x-ms-range") or ""
+            seen = Seen(self.command, self.path, wanted)
             proxy.seen.append(seen)
             fault = proxy.choose(seen)
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
