@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,11 @@ from tests.support.servers import eventually
 from conch.core.errors import CancelledError, UnavailableError
 from conch_control.storage.cache import ModelCache
 
-EMULATORS = {"s3": s3_emulator, "gcs": gcs_emulator, "azure": azure_emulator}
+EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
+    "s3": s3_emulator,
+    "gcs": gcs_emulator,
+    "azure": azure_emulator,
+}
 LARGE = os.urandom(12 << 20)
 BLOCKS = 6
 
@@ -284,7 +289,7 @@ def test_a_full_disk_is_reported_and_recovers(s3_place: Place, number: int) -> N
         models = repository.models()
         served = stage(models["old"])
         full.set()
-        with pytest.raises(OSError, match="the disk of the model cache .* is full") as caught:
+        with pytest.raises(OSError, match=r"the disk of the model cache .* is full") as caught:
             stage(models["m"])
         assert caught.value.errno == number
         assert [path.name for path in repository._cache._own.iterdir() if path.suffix] == []
@@ -332,7 +337,10 @@ def test_a_killed_fetch_goes_on_where_it_has_stopped(s3_place: Place) -> None:
 
     place.proxy.choose = choose
     process = staging_process(place)
-    partial: Callable[[], list[Path]] = lambda: list((place.cache / "partial").glob("*"))
+
+    def partial() -> list[Path]:
+        return list((place.cache / "partial").glob("*"))
+
     try:
         eventually(lambda: partial() and partial()[0].stat().st_size >= 4 << 20, "some blocks are there")
     finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,11 @@ from conch_control.repository.layout import version_numbers
 from conch_control.storage import open_repository
 from conch_control.storage.options import StorageOptions
 
-EMULATORS = {"s3": s3_emulator, "gcs": gcs_emulator, "azure": azure_emulator}
+EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
+    "s3": s3_emulator,
+    "gcs": gcs_emulator,
+    "azure": azure_emulator,
+}
 
 
 @pytest.fixture(scope="module", params=EMULATORS)
@@ -201,9 +205,9 @@ def test_names_that_no_directory_can_hold(place: Place, tmp_path: Path) -> None:
     place.put("both/1/model.bin/inside")
     with place.opened() as repository:
         models = repository.models()
-        with pytest.raises(OSError, match="an object's name can't be that of a file"):
+        with pytest.raises(OSError, match="name can't be that of a file"):
             stage(models["bad"])
-        with pytest.raises(OSError, match="'both/1/model.bin' is an object and a directory"):
+        with pytest.raises(OSError, match="is an object and a directory"):
             stage(models["both"])
         stage(models["good"])
 

@@ -130,7 +130,8 @@ class _Bucket:
         """Uploads an object."""
         method = "POST" if "uploadType" in self._upload else "PUT"
         url = self._upload.format(self._quoted(path))
-        _ask(method, url, content, **_SOMEBODY, **{"Content-Type": "application/octet-stream"})
+        headers = {**_SOMEBODY, "Content-Type": "application/octet-stream"}
+        _ask(method, url, content, **headers)
 
     def delete(self, path: str) -> None:
         """Removes an object."""
