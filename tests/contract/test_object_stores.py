@@ -197,6 +197,21 @@ def test_a_poll_without_changes_only_lists(place: Place) -> None:
         assert place.fetched("m/config.pbtxt") == []
 
 
+def test_a_file_that_is_replaced_after_the_listing(place: Place) -> None:
+    place.put("m/config.pbtxt", b"first")
+    with place.opened() as repository:
+        source = repository.models()["m"]
+        place.put("m/config.pbtxt", b"other, and longer")
+        assert source.read("config.pbtxt") == b"other, and longer"
+        place.put("m/config.pbtxt", b"first")
+        # Nothing else was kept under its name.
+        assert repository.models()["m"].read("config.pbtxt") == b"first"
+        source = repository.models()["m"]
+        place.delete("m/config.pbtxt")
+        assert source.read("config.pbtxt") == b"first"  # of the listing, as it is in the cache
+        assert repository.models() == {}
+
+
 def test_names_that_no_directory_can_hold(place: Place, tmp_path: Path) -> None:
     place.put("good/1/model.bin")
     place.put("bad/1/model.bin")

@@ -10,7 +10,7 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -77,8 +77,10 @@ def put_tree(bucket: Bucket, directory: Path, prefix: str = "") -> None:
             bucket.put(f"{prefix}{path.relative_to(directory).as_posix()}", path.read_bytes())
 
 
-def _ask(method: str, url: str, content: bytes | None = None, **headers: str) -> bytes:
-    request = urllib.request.Request(url, content, headers, method=method)
+def _ask(
+    method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+) -> bytes:
+    request = urllib.request.Request(url, content, dict(headers or {}), method=method)
     with urllib.request.urlopen(request, timeout=10) as answer:
         body: bytes = answer.read()
     return body
@@ -131,11 +133,11 @@ class _Bucket:
         method = "POST" if "uploadType" in self._upload else "PUT"
         url = self._upload.format(self._quoted(path))
         headers = {**_SOMEBODY, "Content-Type": "application/octet-stream"}
-        _ask(method, url, content, **headers)
+        _ask(method, url, content, headers)
 
     def delete(self, path: str) -> None:
         """Removes an object."""
-        _ask("DELETE", self._objects.format(self._quoted(path)), **_SOMEBODY)
+        _ask("DELETE", self._objects.format(self._quoted(path)), headers=_SOMEBODY)
 
     def _quoted(self, path: str) -> str:
         return urllib.parse.quote(path, safe="" if "storage/v1" in self._objects else "/")
@@ -177,7 +179,7 @@ class GcsEmulator:
         """Makes a bucket."""
         base = f"http://127.0.0.1:{self.port}"
         body = json.dumps({"name": name}).encode()
-        _ask("POST", f"{base}/storage/v1/b?project=test", body, **{"Content-Type": "application/json"})
+        _ask("POST", f"{base}/storage/v1/b?project=test", body, {"Content-Type": "application/json"})
         upload = f"{base}/upload/storage/v1/b/{name}/o?uploadType=media&name={{}}"
         return _Bucket(name, f"{base}/storage/v1/b/{name}/o/{{}}", upload)
 

@@ -99,6 +99,7 @@ class ModelCache:
         with self._opening:
             if self._held is not None:
                 return
+            self.directory.mkdir(0o700, parents=True, exist_ok=True)
             for directory in (self._blobs, self._partials, self._owners):
                 directory.mkdir(parents=True, exist_ok=True)
             with self._locked():
@@ -277,7 +278,7 @@ class ModelCache:
             if not _is_alive(owner):
                 shutil.rmtree(owner, ignore_errors=True)
                 continue
-            for path in owner.iterdir():
+            for path in _files_of(owner):
                 with suppress(OSError, ValueError):
                     if path.suffix == ".wanted":
                         for line in path.read_text().splitlines():
@@ -507,6 +508,13 @@ def _entries(directory: Path) -> dict[str, _Entry]:
                     path, status.st_size, status.st_nlink, status.st_atime, status.st_mtime
                 )
     return found
+
+
+def _files_of(owner: Path) -> list[Path]:
+    try:
+        return list(owner.iterdir())
+    except OSError:
+        return []  # it has just ended
 
 
 def _is_alive(owner: Path) -> bool:

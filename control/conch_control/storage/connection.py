@@ -30,12 +30,13 @@ class Patience:
     """How long a store may take.
 
     Attributes:
-        total_s: How long to go on trying, from the first failure or silence on.
+        total_s: How long to go on trying.
         silence_s: How long it may say nothing.
         try_s: How long one listing may take; reading a block may take as long as bytes come in.
         block_s: How long reading one block may take in any case.
         first_wait_s: How long to wait before the second try; twice as long before each further one.
         longest_wait_s: The longest wait.
+        open_s: How long making the client may take, which is work for this machine more than for the store.
     """
 
     total_s: float = 30.0
@@ -44,6 +45,7 @@ class Patience:
     block_s: float = 300.0
     first_wait_s: float = 0.2
     longest_wait_s: float = 5.0
+    open_s: float = 30.0
 
     @classmethod
     def of(cls, total_s: float) -> Patience:
@@ -105,7 +107,7 @@ class Connection:
         """
         patience = self.patience
         future = self.start(lambda: self.trying(operation, try_s or patience.try_s))
-        limit_s = patience.total_s + max(try_s or patience.try_s, patience.try_s) + 1.0
+        limit_s = patience.open_s + patience.total_s + (try_s or patience.try_s) + 1.0
         try:
             # The loop keeps the time too, unless a library holds it up.
             return future.result(limit_s)
@@ -124,23 +126,36 @@ class Connection:
         """
         patience = self.patience
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + patience.total_s
+        deadline = None
         wait_s = patience.first_wait_s
         while True:
+            store: Store | None = None
             try:
+                async with asyncio.timeout(patience.open_s):
+                    store = await self._opened()
+                deadline = deadline or loop.time() + patience.total_s
                 async with asyncio.timeout(try_s):
-                    return await operation(await self._opened())
+                    return await operation(store)
+            except ConchError:
+                raise
             except PermissionError as error:
                 await self._forget()  # the next call looks whether there are other credentials
                 raise self.failure(error) from None
             except TimeoutError:
-                failure: OSError = BusyError(f"no answer within {try_s:g} s")
+                limit_s = patience.open_s if store is None else try_s
+                failure: OSError = BusyError(f"no answer within {limit_s:g} s")
             except BusyError as error:
                 failure = error
             except OSError as error:
                 raise self.failure(error) from None
+            except Exception as error:
+                # A library's own kinds; and what it says of connections that were just closed under it.
+                text = f"{type(error).__name__}: {error}"
+                if store is None or store is self._store:
+                    raise self.failure(OSError(text)) from None
+                failure = BusyError(text)
             pause_s = wait_s * random.uniform(0.5, 1.0)  # so that servers do not come back all at once
-            if loop.time() + pause_s >= deadline:
+            if deadline is None or loop.time() + pause_s >= deadline:
                 raise self.failure(failure) from None
             log.info("%s; trying again", self.failure(failure))
             await asyncio.sleep(pause_s)
@@ -150,7 +165,7 @@ class Connection:
         """An error as it is to be seen: it names the repository, and no secrets."""
         reason = redacted(str(error) or "no answer", self._secrets)
         text = f"model repository '{self.location}': {reason}"
-        for kind in (FileNotFoundError, PermissionError):
+        for kind in (FileNotFoundError, PermissionError, BusyError):
             if isinstance(error, kind):
                 return kind(text)
         return OSError(text)

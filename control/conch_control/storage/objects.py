@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Progress
 from conch_control.storage.cache import ModelCache
 from conch_control.storage.connection import Connection
-from conch_control.storage.listing import Contents, by_model, contents_of, is_safe
+from conch_control.storage.listing import Contents, by_model, contents_of
 from conch_control.storage.staging import StagedModel, Stager
 from conch_control.storage.stores import Store, StoredObject
 
@@ -20,6 +21,12 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 2.0
 """How long a listing of the whole repository says what there is of a model."""
+
+READ_FRESH_S = 60.0
+"""How long such a listing says what a model's config is: whoever loads it looks again."""
+
+_READS = 2
+"""How often a file is read again that is not what the listing says."""
 
 _SMALL = 1 << 20
 """Most bytes of a file that is kept when it is read by itself, such as a config."""
@@ -98,6 +105,12 @@ class ObjectRepository:
     def _contents(self, name: str) -> Contents:
         return contents_of(name, self._list(f"{name}/"))
 
+    def _fetch(self, item: StoredObject) -> bytes:
+        async def fetched(store: Store) -> bytes:
+            return await store.read(item.path, 0, item.size)
+
+        return self._connection.call(fetched, self._connection.patience.block_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Listed:
@@ -147,26 +160,26 @@ class ObjectModel:
             OSError: It can't be read now.
         """
         repository = self._repository
-        item = self._contents().files.get(path)
-        if item is None or not all(map(is_safe, path.split("/"))):
-            raise FileNotFoundError(f"'{self.location}/{path}' does not exist")
-        if item.size == 0:
-            return b""
-        repository._cache.open()
-        blob = repository._stager.blob(item)
-        content = repository._cache.find(blob)
-        if content is not None:
-            return content
-
-        async def fetched(store: Store) -> bytes:
-            return await store.read(item.path, 0, item.size)
-
-        content = repository._connection.call(fetched, repository._connection.patience.block_s)
-        if len(content) != item.size:
-            raise OSError(f"'{self.location}/{path}' changed while it was read, or is cut off")
-        if item.size <= _SMALL:
-            repository._cache.keep(blob, content)
-        return content
+        seen: bytes | None = None
+        for fresh_s in (READ_FRESH_S, *([0.0] * _READS)):
+            item = self._contents(fresh_s).files.get(path)
+            if item is None:
+                raise FileNotFoundError(f"'{self.location}/{path}' does not exist")
+            if item.size == 0:
+                return b""
+            repository._cache.open()
+            blob = repository._stager.blob(item)
+            content = repository._cache.find(blob) or repository._fetch(item)
+            if len(content) == item.size:
+                if item.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest():
+                    # It is surely of that state, and not of one that came after the listing.
+                    if item.size <= _SMALL:
+                        repository._cache.keep(blob, content)
+                    return content
+                if not item.md5 or content == seen:  # the store has no checksum, or one of another kind
+                    return content
+            seen = content
+        raise OSError(f"'{self.location}/{path}' changes all the time, or is cut off")
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> StagedModel:
         """Brings the model's files into a directory of the cache.
@@ -180,8 +193,8 @@ class ObjectModel:
             self.name, lambda: repository._contents(self.name), progress, cancelled
         )
 
-    def _contents(self) -> Contents:
+    def _contents(self, fresh_s: float = FRESH_S) -> Contents:
         repository = self._repository
-        if repository._clock() - self._listed.at < FRESH_S:
+        if repository._clock() - self._listed.at < fresh_s:
             return contents_of(self.name, self._listed.objects)
         return repository._contents(self.name)
