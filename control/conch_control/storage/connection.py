@@ -115,7 +115,7 @@ class Connection:
             raise OSError(f"model repository '{self.location}' has been closed") from None
         except TimeoutError as error:
             future.cancel()
-            raise self.failure(error or TimeoutError()) from None
+            raise self.failure(error) from None
 
     async def trying(self, operation: Callable[[Store], Awaitable[T]], try_s: float) -> T:
         """Carries an operation out, with retries.
