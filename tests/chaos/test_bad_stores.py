@@ -185,6 +185,8 @@ def test_a_model_that_changes_while_it_is_fetched(place: Place) -> None:
         assert changed
         assert tree_of(staged.directory) == {"1/model.bin": other, "1/small": b"1"}
         assert staged.fingerprint == repository.models()["m"].fingerprint()
+        # Nothing is left that could be taken for the old state, of which it was only in part.
+        assert list((place.cache / "partial").iterdir()) == []
 
 
 @pytest.mark.parametrize("then", ["deleted", "shorter"])

@@ -421,15 +421,21 @@ class Partial:
             FileNotFoundError: Somebody else has taken them for good.
         """
         with self._lock, self._cache._locked():
-            # Not by cutting the file off: it may be a blob by now, and linked to a model.
-            if os.stat(self._path).st_ino != os.fstat(self._open()).st_ino:
-                raise FileNotFoundError(errno.ENOENT, "what was fetched is gone", str(self._path))
-            self._path.unlink()
+            self._unlink()
             fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(fresh, fcntl.LOCK_EX)
             os.close(self._open())
             self._descriptor = fresh
             self.size = 0
+
+    def drop(self) -> None:
+        """Removes it.
+
+        Raises:
+            FileNotFoundError: Somebody else has taken it for good.
+        """
+        with self._lock, self._cache._locked():
+            self._unlink()
 
     def md5(self) -> str:
         """MD5 of the bytes, in hexadecimal."""
@@ -455,6 +461,12 @@ class Partial:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
                 os.close(descriptor)
+
+    def _unlink(self) -> None:
+        # It is never cut off: it may be a blob by now, and linked to a model.
+        if os.stat(self._path).st_ino != os.fstat(self._open()).st_ino:
+            raise FileNotFoundError(errno.ENOENT, "what was fetched is gone", str(self._path))
+        self._path.unlink()
 
     def _open(self) -> int:
         if self._descriptor is None:

@@ -215,7 +215,7 @@ class Stager:
                 partial = self._cache.partial(wanted.blob)
                 if partial is not None:
                     try:
-                        partial.restart()
+                        partial.drop()
                     finally:
                         partial.close()
 
