@@ -159,7 +159,7 @@ class ModelCache:
         return Tree(self, self._own / number, name)
 
     def partial(self, blob: Blob) -> Partial | None:
-        """What there is of a content so far, to go on with; None while somebody else does.
+        """What there is of a content so far, to go on with; None while somebody else does, or has done.
 
         Raises:
             OSError: It can't be made.
@@ -170,6 +170,9 @@ class ModelCache:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(descriptor)
             if status.st_nlink == 0:  # whoever had it is done with it
+                raise BlockingIOError
+            if status.st_size == 0 and self.has(blob):  # somebody was faster: this is a new one
+                path.unlink(missing_ok=True)
                 raise BlockingIOError
             if status.st_size > blob.size:
                 os.ftruncate(descriptor, 0)
