@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import itertools
 import logging
 import os
@@ -31,13 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.clock import wall_seconds
+from conch_control.storage.partial import Partial, Write
+from conch_control.storage.survey import Entry, Survey, entries_of, files_of, is_alive, size_of
 
 log = logging.getLogger(__name__)
 
-Write = Callable[[int, bytes, int], int]
-"""Writes some bytes to a descriptor at an offset and says how many; `os.pwrite`."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 _FORGET_S = 7 * 24 * 3600
 """How long what was fetched in part waits for somebody to go on."""
@@ -54,11 +51,6 @@ class Blob:
 
     digest: str
     size: int
-
-
-def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no room on the disk."""
-    return error.errno in _FULL
 
 
 class ModelCache:
@@ -102,7 +94,7 @@ class ModelCache:
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
             for directory in (self._blobs, self._partials, self._owners):
                 directory.mkdir(parents=True, exist_ok=True)
-            with self._locked():
+            with self.locked():
                 self._own.mkdir()
                 held = os.open(self._own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(held, fcntl.LOCK_EX)
@@ -119,7 +111,7 @@ class ModelCache:
 
     def has(self, blob: Blob) -> bool:
         """Whether a content is there."""
-        return _size(self._blobs / blob.digest) == blob.size
+        return size_of(self._blobs / blob.digest) == blob.size
 
     def find(self, blob: Blob) -> bytes | None:
         """A content, if it is there."""
@@ -135,7 +127,7 @@ class ModelCache:
         """Adds a small content, if there is room for it."""
         new = self._partials / f"{blob.digest}.{uuid.uuid4().hex[:12]}"
         try:
-            with self._locked():
+            with self.locked():
                 self._make_room({blob.digest: blob.size})
                 new.write_bytes(content)
                 new.chmod(0o444)
@@ -190,7 +182,7 @@ class ModelCache:
         Returns:
             Whether there was any.
         """
-        with self._locked():
+        with self.locked():
             survey = self._survey()
             return self._evict(survey.unused(), size) > 0
 
@@ -199,7 +191,7 @@ class ModelCache:
         return OSError(error.errno, f"the disk of the model cache '{self.directory}' is full")
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -231,7 +223,7 @@ class ModelCache:
         if self.has(blob):
             partial.unlink(missing_ok=True)
             return
-        if _size(partial) != blob.size:
+        if size_of(partial) != blob.size:
             raise FileNotFoundError(errno.ENOENT, "what was fetched is gone", str(partial))
         partial.chmod(0o444)
         partial.rename(self._blobs / blob.digest)
@@ -265,7 +257,7 @@ class ModelCache:
             )
         self._evict(unused, excess)
 
-    def _evict(self, entries: list[_Entry], size: int) -> int:
+    def _evict(self, entries: list[Entry], size: int) -> int:
         freed = 0
         for entry in sorted(entries, key=lambda entry: entry.used):
             if freed >= size:
@@ -275,13 +267,13 @@ class ModelCache:
                 freed += entry.size
         return freed
 
-    def _survey(self) -> _Survey:
-        survey = _Survey(_entries(self._blobs), _entries(self._partials), {}, 0)
+    def _survey(self) -> Survey:
+        survey = Survey(entries_of(self._blobs), entries_of(self._partials), {}, 0)
         for owner in list(self._owners.iterdir()):
-            if not _is_alive(owner):
+            if not is_alive(owner):
                 shutil.rmtree(owner, ignore_errors=True)
                 continue
-            for path in _files_of(owner):
+            for path in files_of(owner):
                 with suppress(OSError, ValueError):
                     if path.suffix == ".wanted":
                         for line in path.read_text().splitlines():
@@ -333,7 +325,7 @@ class Tree:
             (self.directory / path).mkdir(parents=True, exist_ok=True)
         missing: dict[str, Blob] = {}
         cache = self._cache
-        with cache._locked():
+        with cache.locked():
             for path, blob in files.items():
                 if blob.size == 0:
                     (self.directory / path).touch()
@@ -356,7 +348,7 @@ class Tree:
             OSError: There is no room.
         """
         cache = self._cache
-        with cache._locked():
+        with cache.locked():
             for blob in files.values():
                 cache._complete(blob)
             for path, blob in files.items():
@@ -378,176 +370,3 @@ class Tree:
         if self._copied:
             self._place.with_name(f"{self._place.name}.copied").write_text(str(self._copied))
             self._cache._make_room({})
-
-
-class Partial:
-    """The first bytes of a content, and the right to add to them.
-
-    Args:
-        cache: The cache.
-        path: The file.
-        descriptor: The file, locked.
-        write: Writes to it.
-    """
-
-    def __init__(self, cache: ModelCache, path: Path, descriptor: int, write: Write) -> None:
-        self._cache = cache
-        self._path = path
-        self._lock = threading.Lock()  # it may be closed while another thread still writes
-        self._descriptor: int | None = descriptor
-        self._write = write
-        self.size = os.fstat(descriptor).st_size
-
-    def append(self, data: bytes) -> None:
-        """Adds some bytes.
-
-        Raises:
-            OSError: They can't be written; those before are still good.
-        """
-        with self._lock:
-            while data:
-                try:
-                    written = self._write(self._open(), data, self.size)
-                except OSError as error:
-                    if not is_full(error):
-                        raise
-                    if not self._cache.free(len(data)):
-                        raise self._cache.no_room(error) from None
-                    continue
-                self.size += written
-                data = data[written:]
-
-    def restart(self) -> None:
-        """Forgets the bytes.
-
-        Raises:
-            FileNotFoundError: Somebody else has taken them for good.
-        """
-        with self._lock, self._cache._locked():
-            self._unlink()
-            fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fresh, fcntl.LOCK_EX)
-            os.close(self._open())
-            self._descriptor = fresh
-            self.size = 0
-
-    def drop(self) -> None:
-        """Removes it.
-
-        Raises:
-            FileNotFoundError: Somebody else has taken it for good.
-        """
-        with self._lock, self._cache._locked():
-            self._unlink()
-
-    def md5(self) -> str:
-        """MD5 of the bytes, in hexadecimal."""
-        digest = hashlib.md5(usedforsecurity=False)
-        with self._lock:
-            offset = 0
-            while data := os.pread(self._open(), 1 << 20, offset):
-                digest.update(data)
-                offset += len(data)
-        return digest.hexdigest()
-
-    def sync(self) -> None:
-        """Has the bytes written to the disk, so that a loss of power does not leave others in their place."""
-        with self._lock:
-            try:
-                os.fsync(self._open())
-            except OSError as error:
-                raise self._cache.no_room(error) if is_full(error) else error from None
-
-    def close(self) -> None:
-        """Gives it up for others to go on."""
-        with self._lock:
-            descriptor, self._descriptor = self._descriptor, None
-            if descriptor is not None:
-                os.close(descriptor)
-
-    def _unlink(self) -> None:
-        # It is never cut off: it may be a blob by now, and linked to a model.
-        if os.stat(self._path).st_ino != os.fstat(self._open()).st_ino:
-            raise FileNotFoundError(errno.ENOENT, "what was fetched is gone", str(self._path))
-        self._path.unlink()
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            raise OSError(errno.EBADF, "it has been closed")
-        return self._descriptor
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    path: Path
-    size: int
-    links: int
-    used: float
-    changed: float
-
-
-@dataclass(slots=True)
-class _Survey:
-    """What is in the directory; `wanted` is what room is claimed for."""
-
-    blobs: dict[str, _Entry]
-    partials: dict[str, _Entry]
-    wanted: dict[str, int]
-    copied: int
-
-    def used(self) -> int:
-        """Bytes that are taken, or claimed."""
-        return (
-            sum(entry.size for entry in self.blobs.values())
-            + sum(entry.size for digest, entry in self.partials.items() if digest not in self.wanted)
-            + sum(size for digest, size in self.wanted.items() if digest not in self.blobs)
-            + self.copied
-        )
-
-    def unused(self) -> list[_Entry]:
-        """What may be evicted."""
-        blobs = [
-            entry for digest, entry in self.blobs.items() if entry.links == 1 and digest not in self.wanted
-        ]
-        return blobs + [entry for digest, entry in self.partials.items() if digest not in self.wanted]
-
-
-def _entries(directory: Path) -> dict[str, _Entry]:
-    found: dict[str, _Entry] = {}
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                status = entry.stat()
-                path = Path(entry.path)
-                found[entry.name] = _Entry(
-                    path, status.st_size, status.st_nlink, status.st_atime, status.st_mtime
-                )
-    return found
-
-
-def _files_of(owner: Path) -> list[Path]:
-    try:
-        return list(owner.iterdir())
-    except OSError:
-        return []  # it has just ended
-
-
-def _is_alive(owner: Path) -> bool:
-    try:
-        descriptor = os.open(owner / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conch_control.storage.cache import Blob, ModelCache, Partial
+from conch_control.storage.cache import Blob, ModelCache
 from conch_control.storage.connection import Connection
+from conch_control.storage.partial import Partial
 from conch_control.storage.stores import Store, StoredObject
 
 log = logging.getLogger(__name__)

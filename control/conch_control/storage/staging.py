@@ -15,10 +15,11 @@ from pathlib import Path
 from conch.core.errors import CancelledError
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress
-from conch_control.storage.cache import Blob, ModelCache, Tree, is_full
+from conch_control.storage.cache import Blob, ModelCache, Tree
 from conch_control.storage.connection import Connection
 from conch_control.storage.fetch import Checksums, Fetch, Wanted
 from conch_control.storage.listing import Contents
+from conch_control.storage.partial import is_full
 from conch_control.storage.stores import BusyError, StoredObject
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,8 @@ def test_a_missing_package_is_named_with_its_extra(
     location: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, f"conch_control.storage.{extra}", raising=False)
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in (package, f"{package}.core"):  # it may have been imported by another test
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedError) as caught:
         open_repository(location)
     assert f"pip install 'conch[{extra}]'" in caught.value.message
