@@ -192,6 +192,7 @@ class ModelCache:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
+        """Keeps others, of this server or of another one, from counting, linking and evicting."""
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
