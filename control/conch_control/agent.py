@@ -29,11 +29,11 @@ from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
-from conch_control.repository.local import LocalRepository
 from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Scan
 from conch_control.states import Phase
+from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,9 @@ class Agent:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self.repositories = Repositories(map(LocalRepository, options.repositories))
+        self.repositories = Repositories(
+            open_repository(location, options.storage) for location in options.repositories
+        )
         self._on_drain = on_drain
         self.events = EventLog(wall_seconds)
         self._book = Book(registry, self.events)
@@ -223,6 +225,7 @@ class Agent:
             return self._lifecycle.close(timeout_s)
         finally:
             self.events.close()
+            self.repositories.close()
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
         return {}

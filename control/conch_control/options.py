@@ -9,6 +9,7 @@ from typing import Literal
 
 from conch.core.instances.placement import Devices
 from conch.core.scheduler.rate import ResourceLimit
+from conch_control.storage.options import StorageOptions
 
 ControlMode = Literal["none", "explicit", "poll", "watch"]
 
@@ -24,7 +25,7 @@ class ControlOptions:
     """What the operator decides about the repository.
 
     Attributes:
-        repositories: Local repository directories.
+        repositories: Local directories, and URLs of object stores.
         mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name; with
             ``poll`` and ``watch`` everything is loaded, and a planner has it follow the repositories.
         startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
@@ -38,9 +39,10 @@ class ControlOptions:
             neediest one needs; None for no rate limits at all.
         max_queue_size: Most requests that may wait for a model version that does not say so itself; 0 for any
             number.
+        storage: Settings of repositories in object stores.
     """
 
-    repositories: tuple[Path, ...]
+    repositories: tuple[str | Path, ...]
     mode: ControlMode = "none"
     startup_models: tuple[str, ...] = ()
     strict_model_config: bool = False
@@ -51,6 +53,7 @@ class ControlOptions:
     devices: Devices = field(default_factory=Devices)
     rate_limits: tuple[ResourceLimit, ...] | None = None
     max_queue_size: int = 0
+    storage: StorageOptions = field(default_factory=StorageOptions)
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -32,6 +32,7 @@ from conch.options import (
     planner_options,
     rate_limits,
     server_options,
+    storage_options,
 )
 from conch.server import Server
 from conch.tables import table
@@ -125,6 +126,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         backend_options=backend_options(flags["backend-config"]),
         max_queue_size=flags["max-queue-size"],
         rate_limits=rate_limits(flags),
+        storage=storage_options(flags),
     )
 
 

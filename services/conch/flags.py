@@ -70,6 +70,10 @@ def _capability(text: str) -> float:
     return value
 
 
+def _repository(text: str) -> str | Path:
+    return text if "://" in text else Path(text)  # a path would make one slash of two
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One flag.
@@ -104,8 +108,22 @@ _positive = _number(1)
 
 FLAGS: tuple[Flag, ...] = (
     Flag("id", str, "triton", "name of this server in its metadata"),
-    Flag("model-repository", Path, [], "directory of models; may be repeated", many=True),
-    Flag("model-store", Path, [], "the same as --model-repository", many=True),
+    Flag(
+        "model-repository",
+        _repository,
+        [],
+        "directory of models, or s3://, gs:// or as:// URL of one; may be repeated",
+        many=True,
+    ),
+    Flag("model-store", _repository, [], "the same as --model-repository", many=True),
+    Flag(
+        "model-cache-directory",
+        Path,
+        None,
+        "directory for models fetched from object stores; by default ~/.cache/conch/models",
+    ),
+    Flag("model-cache-byte-size", _natural, 0, "most bytes kept there, 0 for any number"),
+    Flag("storage-timeout-secs", _positive, 30, "seconds after which an object store has failed to answer"),
     Flag(
         "model-control-mode",
         str,

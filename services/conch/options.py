@@ -16,6 +16,7 @@ from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
 from conch.observe.logs import LogOptions
 from conch_control.planner.driver import PlannerOptions
+from conch_control.storage.options import StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,15 @@ def planner_options(flags: FlagValues) -> PlannerOptions | None:
         settle_s=flags["repository-settle-secs"],
         operations=flags["model-load-thread-count"],
         model_config_name=flags["model-config-name"],
+    )
+
+
+def storage_options(flags: FlagValues) -> StorageOptions:
+    """The settings of repositories in object stores."""
+    return StorageOptions(
+        cache_directory=flags["model-cache-directory"],
+        cache_bytes=flags["model-cache-byte-size"],
+        timeout_s=float(flags["storage-timeout-secs"]),
     )
 
 

@@ -113,3 +113,6 @@ class LocalRepository:
             else:
                 log.error("ignoring model directory %r in '%s': its name is not text", name, self._path)
         return models
+
+    def close(self) -> None:
+        """Does nothing: it holds nothing."""

@@ -32,6 +32,11 @@ class Repositories:
         for repository in self._repositories:
             repository.check()
 
+    def close(self) -> None:
+        """Gives up what the repositories hold; nothing may be served from them any more."""
+        for repository in self._repositories:
+            repository.close()
+
     def scan(self) -> Scan:
         """Looks for models in all of them."""
         models: dict[str, ModelSource] = {}

@@ -88,6 +88,9 @@ class Repository(Protocol):
             OSError: The storage can't say now.
         """
 
+    def close(self) -> None:
+        """Gives up connections and staged files; nothing may be served from them any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
