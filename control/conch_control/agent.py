@@ -20,10 +20,11 @@ from conch_control.composition import Composition, LoadOne
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
-from conch_control.lifecycle import READY, UNLOADED, Lifecycle
+from conch_control.lifecycle import UNLOADED, Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.port import Index, ModelStatus, VersionStatus
+from conch_control.readiness import as_wanted
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Scan
@@ -167,11 +168,7 @@ class Agent:
 
     def ready(self) -> bool:
         """Whether every model that was asked for serves, or was unloaded on purpose."""
-        return not self._unpolled and all(
-            state in (READY, UNLOADED)
-            for entry in self._registry.entries.values()
-            for state in entry.states.values()
-        )
+        return not self._unpolled and all(map(as_wanted, self._registry.entries.values()))
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; further loads fail.

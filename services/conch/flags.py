@@ -48,6 +48,16 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds")
+    return value
+
+
 def _capability(text: str) -> float:
     try:
         value = float(text)
@@ -137,7 +147,19 @@ FLAGS: tuple[Flag, ...] = (
     Flag("min-supported-compute-capability", _capability, 6.0, "least CUDA compute capability of a GPU used"),
     Flag("exit-on-error", parse_bool, True, "exit if a model fails to load at the start"),
     Flag("strict-readiness", parse_bool, True, "ready only if all models are"),
-    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after a stop was asked for"),
+    Flag(
+        "drain-delay",
+        _seconds,
+        0.0,
+        "seconds for which a server that was asked to stop is not ready but goes on serving",
+    ),
+    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after that"),
+    Flag(
+        "listen-while-loading",
+        parse_bool,
+        False,
+        "answer probes (live, not ready) and requests for what is loaded before all startup models are",
+    ),
     Flag("allow-grpc", parse_bool, True, "serve gRPC"),
     Flag("grpc-address", str, "0.0.0.0", "address for gRPC, or unix:PATH"),
     Flag("grpc-port", _port, 8001, "port for gRPC"),

@@ -58,7 +58,7 @@ class InferHandler:
             if self._forward is not None:
                 self._forward(request, call.metadata)
             core = self._core
-            core.check_running()
+            core.check_takes(request)
             model = core.model_for(request)
             if model.spec.decoupled:
                 request.responses_wait = True
