@@ -88,6 +88,7 @@ class Agent:
         self.events = EventLog(wall_seconds)
         # Why models that should be there are not, where it never came to loading a version.
         self._unpolled: dict[str, str] = {}
+        self._missed_at_start: frozenset[str] = frozenset()
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -104,7 +105,9 @@ class Agent:
         if not names:
             return []
         errors = self._composition.load(names, scan, self._loading(scan))
-        return [self._failure(name, errors[name]) for name in names if name in errors]
+        failures = [self._failure(name, errors[name]) for name in names if name in errors]
+        self._missed_at_start = frozenset(self._unpolled)
+        return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
@@ -167,8 +170,13 @@ class Agent:
         return Index(self.events.epoch, revision, tuple(found))
 
     def ready(self) -> bool:
-        """Whether every model that was asked for serves, or was unloaded on purpose."""
-        return not self._unpolled and all(map(as_wanted, self._registry.entries.values()))
+        """Whether every model that is to serve does; see `as_wanted`.
+
+        A model whose definition could not be read counts only if that was at the start: a client must not
+        take a server out of service by asking for one.
+        """
+        entries = self._registry.entries.values()
+        return self._missed_at_start.isdisjoint(self._unpolled) and all(map(as_wanted, entries))
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; further loads fail.

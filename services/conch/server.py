@@ -15,7 +15,6 @@ from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.cache.service import CacheService
 from conch.core.errors import InternalError, UnavailableError
-from conch.core.readiness import all_ready
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
@@ -54,9 +53,7 @@ class Server:
             raise
         gate = Gate(self.agent, explicit=control.mode == "explicit")
         strict = options.strict_readiness
-        self.core = ServerCore(
-            self.registry, gate, options.server_id, __version__, self._models_ready, strict
-        )
+        self.core = ServerCore(self.registry, gate, options.server_id, __version__, self.agent.ready, strict)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on
@@ -139,9 +136,6 @@ class Server:
     def _close_cache(self) -> None:
         if self._cache is not None:
             self._cache.close()
-
-    def _models_ready(self) -> bool:
-        return self.agent.ready() and all_ready(self.core.readiness())
 
 
 def _cache_service(options: ServerOptions) -> CacheService | None:

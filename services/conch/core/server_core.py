@@ -77,6 +77,14 @@ class ServerCore:
         version: Version of the server in its metadata.
         model_for: Looks up the model for a request; see `Dispatcher.find`.
         life: The stage that the server is in.
+
+    Args:
+        registry: The models.
+        agent: The control plane's side of the repository.
+        server_id: Name of the server in its metadata.
+        version: Version of the server in its metadata.
+        models_ready: Whether all models are loaded that are to be.
+        strict_readiness: Whether the server is ready only if they are, and say so themselves.
     """
 
     def __init__(
@@ -117,12 +125,12 @@ class ServerCore:
             UnavailableError: The server is stopping.
         """
         self.check_running()
-        return server_ready(self.life.stage, self._strict, self._models_ready)
+        return server_ready(self.life.stage, self._strict, self._all_ready)
 
     @property
     def serving(self) -> bool:
         """The same, where being about to stop is no error."""
-        return server_ready(self.life.stage, self._strict, self._models_ready)
+        return server_ready(self.life.stage, self._strict, self._all_ready)
 
     def model_ready(self, name: str, version: str) -> bool:
         """Whether the server is to be sent requests for a model.
@@ -143,6 +151,9 @@ class ServerCore:
             return all_ready(model.readiness)
 
         return model_ready(self.life.stage, ready)
+
+    def _all_ready(self) -> bool:
+        return self._models_ready() and all_ready(self.readiness())
 
     def readiness(self) -> Iterator[Readiness]:
         """The checks that the loaded models make of themselves."""
