@@ -102,9 +102,17 @@ class Lifecycle:
                 return
             definition = read_definition(name, staged.directory, self._options, override)
             made = _Loaded(state, definition)
-            self._loader.check(definition)
-            if loaded is None or not self._resize(loaded, made):
-                self._load_versions(definition)
+            replaced = None if loaded is None else loaded.definition.agents.unloaded
+            try:
+                self._loader.check(definition)
+                if loaded is None or not self._resize(loaded, made):
+                    self._load_versions(definition, replaced)
+            except BaseException:
+                definition.agents.completed(False)
+                raise
+            definition.agents.completed(True)
+            if loaded is not None:
+                loaded.definition.agents.unload()
             with self._lock:
                 self._loaded[name] = made
 
@@ -135,7 +143,7 @@ class Lifecycle:
             return
         with self._model_lock(name, timeout_s):
             with self._lock:
-                self._loaded.pop(name, None)
+                loaded = self._loaded.pop(name, None)
                 entry = self._registry.entries[name]
                 users = [
                     thread
@@ -150,16 +158,17 @@ class Lifecycle:
                     for version, state in entry.states.items()
                 }
                 self._registry.publish(name, Entry({}, {**states, **unloading}))
-            left = set(entry.ready)
+            if loaded is not None:
+                loaded.definition.agents.unload()
+
+            def last() -> None:
+                if loaded is not None:
+                    loaded.definition.agents.unloaded()
+                if then is not None and not self._closed:
+                    then()
+
+            done = _when_all(len(entry.ready), last)
             for version, model in entry.ready.items():
-
-                def done(version: int = version) -> None:
-                    with self._lock:
-                        left.discard(version)
-                        last = not left and not self._closed
-                    if last and then is not None:
-                        then()
-
                 self._retire(model, unloading[version], done, users)
 
     def close(self, timeout_s: float) -> bool:
@@ -192,7 +201,7 @@ class Lifecycle:
             model.fail_queued(UnavailableError("Server exiting"))
         return finished and not left
 
-    def _load_versions(self, definition: Definition) -> None:
+    def _load_versions(self, definition: Definition, replaced: Callable[[], None] | None = None) -> None:
         name = definition.name
         try:
             versions = select_versions(definition.config, definition.versions)
@@ -211,7 +220,7 @@ class Lifecycle:
             except BaseException as error:
                 # Models are other people's code: one that calls sys.exit() fails like any other.
                 failures[version] = self._failure(name, version, error)
-        if not failures and self._swap(name, loaded, serving):
+        if not failures and self._swap(name, loaded, serving, replaced):
             log.info("successfully loaded '%s'", name)
             return
         for model in loaded.values():
@@ -273,8 +282,17 @@ class Lifecycle:
         log.error("failed to load '%s' version %d: %s", name, version, _with_code(shown), exc_info=trace)
         return shown
 
-    def _swap(self, name: str, loaded: Mapping[int, Servable], serving: Mapping[int, Servable]) -> bool:
-        """Publishes new versions in place of all old ones; refuses once the lifecycle is closed."""
+    def _swap(
+        self,
+        name: str,
+        loaded: Mapping[int, Servable],
+        serving: Mapping[int, Servable],
+        replaced: Callable[[], None] | None,
+    ) -> bool:
+        """Publishes new versions in place of all old ones; refuses once the lifecycle is closed.
+
+        `replaced` is called when nothing of the old ones is left.
+        """
         unloading = {version: VersionState("UNLOADING") for version in serving if version not in loaded}
         with self._lock:
             if self._closed:
@@ -289,8 +307,9 @@ class Lifecycle:
             ready = dict.fromkeys(loaded, READY)
             self._begin_draining(serving)
             self._registry.publish(name, Entry(dict(loaded), {**past, **unloading, **ready}))
+        done = None if replaced is None else _when_all(len(serving), replaced)
         for version, model in serving.items():
-            self._retire(model, unloading.get(version))
+            self._retire(model, unloading.get(version), done)
         return True
 
     def _begin_draining(self, models: Mapping[int, Servable], needed: bool = False) -> None:
@@ -374,12 +393,30 @@ class Lifecycle:
             raise UnavailableError("Server exiting")
 
 
+def _when_all(count: int, then: Callable[[], None]) -> Callable[[], None]:
+    """What to call so many times, from any thread, for something to be done the last time."""
+    lock = threading.Lock()
+    left = count
+
+    def done() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            then()
+
+    return done
+
+
 def _nothing(done: int, total: int) -> None:
     """Takes the progress of sources that nobody watches."""
 
 
 def _same_but_groups(loaded: _Loaded, made: _Loaded) -> bool:
     """Whether nothing has changed that is not in the instance groups, as far as files and config tell."""
+    if loaded.definition.agents or made.definition.agents:
+        return False  # each load has agents of its own, and the files they may have made
     if without_configs(loaded.fingerprint) != without_configs(made.fingerprint):
         return False
     configs = []
