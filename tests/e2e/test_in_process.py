@@ -181,7 +181,7 @@ def test_start_and_stop_again_and_again(models: Path) -> None:
 
 
 def test_a_drained_server_is_not_ready_and_serves(models: Path) -> None:
-    with running(models) as server, no_leaks():
+    with no_leaks(), running(models) as server:
         with closing(triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")) as client:
             assert client.is_server_ready()
             server.drain()
