@@ -29,16 +29,15 @@ from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
+from conch_control.readiness import as_wanted
 from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Scan
-from conch_control.states import Phase
 from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
 _DUPLICATE = "model appears in two or more repositories"
-_SETTLED = frozenset({Phase.READY, Phase.UNLOADED})
 _NO_DEVICE = -1
 
 
@@ -103,6 +102,7 @@ class Agent:
         loader = Loader(options, get_backend, registry, cache)
         self._lifecycle = Lifecycle(options, registry, loader, self._book)
         self._composition = Composition(options, registry, self._lifecycle)
+        self._missed_at_start: frozenset[str] = frozenset()
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -119,7 +119,9 @@ class Agent:
         if not names:
             return []
         errors = self._composition.load(names, scan, self._loading(scan))
-        return [self._failure(name, errors[name]) for name in names if name in errors]
+        failures = [self._failure(name, errors[name]) for name in names if name in errors]
+        self._missed_at_start = frozenset(self._book.failures)
+        return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
@@ -203,14 +205,13 @@ class Agent:
         self._on_drain()
 
     def ready(self) -> bool:
-        """Whether every model that was asked for serves, or was unloaded on purpose."""
-        known = self._book.snapshot()
-        return all(
-            status.phase in _SETTLED for statuses in known.versions.values() for status in statuses.values()
-        ) and all(
-            any(status.phase is Phase.READY for status in known.versions.get(name, {}).values())
-            for name in known.failures
-        )
+        """Whether every model that is to serve does; see `as_wanted`.
+
+        A model whose definition could not be read counts only if that was at the start: a client must not
+        take a server out of service by asking for one.
+        """
+        entries = self._registry.entries.values()
+        return self._missed_at_start.isdisjoint(self._book.failures) and all(map(as_wanted, entries))
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; further loads fail.

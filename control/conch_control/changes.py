@@ -51,6 +51,8 @@ def treat(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, T
     config = _of_config(before, after)
     shared = (
         config is Treatment.LOAD
+        # Each load has repository agents of its own, and the files that they may have made.
+        or bool(before.definition.agents or after.definition.agents)
         or before.location != after.location
         or of_all_versions(before.state) != of_all_versions(after.state)
     )

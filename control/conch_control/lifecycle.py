@@ -183,6 +183,7 @@ class Lifecycle:
                 lease = self._leases.pop(model, None)
                 self._drains.retire(model, lease, statuses[version], done, users)
         if loaded is not None:
+            loaded.origin.definition.agents.unload()
             loaded.lease.drop()
 
     def close(self, timeout_s: float) -> bool:
@@ -223,11 +224,22 @@ class Lifecycle:
                 operation.check()
                 self._operations.fetched(operation, lease.fingerprint, looked)
                 definition = read_definition(name, lease.directory, self._options, operation.override)
-                self._loader.check(definition)
+                # Nothing of the model is left when nobody needs its files.
+                lease.before_release(definition.agents.unloaded)
                 origin = Origin(
                     source.location, lease.fingerprint, definition, operation.override is not None
                 )
-                self._apply(operation, _Loaded(origin, lease))
+                try:
+                    self._loader.check(definition)
+                    self._apply(operation, _Loaded(origin, lease))
+                except BaseException:
+                    definition.agents.completed(False)
+                    raise
+                definition.agents.completed(True)
+                if loaded is not None:
+                    # Not under the lock: files may be deleted.
+                    loaded.origin.definition.agents.unload()
+                    loaded.lease.drop()
             finally:
                 lease.drop()
 
@@ -246,9 +258,6 @@ class Lifecycle:
             if good:
                 self._swap(name, wanted, versions, made)
         if good:
-            # Not under the lock: files may be deleted.
-            if loaded is not None and loaded is not wanted:
-                loaded.lease.drop()
             return
         made.abandon()
         with self._lock:

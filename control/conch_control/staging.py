@@ -33,6 +33,7 @@ class Lease:
         self._staged = staged
         self._lock = threading.Lock()
         self._needed = 1
+        self._first: Callable[[], None] = _nothing
 
     @property
     def directory(self) -> Path:
@@ -43,6 +44,10 @@ class Lease:
     def fingerprint(self) -> Fingerprint:
         """Which state of the source they are."""
         return self._staged.fingerprint
+
+    def before_release(self, do: Callable[[], None]) -> None:
+        """Says what to do when nobody needs them any more, before they are released."""
+        self._first = do
 
     def keep(self) -> Lease:
         """Says that one more needs them."""
@@ -57,9 +62,14 @@ class Lease:
             last = not self._needed
         if last:
             try:
+                self._first()
                 self._staged.release()
             except Exception:
                 log.exception("the files in '%s' could not be released", self.directory)
+
+
+def _nothing() -> None:
+    """Done before a release that nobody needs to know of."""
 
 
 def look(source: ModelSource) -> Fingerprint:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
-import signal
 import sys
 import textwrap
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
@@ -34,6 +30,7 @@ from conch.options import (
     server_options,
     storage_options,
 )
+from conch.running import run
 from conch.server import Server
 from conch.tables import table
 from conch_control.options import ControlOptions
@@ -42,7 +39,6 @@ from conch_control.service.options import ControlPortOptions
 log = logging.getLogger(__name__)
 
 _REASON_WIDTH = 60
-_SIGNAL_LOOK_S = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,40 +140,21 @@ def _run(
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
-    stop = threading.Event()
     try:
         server = Server(options, control, grpc, planner_options(flags), control_port)
-        _catch_signals(stop)
-        server.start()
+        return run(server, lambda: _started(server, grpc, control_port))
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
         print(f"error: creating server: {text}", file=sys.stderr)
         return 1
+
+
+def _started(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> None:
     # What the start has made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
     print(_summary(server, grpc, control_port), flush=True)
-    # By turns: Python runs a signal's handler late if the signal comes just before a wait for ever begins.
-    while not stop.wait(_SIGNAL_LOOK_S):
-        pass
-    log.info("Waiting for in-flight requests to complete.")
-    if server.stop():
-        return 0
-    log.error("Exit timeout expired. Exiting immediately.")
-    # Threads that still run a model would hold up a normal exit.
-    logging.shutdown()
-    os._exit(1)
-
-
-def _catch_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(128 + number)  # asked twice: whoever asks does not want to wait
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
 
 
 def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> str:

@@ -50,13 +50,20 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def _seconds(text: str) -> float:
+def _duration(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
-    if not 0 < value <= _LONGEST_S:
-        raise argparse.ArgumentTypeError(f"must be more than 0 and at most {_LONGEST_S:.0f}, got {text}")
+    if not 0 <= value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_LONGEST_S:.0f} seconds, got {text}")
+    return value
+
+
+def _interval(text: str) -> float:
+    value = _duration(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
     return value
 
 
@@ -132,10 +139,10 @@ FLAGS: tuple[Flag, ...] = (
         "look for changes now and then; watch: load all models and be told of changes",
         choices=("none", "explicit", "poll", "watch"),
     ),
-    Flag("repository-poll-secs", _seconds, 15.0, "seconds between looks at model repositories"),
+    Flag("repository-poll-secs", _interval, 15.0, "seconds between looks at model repositories"),
     Flag(
         "repository-settle-secs",
-        _seconds,
+        _interval,
         1.0,
         "seconds that nothing must have changed of a model in a repository before it is loaded",
     ),
@@ -183,7 +190,19 @@ FLAGS: tuple[Flag, ...] = (
     Flag("min-supported-compute-capability", _capability, 6.0, "least CUDA compute capability of a GPU used"),
     Flag("exit-on-error", parse_bool, True, "exit if a model fails to load at the start"),
     Flag("strict-readiness", parse_bool, True, "ready only if all models are"),
-    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after a stop was asked for"),
+    Flag(
+        "drain-delay",
+        _duration,
+        0.0,
+        "seconds for which a server that was asked to stop is not ready but goes on serving",
+    ),
+    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after that"),
+    Flag(
+        "listen-while-loading",
+        parse_bool,
+        False,
+        "answer probes (live, not ready) and requests for what is loaded before all startup models are",
+    ),
     Flag("allow-grpc", parse_bool, True, "serve gRPC"),
     Flag("grpc-address", str, "0.0.0.0", "address for gRPC, or unix:PATH"),
     Flag("grpc-port", _port, 8001, "port for gRPC"),

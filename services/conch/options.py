@@ -27,7 +27,9 @@ class ServerOptions:
         server_id: Its name in the metadata.
         exit_on_error: Whether a model that fails at the start ends the server.
         strict_readiness: Whether ready means that all models are.
-        exit_timeout_s: Seconds requests may take after a stop was asked for.
+        exit_timeout_s: Seconds requests may take once the server stops to accept them.
+        drain_delay_s: Seconds for which requests are still accepted after a stop was asked for.
+        listen_while_loading: Whether to listen before the models of the start are loaded.
         cache: Settings by name of the response cache; nothing for none.
         allow_model_control: Whether clients of the inference ports may load and unload models.
     """
@@ -36,6 +38,8 @@ class ServerOptions:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_s: float = 30.0
+    drain_delay_s: float = 0.0
+    listen_while_loading: bool = False
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     allow_model_control: bool = True
 
@@ -51,6 +55,8 @@ def server_options(flags: FlagValues) -> ServerOptions:
         exit_on_error=flags["exit-on-error"],
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
+        drain_delay_s=flags["drain-delay"],
+        listen_while_loading=flags["listen-while-loading"],
         cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
         allow_model_control=flags["allow-model-control"],
     )

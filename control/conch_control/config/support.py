@@ -34,8 +34,6 @@ def check_supported(config: ModelConfig) -> None:
 
 
 def _unsupported(config: ModelConfig) -> Iterator[str]:
-    if config.HasField("model_repository_agents"):
-        yield "model_repository_agents"
     if any(step.model_namespace for step in config.ensemble_scheduling.step):
         yield "ensemble_scheduling.step.model_namespace"
     for kind, tensors in (("input", config.input), ("output", config.output)):

@@ -151,6 +151,11 @@ class Model:
         return self._runner.pending
 
     @property
+    def held(self) -> int:
+        """How many sequences it has begun and not ended."""
+        return self._runner.held
+
+    @property
     def readiness(self) -> Sequence[Readiness]:
         """The checks its instances make of themselves."""
         return [check for instance in self._fleet.active if (check := instance.readiness) is not None]

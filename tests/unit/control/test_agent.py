@@ -151,10 +151,10 @@ def test_directory_and_config_disagree_on_the_name(site: Site, caplog: pytest.Lo
     reason = "unexpected directory name 'm' for model 'n', directory name must equal model name"
     assert reason in caplog.text
     assert agent.index(False) == [IndexEntry("m", "", "UNAVAILABLE", reason)]
-    assert not agent.ready()
+    assert agent.ready(), "it was not asked for at the start"
     site.model("m")
     agent.load("m", {})
-    assert agent.ready()
+    assert agent.index(False) == [IndexEntry("m", "1", "READY")]
 
 
 def test_missing_config(site: Site, caplog: pytest.LogCaptureFixture) -> None:

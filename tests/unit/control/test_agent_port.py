@@ -121,7 +121,7 @@ def test_drain_makes_the_server_not_ready_and_nothing_else(site: Site) -> None:
     agent.drain()
     assert drained.is_set()
     before = core.ready
-    core.draining()
+    core.drain()
     assert (before, core.ready, core.live) == (True, False, True)
     assert core.model("m").spec.name == "m"
     assert agent.close(20)

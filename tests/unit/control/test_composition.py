@@ -215,7 +215,6 @@ def test_ensembles_that_do_not_fit_their_models(site: Site, name: str) -> None:
     assert raised.value.reason == text
     (line,) = [line for line in agent.index(False) if line.name == "e"]
     assert (line.state, line.reason) == ("UNAVAILABLE", text)
-    assert not agent.ready()
 
 
 def test_optional_inputs_need_no_tensor(site: Site) -> None:
@@ -551,7 +550,6 @@ def test_an_ensemble_that_was_asked_for_comes_with_the_part_it_lacked(site: Site
     agent = site.agent()
     with pytest.raises(ConchError, match="contains models that are not available or ambiguous: m"):
         agent.load("e", {})
-    assert not agent.ready()
     site.model("m")
     agent.load("m", {})
     assert site.states("e") == {1: ("READY", "")}
