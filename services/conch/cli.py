@@ -16,6 +16,7 @@ from types import FrameType
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
+from conch.commands.check import check
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
@@ -47,11 +48,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = arguments or ["--help"]
     if command == "serve":
         return _serve(rest)
+    if command == "check":
+        return check(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
     if command in ("--help", "-h", "help"):
         print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
+        print(
+            "       conch check REPO ...   check model repositories; see conch check --help"
+        )
         print("       conch --version        print the version")
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)

@@ -48,6 +48,7 @@ RULES = (
     rule("conch.options", "conch", "conch_control"),
     rule("conch.server", "conch", "conch_control"),
     rule("conch.cli", "conch", "conch_control"),
+    rule("conch.commands.check", "conch", "conch_control"),
     rule("conch_control", "conch.core", "conch.protocol", "conch_control", "google.protobuf"),
     # pb_utils, the module that Triton's Python models import.
     rule("triton_python_backend_utils", "numpy", "conch.core", "conch.backends"),

@@ -11,7 +11,7 @@ _PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_ORT_PROVIDERS",
 
 
 def idle_settings(config: ModelConfig) -> Problems:
-    """Settings of a config, as it was written, that have no effect.
+    """Settings of an effective config that have no effect.
 
     They come as problems, but no load fails of them.
     """

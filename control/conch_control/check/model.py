@@ -31,6 +31,7 @@ from conch_control.config.platforms import filling_backend, is_ensemble
 from conch_control.config.problems import Problem, Problems, attempt, collect
 from conch_control.config.ragged import ragged_problems
 from conch_control.config.spec import assemble_spec, read_extras
+from conch_control.config.suggest import nearest
 from conch_control.config.support import support_problems
 from conch_control.config.validate import config_problems, tensor_problems
 from conch_control.config.warmup import checked_warmup
@@ -52,11 +53,13 @@ class Rules:
     Attributes:
         options: Settings of the control plane that is to serve them.
         get_backend: Finds a backend by name; raises InvalidArgumentError for one that does not exist.
+        backends: Names of the backends there are, for suggestions.
         run_code: Whether models may run code of their own to complete their configs.
     """
 
     options: ControlOptions
     get_backend: Callable[[str], Backend]
+    backends: Sequence[str] = ()
     run_code: bool = False
 
 
@@ -131,7 +134,6 @@ class ModelCheck:
         config.CopyFrom(written)
         self._define(config, paths, versions)
         self.config = config
-        self.report(idle_settings(written), "warning")
         self.report(_missing_versions(config, versions), "warning")
         problem: list[Problem] = []
         selected = collect(attempt("version_policy", lambda: select_versions(config, versions)), problem)
@@ -150,6 +152,9 @@ class ModelCheck:
             self._finish_ensemble(config, written)
         else:
             self._finish(config, written)
+        effective = self.checkup.config
+        if effective is not None and self.checkup.certain:
+            self.report(idle_settings(effective), "warning")
         wrong = {finding.path for finding in self.checkup.findings}
         self.report((each for each in _odd_numbers(written) if each.path not in wrong), "warning")
 
@@ -258,7 +263,19 @@ class ModelCheck:
         try:
             return self._rules.get_backend(config.backend)
         except ConchError as error:
-            self.report([Problem("backend", error.message, expected="a backend that is installed")])
+            near = nearest(config.backend, self._rules.backends)
+            known = config.backend in self._rules.backends
+            self.report(
+                [
+                    Problem(
+                        "backend",
+                        error.message,
+                        expected="" if known else f"one of {', '.join(self._rules.backends)}",
+                        found=f"'{config.backend}'",
+                        nearest="" if known else near,
+                    )
+                ]
+            )
             return None
 
     def _finish_version(
@@ -347,7 +364,7 @@ class ModelCheck:
             return complete(config, backend, directory, options.options_of(config.backend)), True
         except ConchError as error:
             self.report([Problem("", error.message)])
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # models are other people's code
             self.report([Problem("", f"completing the config failed: {error}")])
         return config, False
 

@@ -8,8 +8,13 @@ from conch_control.check.ensembles import check_ensembles
 from conch_control.check.findings import Report
 from conch_control.check.model import ModelCheck, Rules
 from conch_control.config.problems import Problem
+from conch_control.config.suggest import nearest
 from conch_control.dependencies import build_graph
 from conch_control.repository.source import ModelSource, Repository
+
+
+class UnknownModelError(LookupError):
+    """A model to be checked is in none of the repositories."""
 
 
 def check_repositories(
@@ -24,6 +29,9 @@ def check_repositories(
 
     Returns:
         What was found.
+
+    Raises:
+        UnknownModelError: None of the repositories has one of the models to report.
     """
     unique = {each.location: each for each in repositories}
     report = Report(tuple(unique))
@@ -38,7 +46,13 @@ def check_repositories(
         for name, source in found.items():
             sources.setdefault(name, []).append(source)
     report.unreadable = unreadable
-    names = sorted(only or sources)
+    for name in only:
+        if name not in sources and not unreadable:
+            near = nearest(name, sources)
+            raise UnknownModelError(
+                f"no repository has a model '{name}'{f'; did you mean {near!r}?' if near else ''}"
+            )
+    names = sorted(set(only).intersection(sources) if only else sources)
     checks: dict[str, list[ModelCheck]] = {}
 
     def check(name: str) -> tuple[str, ...]:
