@@ -234,9 +234,13 @@ class ModelCheck:
         config.name = name
         start = f"{versions[0]}/" if versions else "/"
         content = {path.removeprefix(start).partition("/")[0] for path in paths if path.startswith(start)}
-        self.report(filling_backend(config, content.__contains__))
+        unknown = list(filling_backend(config, content.__contains__))
+        self.report(unknown)
         normalize(config)
-        self.report(config_problems(config))
+        problems = list(config_problems(config))
+        if unknown:  # that it says no backend has been said
+            self._known.update((each.path, each.message) for each in problems if each.path == "backend")
+        self.report(problems)
         if self._rules.options.strict_model_config:
             self.report(tensor_problems(config))
 
