@@ -55,9 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if command in ("--help", "-h", "help"):
         print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
-        print(
-            "       conch check REPO ...   check model repositories; see conch check --help"
-        )
+        print("       conch check REPO ...   check model repositories; see conch check --help")
         print("       conch --version        print the version")
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)

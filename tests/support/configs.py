@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf import text_encoding
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 
 
 def _fill(draw: st.DrawFn, message: Message, most: int) -> None:
-    fields = list(message.DESCRIPTOR.fields)
+    fields: list[FieldDescriptor] = list(cast(Descriptor, message.DESCRIPTOR).fields)
     if not fields:
         return
     for field in draw(st.lists(st.sampled_from(fields), max_size=min(most, len(fields)), unique=True)):
@@ -160,7 +160,7 @@ class Layout:
         if field.message_type is None:
             self._add(self._literal(field, value))
             return
-        opening, closing = self._draw(st.sampled_from(["{}", "<>"]))
+        opening, closing = self._draw(st.sampled_from([("{", "}"), ("<", ">")]))
         self._add(opening)
         self._fields(value, path)
         self._space()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -330,6 +330,9 @@ class ModelCheck:
             final, self.directory, version, model_file, options.options_of(final.backend), extras
         )
         self.checkup.specs[version] = spec
+        problems = []
+        collect(attempt("", partial(backend.check, spec)), problems)
+        self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
         for number, sample in samples:
             problems = []
             collect(
@@ -407,6 +410,15 @@ class ModelCheck:
 def _completable(path: str, config: ModelConfig) -> bool:
     """Whether a problem is that something of a tensor is missing, which completion might add."""
     return path.startswith(_COMPLETED) and value_at(config, path) is None
+
+
+def _tensor_in(message: str, config: ModelConfig) -> str:
+    """Path of the tensor that a backend's message names, if there is one."""
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        for number, name in enumerate([tensor.name for tensor in tensors]):
+            if f"{kind} '{name}'" in message or f"tensor '{name}'" in message:
+                return f"{kind}[{number}]"
+    return ""
 
 
 def _missing_versions(config: ModelConfig, versions: Sequence[int]) -> Problems:

@@ -106,6 +106,13 @@ class Backend(ABC):
         """
         return config
 
+    def check(self, spec: ModelSpec) -> None:
+        """Checks what can be checked of a model version without loading it on a device or running its code.
+
+        Raises:
+            ConchError: It could not be loaded; the text says why.
+        """
+
     @abstractmethod
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model version.

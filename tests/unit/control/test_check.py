@@ -1,3 +1,4 @@
+# ruff: noqa: E501  a case per line
 """``conch check`` on single models: each kind of problem, and where it is found."""
 
 from __future__ import annotations
@@ -5,11 +6,13 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.configs import Layout, layouts
+from tests.unit.control.conftest import Site as MakeSite
 
 from conch.core.instances.placement import Devices
 from conch.protocol.model_config_pb2 import ModelConfig
@@ -19,8 +22,6 @@ from conch_control.check.output import as_json, as_text, is_clean
 from conch_control.check.repositories import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
 from conch_control.repository.local import LocalRepository
-from tests.support.configs import Layout, layouts
-from tests.unit.control.conftest import Site as MakeSite
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -31,13 +32,13 @@ output { name: "X" data_type: TYPE_UINT8 dims: 1 }
 """Two lines, behind the first one with the backend."""
 
 
-def checked(site: Site, *repositories: Path, only: tuple[str, ...] = (), **options: object) -> Report:
-    control = ControlOptions(repositories=(), **options)  # type: ignore[arg-type]
+def checked(site: Site, *repositories: Path, only: tuple[str, ...] = (), **options: Any) -> Report:
+    control = ControlOptions(repositories=(), **options)
     rules = Rules(control, site.get_backend, ("echo", "other"))
     return check_repositories(map(LocalRepository, repositories or (site.repository,)), rules, only)
 
 
-def model(site: Site, text: str, name: str = "m", **options: object) -> Checkup:
+def model(site: Site, text: str, name: str = "m", **options: Any) -> Checkup:
     site.model(name, config=text)
     report = checked(site, **options)
     return next(each for each in report.models if each.name == name)

@@ -4,11 +4,11 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.configs import Layout, configs, layouts
 
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.positions import Positions, parent
 from conch_control.config.fieldpaths import leaves
-from tests.support.configs import Layout, configs, layouts
 
 
 @given(layouts())

@@ -4,10 +4,10 @@ import pytest
 from google.protobuf import text_format
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.configs import Layout, layouts
 
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.reading import read_text
-from tests.support.configs import Layout, layouts
 
 
 def mistakes(text: str) -> list[tuple[int, int, str, str, str]]:

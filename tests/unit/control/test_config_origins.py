@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from google.protobuf import text_format
 from hypothesis import given
+from tests.support.configs import configs
 
-from conch.protocol.model_config_pb2 import ModelConfig
+from conch.protocol.model_config_pb2 import TYPE_FP32, ModelConfig
 from conch_control.check.show import show_config
 from conch_control.config.fieldpaths import leaves, value_at
 from conch_control.config.normalize import normalize
 from conch_control.config.origins import OVERRIDE, config_origins
 from conch_control.config.parse import parse_config
-from tests.support.configs import configs
 
 
 def test_each_value_has_the_origin_it_came_from() -> None:
@@ -23,7 +23,7 @@ def test_each_value_has_the_origin_it_came_from() -> None:
     completed.name = "m"
     normalize(completed)  # as before a backend gets it
     completed.max_batch_size = 8
-    completed.input[0].data_type = 11
+    completed.input[0].data_type = TYPE_FP32
     completed.output.add(name="Y", dims=[3])
     final = ModelConfig()
     final.CopyFrom(completed)
