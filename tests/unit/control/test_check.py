@@ -252,16 +252,17 @@ def test_duplicates_and_the_ensembles_that_need_them(site: Site, tmp_path: Path)
             assert finding.found == "'m', which is in two or more repositories"
 
 
-def ensemble(steps: dict[str, str], more: str = "") -> str:
-    """An ensemble whose steps run one after the other, each by a name of the input and output of its model."""
+def ensemble(steps: dict[str, str | tuple[str, str]], more: str = "") -> str:
+    """An ensemble whose steps run one after the other, each with the names of its model's input and output."""
     text = """platform: "ensemble"
 input { name: "A0" data_type: TYPE_UINT8 dims: 1 }
 """
     text += f'output {{ name: "A{len(steps)}" data_type: TYPE_UINT8 dims: 1 }}\nensemble_scheduling {{\n'
-    for number, (name, end) in enumerate(steps.items()):
+    for number, (name, ends) in enumerate(steps.items()):
+        taken, made = (ends, ends) if isinstance(ends, str) else ends
         text += f'step {{ model_name: "{name}" model_version: -1\n'
-        text += f'input_map {{ key: "{end}" value: "A{number}" }}\n'
-        text += f'output_map {{ key: "{end}" value: "A{number + 1}" }} }}\n'
+        text += f'input_map {{ key: "{taken}" value: "A{number}" }}\n'
+        text += f'output_map {{ key: "{made}" value: "A{number + 1}" }} }}\n'
     return text + "}\n" + more
 
 
@@ -315,13 +316,12 @@ def test_circles_over_several_ensembles(site: Site) -> None:
 
 def test_nested_ensembles_are_clean(site: Site) -> None:
     site.model("m")
-    site.model(
-        "z",
-        {1: ""},
-        ensemble({"m": "X"}).replace('"A1"', '"A0x"').replace('"A0"', '"X"').replace("A0x", "X2"),
-    )
-    site.model("a", {1: ""}, ensemble({"m": "X"}))
+    site.model("z", {1: ""}, ensemble({"m": "X"}))
+    site.model("a", {1: ""}, ensemble({"m": "X", "z": ("A0", "A1")}))
     assert is_clean(checked(site), True)
+    site.model("z", {1: ""}, ensemble({"m": "X"}).replace("dims: 1", "dims: 2"))
+    report = checked(site)
+    assert [(each.name, each.failed) for each in report.models] == [("a", True), ("m", False), ("z", True)]
 
 
 def test_only_the_named_models_are_reported(site: Site) -> None:
@@ -466,7 +466,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=4, unique=True), st.booleans())
 def test_finds_a_problem_exactly_when_the_load_fails(fragments: list[str], strict: bool) -> None:
     text = "\n".join(['backend: "echo"', IO, *fragments])
@@ -498,3 +498,50 @@ def test_never_fails_itself(made: tuple[ModelConfig, Layout]) -> None:
         for finding in checkup.findings:
             assert "Error: " not in finding.message, finding
         site.close()
+
+
+PARTS = {
+    "m": f'backend: "echo" {IO}',
+    "batching": f'backend: "echo" max_batch_size: 2 {IO}',
+    "other": 'backend: "echo" input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "X" data_type: TYPE_FP32 dims: 1 }',
+    "two": f'backend: "echo" input {{ name: "Z" data_type: TYPE_UINT8 dims: 1 }} {IO}',
+    "bad": f'backend: "echo" max_batch_size: -1 {IO}',
+    "stateful": f'backend: "echo" sequence_batching {{}} {IO}',
+    "decoupled": f'backend: "echo" model_transaction_policy {{ decoupled: true }} {IO}',
+}
+ENSEMBLES = ("e", "f", "g")
+
+
+@st.composite
+def ensembles(draw: st.DrawFn) -> str:
+    names = draw(
+        st.lists(st.sampled_from((*PARTS, *ENSEMBLES, "missing")), min_size=1, max_size=2, unique=True)
+    )
+    text = ensemble({name: "X" if name in PARTS else ("A0", "A1") for name in names})
+    if draw(st.booleans()):
+        text = text.replace("model_version: -1", "model_version: 1")
+    for old, new in (("TYPE_UINT8", "TYPE_INT8"), ("dims: 1", "dims: -1"), ('"A1"', '"A0"'), ("-1", "2")):
+        if draw(st.integers(0, 9)) == 0:
+            text = text.replace(old, new, 1)
+    if draw(st.integers(0, 3)) == 0:
+        text += draw(
+            st.sampled_from(["max_batch_size: 2", "response_cache { enable: true }", "max_batch_size: 3"])
+        )
+    return text
+
+
+@settings(max_examples=25)
+@given(st.lists(ensembles(), min_size=1, max_size=3))
+def test_ensembles_have_problems_exactly_when_they_can_not_be_loaded(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        site = MakeSite(Path(root))
+        try:
+            for name, text in PARTS.items():
+                site.model(name, config=text)
+            for name, text in zip(ENSEMBLES, texts, strict=False):
+                site.model(name, {1: ""}, text)
+            report = checked(site)
+            failed = {failure.name: failure.reason for failure in site.agent("none").start()}
+            assert {each.name for each in report.models if each.failed} == set(failed), (failed, report)
+        finally:
+            site.close()
