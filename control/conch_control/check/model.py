@@ -73,13 +73,12 @@ class ModelCheck:
     Attributes:
         checkup: What has been found.
         config: The config with its defaults, not completed; None if it can't be read.
-        directory: The model's directory.
     """
 
     def __init__(self, source: ModelSource, rules: Rules) -> None:
         self.checkup = Checkup(source.name, source.location)
         self.config: ModelConfig | None = None
-        self.directory = Path(source.location)
+        self._directory = Path()  # where its files are
         self._source = source
         self._rules = rules
         self._reading: Reading | None = None
@@ -122,31 +121,29 @@ class ModelCheck:
     def _run(self) -> None:
         try:
             written = self._read()
-            paths = [entry[0] for entry in self._source.fingerprint()]
+            if written is None:
+                self._find_versions([entry[0] for entry in self._source.fingerprint()])
+                return
+            staged = self._source.stage(lambda done, total: None, lambda: False)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             self.report([Problem("", f"{self.checkup.location} can't be read: {reason}")])
             return
+        try:
+            self._directory = staged.directory
+            self._check(written, [entry[0] for entry in staged.fingerprint])
+        finally:
+            staged.release()
+
+    def _check(self, written: ModelConfig, paths: Sequence[str]) -> None:
+        """Does what a load of the config does; the paths are those of the model's files."""
         versions = self._find_versions(paths)
-        if written is None:
-            return
         config = ModelConfig()
         config.CopyFrom(written)
         self._define(config, paths, versions)
         self.config = config
         self.report(_missing_versions(config, versions), "warning")
-        problem: list[Problem] = []
-        selected = collect(attempt("version_policy", lambda: select_versions(config, versions)), problem)
-        self.report(
-            Problem(
-                each.path,
-                each.message,
-                expected="a directory named with a number, such as 1" if not versions else "",
-                found=f"version directories {', '.join(map(str, versions))}" if versions else "none",
-            )
-            for each in problem
-        )
-        self.checkup.versions = tuple(selected or ())
+        self._select(config, versions)
         self.report(support_problems(config))
         if is_ensemble(config):
             self._finish_ensemble(config, written)
@@ -157,6 +154,24 @@ class ModelCheck:
             self.report(idle_settings(effective), "warning")
         wrong = {finding.path for finding in self.checkup.findings}
         self.report((each for each in _odd_numbers(written) if each.path not in wrong), "warning")
+
+    def _select(self, config: ModelConfig, versions: Sequence[int]) -> None:
+        """Finds the versions that would be loaded."""
+        policy = ModelConfig(name=config.name, version_policy=config.version_policy)
+        if policy.version_policy.HasField("specific"):  # without those whose lack has been reported
+            specific = policy.version_policy.specific.versions
+            specific[:] = [version for version in specific if version in versions]
+        problems: list[Problem] = []
+        selected = collect(attempt("version_policy", partial(select_versions, policy, versions)), problems)
+        self.report(
+            replace(
+                each,
+                expected="" if versions else "a directory named with a number, such as 1",
+                found=f"version directories {', '.join(map(str, versions))}" if versions else "none",
+            )
+            for each in problems
+        )
+        self.checkup.versions = tuple(selected or ())
 
     def _read(self) -> ModelConfig | None:
         """The config as it is written, without what is wrong in it."""
@@ -247,12 +262,12 @@ class ModelCheck:
     def _finish_ensemble(self, config: ModelConfig, written: ModelConfig) -> None:
         self.report(tensor_problems(config))
         problems: list[Problem] = []
-        extras = collect(read_extras(config, self.directory), problems)
+        extras = collect(read_extras(config, self._directory), problems)
         self.report(problems)
         self._show(written, config, config)
         if not self.checkup.failed:
             for version in self.checkup.versions:
-                spec = assemble_spec(config, self.directory, version, "", {}, extras)
+                spec = assemble_spec(config, self._directory, version, "", {}, extras)
                 self.checkup.specs[version] = spec
 
     def _finish(self, config: ModelConfig, written: ModelConfig) -> None:
@@ -290,11 +305,11 @@ class ModelCheck:
         completed = ModelConfig()
         completed.CopyFrom(config)
         final = completed
-        directory = self.directory / str(version)
+        directory = self._directory / str(version)
         model_file, certain = "", False
         if backend is not None:
             problems: list[Problem] = []
-            model_file = collect(checked_model_file(config, backend, self.directory, directory), problems)
+            model_file = collect(checked_model_file(config, backend, self._directory, directory), problems)
             self.report(problems)
             completed.platform = completed.platform or backend.platform
             if not problems:
@@ -316,10 +331,10 @@ class ModelCheck:
             self.report(ragged_problems(final))
         self.report(support_problems(final))
         problems = []
-        extras = collect(read_extras(final, self.directory, options.max_queue_size), problems)
+        extras = collect(read_extras(final, self._directory, options.max_queue_size), problems)
         self.report(each for each in problems if whole or "CONCH_PADDING" not in each.path)
         problems = []
-        samples = collect(checked_warmup(final, self.directory), problems)
+        samples = collect(checked_warmup(final, self._directory), problems)
         self.report(problems)
         if not self.checkup.origins:
             self._show(written, completed, final)
@@ -327,7 +342,7 @@ class ModelCheck:
         if backend is None or self.checkup.failed or not whole:
             return
         spec = assemble_spec(
-            final, self.directory, version, model_file, options.options_of(final.backend), extras
+            final, self._directory, version, model_file, options.options_of(final.backend), extras
         )
         self.checkup.specs[version] = spec
         problems = []
