@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from conch.core.errors import ConchError
 from conch.core.instances.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.advice import idle_settings
-from conch_control.check.findings import Checkup, Finding, Severity
+from conch_control.check.findings import Checkup
+from conch_control.check.notes import Notes
 from conch_control.check.pythonfile import PythonFile, read_python
-from conch_control.check.reading import Reading, read_text, shortened
+from conch_control.check.reading import read_text
 from conch_control.config.complete import complete
 from conch_control.config.fieldpaths import is_map, leaves, value_at
 from conch_control.config.groups import resolving_groups
@@ -64,7 +65,7 @@ class Rules:
 
 
 class ModelCheck:
-    """The check of one model, and what is needed to go on with it: positions, and what has been reported.
+    """The check of one model, and what is needed to go on with it.
 
     Args:
         source: The model.
@@ -72,18 +73,20 @@ class ModelCheck:
 
     Attributes:
         checkup: What has been found.
+        report: Adds problems to that.
+        sort: Puts it in the order of the config.
         config: The config with its defaults, not completed; None if it can't be read.
     """
 
     def __init__(self, source: ModelSource, rules: Rules) -> None:
         self.checkup = Checkup(source.name, source.location)
+        self._notes = Notes(self.checkup)
+        self.report = self._notes.report
+        self.sort = self._notes.sort
         self.config: ModelConfig | None = None
         self._directory = Path()  # where its files are
         self._source = source
         self._rules = rules
-        self._reading: Reading | None = None
-        self._file = source.location
-        self._known: set[tuple[str, str]] = set()
 
     def run(self) -> None:
         """Checks what can be checked without other models."""
@@ -92,31 +95,6 @@ class ModelCheck:
         except Exception as error:  # the load would fail of it as well
             log.debug("checking '%s' failed", self.checkup.name, exc_info=True)
             self.report([Problem("", f"{type(error).__name__}: {error}")])
-
-    def sort(self) -> None:
-        """Puts the findings in the order of the config, those in other files last."""
-        self.checkup.findings.sort(key=lambda found: (found.file != self._file, found.line, found.column))
-
-    def report(self, problems: Iterable[Problem], severity: Severity = "error") -> None:
-        """Notes problems with the config, each once, but for those that follow from mistakes in its text."""
-        for problem in problems:
-            if (problem.path, problem.message) in self._known or self._follows(problem.path):
-                continue
-            self._known.add((problem.path, problem.message))
-            line, column = (0, 0) if self._reading is None else self._reading.place(problem.path)
-            self.checkup.findings.append(
-                Finding(
-                    severity,
-                    self._file,
-                    line,
-                    column,
-                    problem.path,
-                    problem.message,
-                    problem.expected,
-                    problem.found or self._found(problem.path),
-                    problem.nearest,
-                )
-            )
 
     def _run(self) -> None:
         try:
@@ -188,24 +166,10 @@ class ModelCheck:
         except UnicodeDecodeError as error:
             before = content[: error.start].decode()
             line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-            self._add("error", self._file, line, column, f"not UTF-8 text: {error}")
+            self._notes.add("error", self._notes.file, line, column, f"not UTF-8 text: {error}")
             return None
-        reading = self._reading = read_text(text)
-        for mistake in reading.mistakes:
-            problem = mistake.problem
-            self.checkup.findings.append(
-                Finding(
-                    "error",
-                    self._file,
-                    mistake.line,
-                    mistake.column,
-                    problem.path,
-                    problem.message,
-                    problem.expected,
-                    problem.found,
-                    problem.nearest,
-                )
-            )
+        reading = self._notes.reading = read_text(text)
+        self._notes.mistakes(reading)
         return reading.config
 
     def _content(self) -> bytes | None:
@@ -220,7 +184,7 @@ class ModelCheck:
                 if path != CONFIG_FILE:
                     continue
                 raise
-            self._file = f"{self._source.location}/{path}"
+            self._notes.file = f"{self._source.location}/{path}"
             return content
         return None
 
@@ -229,7 +193,7 @@ class ModelCheck:
         versions, ignored = split_versions(names)
         for name, reason in ignored.items():
             place = f"{self._source.location}/{name}"
-            self._add("warning", place, 0, 0, f"ignored as a version directory: its name {reason}")
+            self._notes.add("warning", place, 0, 0, f"ignored as a version directory: its name {reason}")
         return versions
 
     def _define(self, config: ModelConfig, paths: Sequence[str], versions: Sequence[int]) -> None:
@@ -254,7 +218,7 @@ class ModelCheck:
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # that it says no backend has been said
-            self._known.update((each.path, each.message) for each in problems if each.path == "backend")
+            self._notes.known.update((each.path, each.message) for each in problems if each.path == "backend")
         self.report(problems)
         if self._rules.options.strict_model_config:
             self.report(tensor_problems(config))
@@ -396,30 +360,15 @@ class ModelCheck:
         except OSError as error:
             source = PythonFile(f"{path} can't be read: {error.strerror}")
         if source.error:
-            self._add("error", str(path), source.line, source.column, source.error)
+            self._notes.add("error", str(path), source.line, source.column, source.error)
         return source
 
     def _show(self, written: ModelConfig, completed: ModelConfig, final: ModelConfig) -> None:
         checkup = self.checkup
         checkup.config = final
         checkup.origins = config_origins(written, completed, final)
-        if self._reading is not None:
-            checkup.place = self._reading.place
-
-    def _add(self, severity: Severity, file: str, line: int, column: int, message: str) -> None:
-        finding = Finding(severity, file, line, column, "", message)
-        if finding not in self.checkup.findings:
-            self.checkup.findings.append(finding)
-
-    def _follows(self, path: str) -> bool:
-        left_out = frozenset() if self._reading is None else self._reading.left_out
-        return any(path == each or path.startswith((f"{each}.", f"{each}[")) for each in left_out)
-
-    def _found(self, path: str) -> str:
-        if not path or self._reading is None or self._reading.config is None:
-            return "nothing" if path else ""
-        value = value_at(self._reading.config, path)
-        return "nothing" if value is None else shortened(self._reading.text_of(path) or str(value))
+        if self._notes.reading is not None:
+            checkup.place = self._notes.reading.place
 
 
 def _completable(path: str, config: ModelConfig) -> bool:
