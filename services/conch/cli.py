@@ -55,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from conch.commands import control
 
         return control.run(rest)
+    if command == "check":
+        from conch.commands.check import check
+
+        return check(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
@@ -64,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("                              conch models --help")
         print("       conch control [flags]  have a running server follow repositories from a process of its")
         print("                              own; see conch control --help")
+        print("       conch check REPO ...   check model repositories; see conch check --help")
         print("       conch --version        print the version")
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -43,21 +43,35 @@ def version_numbers(directory: Path) -> list[int]:
     Raises:
         OSError: The directory can't be read.
     """
-    versions = []
     with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if is_directory(entry))
-    for name in names:
+        versions, ignored = split_versions(entry.name for entry in entries if is_directory(entry))
+    for name, reason in ignored.items():
+        log.warning("ignore version directory '%s' which %s", name, reason)
+    return versions
+
+
+def split_versions(names: Iterable[str]) -> tuple[list[int], dict[str, str]]:
+    """What the directories inside a model's directory are.
+
+    Args:
+        names: Their names.
+
+    Returns:
+        Versions, ascending; and those that are neither versions nor have another purpose, by name, each with
+        the reason.
+    """
+    versions: list[int] = []
+    ignored: dict[str, str] = {}
+    for name in sorted(names):
         if name in _OTHER_DIRECTORIES:
             continue
         if not _is_number(name):
-            log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+            ignored[name] = "fails to convert to integral number"
         elif name.startswith("0"):
-            log.warning(
-                "ignore version directory '%s' which contains leading zeros in its directory name", name
-            )
+            ignored[name] = "contains leading zeros in its directory name"
         else:
             versions.append(int(name))
-    return sorted(versions)
+    return sorted(versions), ignored
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:

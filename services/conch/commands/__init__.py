@@ -1,1 +1,1 @@
-"""The commands of ``conch`` that speak to a running server."""
+"""The commands of ``conch`` besides ``conch serve``, a module each."""
