@@ -19,8 +19,10 @@ from conch.core.instances.placement import devices_of
 from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.book import Book
 from conch_control.composition import Composition, LoadOne
+from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
@@ -229,7 +231,14 @@ class Agent:
             self.repositories.close()
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
-        return {}
+        origin = self._lifecycle.origin(spec.name)
+        if origin is None:
+            return {}
+        effective = ModelConfig.FromString(spec.config_message)
+        completed = ModelConfig.FromString(spec.config_message)
+        del completed.instance_group[:]  # what is not written of them is the server's choice
+        source = OVERRIDE if origin.override else CONFIG_FILE
+        return config_origins(origin.definition.written, completed, effective, source)
 
     def _startup_names(self, scan: Scan) -> list[str]:
         startup = self._options.startup_models

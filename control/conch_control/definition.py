@@ -59,6 +59,7 @@ class Definition:
         directory: The model's directory, where its repository agents have it if there are any.
         config: Its config, normalised but not completed; never changed.
         versions: Versions that have a directory, ascending.
+        written: Its config as somebody has written it; never changed.
         agents: Its repository agents, to be told what becomes of the load.
     """
 
@@ -66,6 +67,7 @@ class Definition:
     directory: Path
     config: ModelConfig
     versions: tuple[int, ...]
+    written: ModelConfig = field(default_factory=ModelConfig, compare=False)
     agents: AgentChain = field(default_factory=AgentChain, compare=False)
 
 
@@ -127,6 +129,7 @@ def _read(
             f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model "
             f"name"
         )
+    written = ModelConfig.FromString(config.SerializeToString())
     config.name = name
     versions = version_numbers(directory)
     # One version tells the format of all of them.
@@ -136,4 +139,4 @@ def _read(
     validate_config(config)
     if options.strict_model_config:
         validate_tensors(config)  # else they may be completed later
-    return Definition(name, directory, config, tuple(versions), agents)
+    return Definition(name, directory, config, tuple(versions), written, agents)

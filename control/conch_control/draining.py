@@ -89,14 +89,15 @@ class Drains:
                     self._book.drained(spec.name, status)
                 done()
 
-        self.start(model, unload)
+        self.start(model, unload, lease is not None and lease.early)
 
-    def start(self, model: Servable, drain: Callable[[], None]) -> None:
+    def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> None:
         """Waits for what is no longer wanted of a model to finish.
 
         Args:
             model: The model.
             drain: Waits, and closes it.
+            early: Whether it was loaded while the process started.
         """
         what = f"'{model.spec.name}' version {model.spec.version}"
         todo = [drain]
@@ -111,7 +112,7 @@ class Drains:
                     stopping = self._stopping
                     del self._going[thread]
             if not stopping:
-                give_back()
+                give_back(early)
                 log_given_back(what, before)
 
         thread = threading.Thread(target=run, name=f"conch-unload-{model.spec.name}", daemon=True)

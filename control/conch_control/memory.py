@@ -72,9 +72,23 @@ class MemoryMeter:
         return max(after - measurement.before, 0)
 
 
-def give_back() -> None:
-    """Frees what nothing refers to any more, and returns what is free to the system."""
-    gc.collect()
+def frozen() -> bool:
+    """Whether the process has put away what it had made by some moment, for the collector not to look at."""
+    return gc.get_freeze_count() > 0
+
+
+def give_back(also_frozen: bool = False) -> None:
+    """Frees what nothing refers to any more, and returns what is free to the system.
+
+    Args:
+        also_frozen: Whether what is put away may be part of it; that takes longer, and everything waits.
+    """
+    if also_frozen and frozen():
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+    else:
+        gc.collect()
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

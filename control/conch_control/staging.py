@@ -14,6 +14,7 @@ from conch_control.config.normalize import normalize
 from conch_control.config.parse import decode_config
 from conch_control.definition import PollError
 from conch_control.dependencies import config_content
+from conch_control.memory import frozen
 from conch_control.options import ControlOptions
 from conch_control.repository.layout import Fingerprint, of_configs, versions_in
 from conch_control.repository.source import ModelSource, Progress, Staged
@@ -27,12 +28,16 @@ class Lease:
 
     Args:
         staged: The files; whoever makes the lease needs them, until it calls `drop`.
+
+    Attributes:
+        early: Whether what is loaded from them may be among what the process puts away after its start.
     """
 
     def __init__(self, staged: Staged) -> None:
         self._staged = staged
         self._lock = threading.Lock()
         self._needed = 1
+        self.early = not frozen()
         self._first: Callable[[], None] = _nothing
 
     @property

@@ -16,6 +16,7 @@ from tests.support.servers import (
     probe,
     serving,
     simple_inputs,
+    write_model,
     write_probe,
 )
 
@@ -73,3 +74,32 @@ def test_nothing_is_left_of_them(tmp_path: Path, grpc_is_warm: None, model: str,
         assert process.num_fds() <= files
         assert process.children() == []
         assert list(temporary.iterdir()) == []
+
+
+CIRCLE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.me = self  # nothing but the garbage collector can free it
+        self.weights = np.ones(25_000_000, np.float64)
+
+    def execute(self, requests):
+        output = pb_utils.Tensor("OUT", np.zeros(1, np.float32))
+        return [pb_utils.InferenceResponse([output]) for _ in requests]
+"""
+
+
+def test_models_of_the_start_give_their_memory_back_too(tmp_path: Path) -> None:
+    """After its start, a server keeps the collector from looking at what it has by then."""
+    config = 'backend: "python" input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] } '
+    config += 'output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }'
+    write_model(tmp_path, "circle", config, {"model.py": CIRCLE})
+    flags = ["--model-control-mode=explicit", "--load-model=circle"]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        memory = psutil.Process(server.process.pid).memory_info
+        loaded = memory().rss
+        client.unload_model("circle")
+        eventually(lambda: loaded - memory().rss > 150_000_000, "its memory is back")

@@ -6,8 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from pathlib import Path
+from contextlib import ExitStack, redirect_stdout
 
 from conch.backends import backend_names, load_backend
 from conch.core.errors import ConchError
@@ -19,7 +18,7 @@ from conch_control.check.model import Rules
 from conch_control.check.output import as_json, as_text, is_clean
 from conch_control.check.repositories import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
-from conch_control.repository.local import LocalRepository
+from conch_control.storage import open_repository
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2
 """Exit codes."""
@@ -33,10 +32,14 @@ def check(arguments: Sequence[str]) -> int:
         return left.code if isinstance(left.code, int) else UNUSABLE
     try:
         rules = _rules(given)
-        repositories = [_repository(name) for name in given.repositories]
-        # What models print while they complete their configs must not get into the output.
-        with redirect_stdout(sys.stderr):
-            report = check_repositories(repositories, rules, given.model)
+        with ExitStack() as opened:
+            repositories = [open_repository(name) for name in given.repositories]
+            for repository in repositories:
+                opened.callback(repository.close)
+                repository.check()
+            # What models print while they complete their configs must not get into the output.
+            with redirect_stdout(sys.stderr):
+                report = check_repositories(repositories, rules, given.model)
     except (FlagError, UnknownModelError) as error:
         sys.stderr.write(f"conch check: {error}\n")
         return UNUSABLE
@@ -62,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         "repository can't be read",
         allow_abbrev=False,
     )
-    parser.add_argument("repositories", metavar="REPO", nargs="+", help="directory of models")
+    parser.add_argument(
+        "repositories", metavar="REPO", nargs="+", help="directory of models, or URL of an object store"
+    )
     parser.add_argument(
         "--model", metavar="NAME", action="append", default=[], help="report this model only; may be repeated"
     )
@@ -107,11 +112,3 @@ def _gpus(text: str) -> tuple[int, ...]:
         return tuple(sorted({int(number) for number in text.split(",")}))
     except ValueError:
         raise FlagError(f"--gpus: expected numbers separated by commas, or none, got '{text}'") from None
-
-
-def _repository(name: str) -> LocalRepository:
-    if "://" in name:
-        raise FlagError(f"repository '{name}': only local directories can be checked")
-    repository = LocalRepository(Path(name))
-    repository.check()
-    return repository

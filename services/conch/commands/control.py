@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from types import FrameType
 
 from conch.commands.connection import (
@@ -25,11 +24,11 @@ from conch.core.errors import ConchError
 from conch.observe.logs import LogOptions, configure, unconfigure
 from conch_control.planner.driver import Planner, PlannerOptions
 from conch_control.remote import RemoteAgent
-from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.service.client import ModelControlClient
 from conch_control.service.errors import UnreachableError
 from conch_control.service.options import ConnectionOptions
+from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         settings = PlannerOptions(
             values.model_control_mode, values.repository_poll_secs, values.repository_settle_secs
         )
-        repositories = Repositories(map(LocalRepository, values.model_repository))
+        repositories = Repositories(map(open_repository, values.model_repository))
         repositories.check()
     except UsageError as error:
         print(f"conch control: {error}", file=sys.stderr)
@@ -65,7 +64,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         return USAGE
     handler = configure(LogOptions(verbose=values.log_verbose))
     try:
-        return _run(options, repositories, settings)
+        with closing(repositories):
+            return _run(options, repositories, settings)
     finally:
         unconfigure(handler)
 
@@ -134,10 +134,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-repository",
         action="append",
-        type=Path,
         required=True,
-        metavar="PATH",
-        help="directory of models, which the server must have under the same path; may be repeated",
+        metavar="LOCATION",
+        help="directory of models, which the server must have under the same path, or URL of an object "
+        "store; may be repeated",
     )
     parser.add_argument(
         "--model-control-mode",

@@ -7,12 +7,14 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from google.protobuf import json_format, text_format
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import ConchError, NotFoundError
 from conch.core.instances.placement import Devices
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
+from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.agent import Agent
 from conch_control.options import ControlOptions
 from conch_control.port import AgentPort, InstanceStatus
@@ -105,6 +107,13 @@ def test_describe(site: Site) -> None:
         InstanceStatus("g", "KIND_GPU", 0, 1),
         InstanceStatus("g", "KIND_GPU", 2, 1),
     )
+    origins = description.origins
+    assert (origins["backend"], origins["instance_group[0].count"]) == ("config.pbtxt", "config.pbtxt")
+    assert (origins["name"], origins["instance_group[1].count"]) == ("default", "default")
+    override = ModelConfig()
+    text_format.Parse(site.config(), override)
+    agent.load("m", {"config": json_format.MessageToJson(override, preserving_proto_field_name=True)})
+    assert agent.describe("m").origins["backend"] == "override"
     with pytest.raises(NotFoundError, match="unknown model: 'ghost' is not found"):
         agent.describe("ghost")
 
