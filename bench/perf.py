@@ -101,6 +101,40 @@ def measure(scene: Scene, model: str, server: Server, requests: int) -> Measurem
         return _parse(report, done.stdout + done.stderr, completed, cpu)
 
 
+@dataclass(frozen=True)
+class Window:
+    """What perf_analyzer saw in a span of time, whatever happened in it; latencies in microseconds."""
+
+    throughput: float
+    p50: float
+    p99: float
+
+
+def measure_window(model: str, server: Server, clients: int, seconds: float) -> Window:
+    """Keeps a model busy for some seconds, and measures all of it.
+
+    Raises:
+        MeasurementError: a request failed, which ends perf_analyzer, or the server went away.
+    """
+    with tempfile.TemporaryDirectory(prefix="conch-bench-") as folder:
+        report = Path(folder, "report.csv")
+        # With a version named, it needs none whose statistics have grown: a reload begins them anew.
+        arguments = ["-m", model, "-x", "1", "-i", "grpc", "-u", server.address]
+        arguments += ["--concurrency-range", f"{clients}:{clients}", "-f", str(report)]
+        # As many windows as have to agree, and all of them do: the figures are those of the whole span.
+        arguments += ["--measurement-mode", "time_windows", "-s", "999", "-r", str(WINDOWS)]
+        arguments += ["--measurement-interval", str(round(seconds * 1000 / WINDOWS))]
+        done = perf_analyzer(arguments, TIMEOUT + seconds)
+        if not report.exists():
+            raise MeasurementError(f"perf_analyzer failed: {_last_words(done)}")
+        with report.open(newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        if not rows:
+            raise MeasurementError("perf_analyzer wrote an empty report")
+        row = rows[-1]
+        return Window(float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"]))
+
+
 def _arguments(scene: Scene, model: str, address: str, requests: int, report: Path) -> list[str]:
     shape = ",".join(map(str, scene.shape))
     arguments = ["-m", model, "-i", "grpc", "-u", address, "--shape", f"INPUT0:{shape}"]

@@ -6,6 +6,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 from conch.protocol import inference_pb2 as messages
 
@@ -49,6 +51,25 @@ class Probe:
         """The server's name and version as it reports them."""
         reply = self._call("ServerMetadata", messages.ServerMetadataRequest(), 5.0)
         return f"{reply.name} {reply.version}"
+
+    def load(self, model: str) -> None:
+        """Loads a model, and returns when it is ready.
+
+        Raises:
+            grpc.RpcError: it can't be loaded.
+        """
+        self._call("RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name=model), 120.0)
+
+    def infer(self, model: str, values: npt.NDArray[np.float32]) -> float:
+        """The first element of OUTPUT0 for an INPUT0.
+
+        Raises:
+            grpc.RpcError: it failed.
+        """
+        request = messages.ModelInferRequest(model_name=model, raw_input_contents=[values.tobytes()])
+        request.inputs.add(name="INPUT0", datatype="FP32", shape=values.shape)
+        reply = self._call("ModelInfer", request, 30.0)
+        return float(np.frombuffer(reply.raw_output_contents[0], np.float32)[0])
 
     def successes(self, model: str) -> int:
         """How many requests for the model have succeeded since the server's start.

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,19 +45,23 @@ def peers_home() -> Path:
     return Path(os.environ.get("CONCH_PEERS") or Path.home() / ".cache" / "conch-peers")
 
 
-def _conch_flags(port: int) -> list[str]:
-    repositories = [f"--model-repository={REPOSITORIES / name}" for name in ("common", "onnx")]
-    return ["serve", *repositories, f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false"]
+COMMON = (REPOSITORIES / "common",)
+WITH_ONNX = (*COMMON, REPOSITORIES / "onnx")
 
 
-def conch_command(port: int) -> Command:
+def _flags(port: int, repositories: Sequence[Path], more: Sequence[str]) -> list[str]:
+    named = [f"--model-repository={repository}" for repository in repositories]
+    return [*named, f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false", *more]
+
+
+def conch_command(port: int, repositories: Sequence[Path] = WITH_ONNX, flags: Sequence[str] = ()) -> Command:
     """The installed console script of this checkout's environment."""
     executable = Path(sys.executable).with_name("conch")
     if not executable.exists():
         raise ServerError(
             f"{executable.name} is not installed beside {Path(sys.executable).name}; run make setup"
         )
-    return Command([str(executable), *_conch_flags(port)])
+    return Command([str(executable), "serve", *_flags(port, repositories, flags)])
 
 
 def baseline_command(checkout: Path) -> Callable[[int], Command]:
@@ -67,10 +71,12 @@ def baseline_command(checkout: Path) -> Callable[[int], Command]:
         raise ServerError(f"{checkout} holds no services/conch")
     start = "import sys; from conch.cli import main; sys.exit(main())"
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
-    return lambda port: Command([sys.executable, "-c", start, *_conch_flags(port)], environment)
+    return lambda port: Command(
+        [sys.executable, "-c", start, "serve", *_flags(port, WITH_ONNX, ())], environment
+    )
 
 
-def triton_command(port: int) -> Command:
+def triton_command(port: int, repositories: Sequence[Path] = COMMON, flags: Sequence[str] = ()) -> Command:
     """The Triton of setup_peers.sh, with its Python-backend models only and nothing but gRPC open."""
     home = peers_home() / "triton"
     python = home / "bin" / "python"
@@ -82,11 +88,8 @@ def triton_command(port: int) -> Command:
     server = Path(site, "pytriton", "tritonserver")
     arguments = [
         str(server / "bin" / "tritonserver"),
-        f"--model-repository={REPOSITORIES / 'common'}",
         f"--backend-directory={server / 'backends'}",
-        f"--grpc-port={port}",
-        "--allow-http=false",
-        "--allow-metrics=false",
+        *_flags(port, repositories, flags),
     ]
     environment = {
         "LD_LIBRARY_PATH": f"{site}/nvidia_pytriton.libs:{base}/lib",

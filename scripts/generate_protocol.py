@@ -23,6 +23,7 @@ DESCRIPTOR_SET = "descriptors.binpb"
 MODULES = {
     "inference/model_config.proto": "model_config_pb2",
     "inference/grpc_service.proto": "inference_pb2",
+    "control/model_control.proto": "model_control_pb2",
     "grpc/health/v1/health.proto": "health_pb2",
     "grpc/reflection/v1/reflection.proto": "reflection_pb2",
     "grpc/reflection/v1alpha/reflection.proto": "reflection_v1alpha_pb2",

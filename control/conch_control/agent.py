@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
+from conch.core.clock import wall_seconds
 from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
-    UnavailableError,
-    UnsupportedError,
+    NotFoundError,
     as_conch_error,
 )
+from conch.core.instances.placement import devices_of
 from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
+from conch.core.spec import ModelSpec
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.book import Book
 from conch_control.composition import Composition, LoadOne
+from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
-from conch_control.lifecycle import READY, UNLOADED, Lifecycle
+from conch_control.events import EventLog
+from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
-from conch_control.repository.local import LocalRepositories, Scan
+from conch_control.overrides import overridden, read_overrides
+from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
+from conch_control.readiness import as_wanted
+from conch_control.repository.markers import without_incomplete
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import Scan
+from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
 _DUPLICATE = "model appears in two or more repositories"
-_PARAMETER_TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
+_NO_DEVICE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +67,18 @@ class LoadFailure:
 
 
 class Agent:
-    """The control plane of one server; a `conch.core.server_core.RepositoryAgent`.
+    """Carries out what planners, operators and clients ask for; `AgentPort` and `RepositoryAgent` in one.
 
     Args:
         options: Settings of the control plane.
         registry: Where models are published.
         get_backend: Finds a backend by name.
         cache: The response cache for models that want one; None for none.
+        on_drain: Makes the server not ready.
+
+    Attributes:
+        repositories: Where models come from.
+        events: What has happened to the models.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
@@ -72,15 +90,21 @@ class Agent:
         registry: Registry,
         get_backend: GetBackend,
         cache: CacheService | None = None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self._repositories = LocalRepositories(options.repositories)
-        self._lifecycle = Lifecycle(options, registry, Loader(options, get_backend, registry, cache))
+        self.repositories = Repositories(
+            open_repository(location, options.storage) for location in options.repositories
+        )
+        self._on_drain = on_drain
+        self.events = EventLog(wall_seconds)
+        self._book = Book(registry, self.events)
+        loader = Loader(options, get_backend, registry, cache)
+        self._lifecycle = Lifecycle(options, registry, loader, self._book)
         self._composition = Composition(options, registry, self._lifecycle)
-        # Why models that should be there are not, where it never came to loading a version.
-        self._unpolled: dict[str, str] = {}
+        self._missed_at_start: frozenset[str] = frozenset()
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -91,24 +115,27 @@ class Agent:
         Raises:
             InvalidArgumentError: A repository is not a directory.
         """
-        self._repositories.check()
-        scan = self._repositories.scan()
+        self.repositories.check()
+        scan = self.repositories.scan()
         names = self._startup_names(scan)
         if not names:
             return []
         errors = self._composition.load(names, scan, self._loading(scan))
-        return [self._failure(name, errors[name]) for name in names if name in errors]
+        failures = [self._failure(name, errors[name]) for name in names if name in errors]
+        self._missed_at_start = frozenset(self._book.failures)
+        return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
-        scan = self._repositories.scan()
+        scan = self.repositories.scan()
+        failures = self._book.failures
         published = self._registry.entries
         lines: list[IndexEntry] = []
         for name in sorted({*scan.models, *scan.duplicates}):
             if name in scan.duplicates:
                 lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
             else:
-                lines.extend(self._lines(name, published.get(name, Entry())))
+                lines.extend(_lines(name, published.get(name, Entry()), failures.get(name)))
         return [line for line in lines if line.state == "READY"] if ready_only else lines
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
@@ -116,21 +143,26 @@ class Agent:
 
         Args:
             name: Model name.
-            parameters: ``config`` replaces the model's config with one in JSON.
+            parameters: ``config`` replaces the model's config with one in JSON; ``file:<path>``, beside it,
+                all its files.
 
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
         """
-        self._check_explicit()
         _check_name(name)
-        override = _config_override(parameters)
-        scan = self._repositories.scan()
-        errors = self._composition.load([name], scan, self._loading(scan), override)
+        overrides = read_overrides(parameters)
+        try:
+            scan = overridden(name, overrides, self.repositories.scan())
+        except InvalidArgumentError as wrong:
+            log.error("Poll failed for model directory '%s': %s", name, wrong.message)
+            raise PollError(name, wrong.message) from wrong
+        errors = self._composition.load([name], scan, self._loading(scan), overrides.config)
         error = errors.get(name)
         if error is not None:
             if isinstance(error, EnsembleError):
                 log.error("failed to load '%s': %s", name, error.reason)
-                self._missed(name, error.reason)
+                if overrides.config is None:
+                    self._book.failed(name, error.reason)
             raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -139,21 +171,49 @@ class Agent:
         Args:
             name: Model name.
             unload_dependents: Also unload the models of an ensemble that were loaded for it only.
-
-        Raises:
-            UnavailableError: The control mode does not allow it.
         """
-        self._check_explicit()
-        self._unpolled.pop(name, None)
         self._composition.unload(name, unload_dependents)
 
+    def models(self) -> Index:
+        """All models with their states, by name."""
+        scan = self.repositories.scan()
+        known = self._book.snapshot()
+        found = []
+        for name in sorted({*scan.models, *scan.duplicates, *known.versions, *known.failures}):
+            source = scan.models.get(name)
+            reason = _DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
+            versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
+            found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
+        return Index(self.events.epoch, known.revision, tuple(found))
+
+    def describe(self, name: str) -> ModelDescription:
+        """All there is to say about one model.
+
+        Raises:
+            NotFoundError: There is no such model.
+        """
+        status = next((model for model in self.models().models if model.name == name), None)
+        if status is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        newest = self._registry.entries.get(name, Entry()).latest
+        if newest is None:
+            return ModelDescription(status, "", {}, ())
+        spec = newest.spec
+        return ModelDescription(status, json.dumps(spec.config), self._origins(spec), _instances(spec))
+
+    def drain(self) -> None:
+        """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+        log.info("draining: the server is not ready from now on, and goes on answering what comes")
+        self._on_drain()
+
     def ready(self) -> bool:
-        """Whether every model that was asked for serves, or was unloaded on purpose."""
-        return not self._unpolled and all(
-            state in (READY, UNLOADED)
-            for entry in self._registry.entries.values()
-            for state in entry.states.values()
-        )
+        """Whether every model that is to serve does; see `as_wanted`.
+
+        A model whose definition could not be read counts only if that was at the start: a client must not
+        take a server out of service by asking for one.
+        """
+        entries = self._registry.entries.values()
+        return self._missed_at_start.isdisjoint(self._book.failures) and all(map(as_wanted, entries))
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; further loads fail.
@@ -164,12 +224,28 @@ class Agent:
         Returns:
             Whether everything finished in time.
         """
-        return self._lifecycle.close(timeout_s)
+        try:
+            return self._lifecycle.close(timeout_s)
+        finally:
+            self.events.close()
+            self.repositories.close()
+
+    def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
+        origin = self._lifecycle.origin(spec.name)
+        if origin is None:
+            return {}
+        effective = ModelConfig.FromString(spec.config_message)
+        completed = ModelConfig.FromString(spec.config_message)
+        del completed.instance_group[:]  # what is not written of them is the server's choice
+        source = OVERRIDE if origin.override else CONFIG_FILE
+        return config_origins(origin.definition.written, completed, effective, source)
 
     def _startup_names(self, scan: Scan) -> list[str]:
         startup = self._options.startup_models
-        if self._options.mode == "none" or WILDCARD in startup:
-            return sorted({*scan.models, *scan.duplicates})
+        if self._options.mode != "explicit" or WILDCARD in startup:
+            names = sorted({*scan.models, *scan.duplicates})
+            # The planner has those loaded when they are complete.
+            return names if self._options.mode in ("none", "explicit") else without_incomplete(names, scan)
         return list(dict.fromkeys(startup))
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:
@@ -179,50 +255,34 @@ class Agent:
         failure = LoadFailure(name, shown)
         # A model the operator named is missed even if there is no trace of it.
         if name not in self._registry.entries:
-            self._unpolled[name] = failure.reason
+            self._book.failed(name, failure.reason)
         return failure
 
     def _loading(self, scan: Scan) -> LoadOne:
-        return lambda name, override: self._load(name, scan, override)
+        return lambda name, override, asked: self._load(name, scan, override, asked)
 
-    def _load(self, name: str, scan: Scan, override: str | None) -> None:
+    def _load(self, name: str, scan: Scan, override: str | None, asked: int) -> None:
         if name in scan.duplicates:
             log.error("failed to poll model '%s': not unique across all model repositories", name)
-            self._missed(name, _DUPLICATE)
+            self._book.failed(name, _DUPLICATE)
             raise PollError(name, _DUPLICATE)
-        directory = scan.models.get(name)
-        if directory is None:
+        source = scan.models.get(name)
+        if source is None:
             log.error("failed to poll model '%s': model not found in any model repository", name)
             raise PollError(name, "model not found in any model repository")
-        try:
-            self._lifecycle.load(name, directory, override)
-        except (PollError, EnsembleError) as error:
-            self._missed(name, error.reason)
-            raise
-        self._unpolled.pop(name, None)
+        self._lifecycle.load(source, override, asked)
 
-    def _missed(self, name: str, reason: str) -> None:
-        entry = self._registry.entries.get(name)
-        if entry is None or not entry.ready:
-            self._unpolled[name] = reason
 
-    def _lines(self, name: str, entry: Entry) -> list[IndexEntry]:
-        if entry.states:
-            return [
-                IndexEntry(name, str(version), state.state, state.reason)
-                for version, state in sorted(entry.states.items())
-            ]
-        reason = self._unpolled.get(name)
-        return [IndexEntry(name) if reason is None else IndexEntry(name, "", "UNAVAILABLE", reason)]
-
-    def _check_explicit(self) -> None:
-        if self._options.mode != "explicit":
-            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
+    if entry.states:
+        return [
+            IndexEntry(name, str(version), state.state, state.reason)
+            for version, state in sorted(entry.states.items())
+        ]
+    return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
 
 
 def _check_options(options: ControlOptions) -> None:
-    if options.mode not in ("none", "explicit"):
-        raise UnsupportedError(f"model control mode '{options.mode}' is not supported yet")
     if options.startup_models and options.mode != "explicit":
         raise InvalidArgumentError(
             "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
@@ -233,6 +293,16 @@ def _check_options(options: ControlOptions) -> None:
         )
 
 
+def _instances(spec: ModelSpec) -> tuple[InstanceStatus, ...]:
+    return tuple(
+        InstanceStatus(
+            group.name, f"KIND_{group.kind}", device if group.kind == "GPU" else _NO_DEVICE, group.count
+        )
+        for group in spec.instance_groups
+        for device in devices_of(group)
+    )
+
+
 def _check_name(name: str) -> None:
     trimmed = name.strip()
     if not trimmed:
@@ -241,18 +311,3 @@ def _check_name(name: str) -> None:
         raise InvalidArgumentError(
             f"invalid model name '{name}', model name must not contain path traversal characters"
         )
-
-
-def _config_override(parameters: Mapping[str, LoadParameter]) -> str | None:
-    override: str | None = None
-    for key, value in parameters.items():
-        if key == "config":
-            if not isinstance(value, str):
-                raise InvalidArgumentError("Config parameter 'config' must have string type for its value")
-            override = value
-        elif key.startswith("file:"):
-            raise UnsupportedError(f"load parameter '{key}': model file overrides are not supported yet")
-        else:
-            kind = _PARAMETER_TYPES[type(value)]
-            raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
-    return override

@@ -14,17 +14,19 @@ from graphlib import TopologicalSorter
 
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.registry import Entry, Registry
-from conch_control.definition import PollError
+from conch_control.definition import NoVersionError, PollError
 from conch_control.dependencies import Graph, build_graph, circles, read_parts, run_in_order
 from conch_control.ensemble_loader import EnsembleError, circle_text, failure_text, parts_of
 from conch_control.lifecycle import Lifecycle
+from conch_control.operations import SupersededError
 from conch_control.options import ControlOptions
-from conch_control.repository.local import Scan
+from conch_control.repository.source import Scan
 
 log = logging.getLogger(__name__)
 
-LoadOne = Callable[[str, str | None], None]
-"""Loads a model by name, with a config in JSON to use in place of its file or None; raises `ConchError`."""
+LoadOne = Callable[[str, str | None, int], None]
+"""Loads a model by name, with a config in JSON to use in place of its file or None, and the ticket of the
+call that asks for it; raises `ConchError`."""
 
 
 class Composition:
@@ -40,9 +42,11 @@ class Composition:
         self._options = options
         self._registry = registry
         self._lifecycle = lifecycle
-        self._lock = threading.Lock()  # guards these two
+        self._lock = threading.Lock()  # guards these
         self._for_others: set[str] = set()  # loaded for ensembles only
-        self._left: set[str] = set()  # ensembles unloaded as a part was
+        # Ensembles that wait for a part, and configs in JSON to use in place of their files, or None.
+        self._left: dict[str, str | None] = {}
+        self._overrides: dict[str, str] = {}  # such configs of what is loaded
 
     def load(
         self, names: Iterable[str], scan: Scan, load_one: LoadOne, override: str | None = None
@@ -58,13 +62,17 @@ class Composition:
         Returns:
             What went wrong, by model; also for models that others are made of.
         """
-        wanted = frozenset(names)
+        with self._lifecycle.call() as ticket:
+            return self._load(frozenset(names), scan, load_one, override, ticket)
 
+    def _load(
+        self, wanted: frozenset[str], scan: Scan, load_one: LoadOne, override: str | None, ticket: int
+    ) -> dict[str, Exception]:
         def parts(name: str) -> tuple[str, ...]:
-            directory = scan.models.get(name)
-            if directory is None:
+            source = scan.models.get(name)
+            if source is None:
                 return ()
-            return read_parts(directory, self._options, override if name in wanted else None)
+            return read_parts(source, self._options, override if name in wanted else None)
 
         graph = build_graph(wanted, parts)
         turning = circles(graph)
@@ -74,11 +82,11 @@ class Composition:
             if name in turning:
                 raise EnsembleError(name, circle_text(name, turning[name]))
             self._check_parts(name, graph[name], failures)
-            load_one(name, override if name in wanted else None)
+            load_one(name, override if name in wanted else None, ticket)
 
         order = {name: () if name in turning else graph[name] for name in graph}
         failures = run_in_order(order, run, self._options.load_threads)
-        self._note_loaded(wanted, served, failures)
+        self._note_loaded(wanted, served, failures, override)
         changed = {name for name, before in served.items() if self._ready(name) != before}
         if changed:
             self._refresh(changed, served)
@@ -94,9 +102,10 @@ class Composition:
         """
         ensembles = self._above({name})
         with self._lock:
-            self._left.discard(name)
+            self._left.pop(name, None)
+            self._overrides.pop(name, None)
             self._for_others.discard(name)
-            self._left.update(ensembles)
+            self._left.update((ensemble, self._overrides.get(ensemble)) for ensemble in ensembles)
         for ensemble in ensembles:
             self._lifecycle.unload(ensemble)
         parts = sorted(set(parts_of(self._entry(name)))) if with_parts else []
@@ -129,7 +138,9 @@ class Composition:
                     f"ensemble '{name}' depends on '{part}' which is not valid. Model '{part}' failed with "
                     f"error: {error.reason}",
                 )
-            reason = failure_text(self._entry(part)) or as_conch_error(error).message
+            reason = failure_text(self._entry(part))
+            if not reason:
+                reason = error.reason if isinstance(error, NoVersionError) else as_conch_error(error).message
             raise EnsembleError(
                 name,
                 f"ensemble '{name}' depends on '{part}' which has no loaded version. Model '{part}' loading "
@@ -141,14 +152,22 @@ class Composition:
         wanted: frozenset[str],
         served: Mapping[str, Mapping[int, object]],
         failures: Mapping[str, Exception],
+        override: str | None,
     ) -> None:
         with self._lock:
             for name in served.keys() - failures.keys():
-                self._left.discard(name)
+                self._left.pop(name, None)
                 if name in wanted:
                     self._for_others.discard(name)
                 elif not served[name]:
                     self._for_others.add(name)
+                if name in wanted and override is not None:
+                    self._overrides[name] = override
+                elif self._ready(name) != served[name]:  # else nothing has changed, and it is still in force
+                    self._overrides.pop(name, None)
+            for name in wanted:
+                if isinstance(failures.get(name), EnsembleError) and not served[name]:
+                    self._left[name] = override
 
     def _above(self, names: set[str]) -> list[str]:
         """Loaded ensembles that need any of some models, each after those that need it."""
@@ -170,6 +189,8 @@ class Composition:
                 continue
             try:
                 self._lifecycle.refresh(name)
+            except SupersededError:
+                continue  # it is being unloaded, which is no failure
             except ConchError as error:
                 log.error(
                     "ensemble '%s' goes on as it was, though a model that it needs has changed: %s",
@@ -183,18 +204,21 @@ class Composition:
         while progress:
             progress = False
             with self._lock:
-                names = sorted(self._left)
-            for name in names:
-                directory = scan.models.get(name)
-                if directory is None:
+                waiting = sorted(self._left.items())
+            for name, override in waiting:
+                source = scan.models.get(name)
+                if source is None:
                     continue
-                parts = read_parts(directory, self._options)
+                parts = read_parts(source, self._options, override)
                 if not all(self._ready(part) for part in parts):
                     continue
                 with self._lock:
-                    self._left.discard(name)
+                    if name not in self._left:
+                        continue
+                    self._left.pop(name, None)
+                    ticket = self._lifecycle.ticket()  # one that an unload on purpose would come after
                 try:
-                    load_one(name, None)
+                    load_one(name, override, ticket)
                     progress = True
                 except ConchError as error:
                     log.error("failed to load '%s' again: %s", name, error.message)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 from conch.core.errors import ConchError
 from conch_control.config.jsonform import parse_override
-from conch_control.config.parse import read_config
+from conch_control.config.parse import decode_config
 from conch_control.options import ControlOptions
-from conch_control.repository.layout import config_file
+from conch_control.repository.layout import CONFIG_FILE, variant_path
+from conch_control.repository.source import ModelSource
 
 Graph = dict[str, tuple[str, ...]]
 """Names of the models that each model is made of; none for all but ensembles."""
 
 
-def read_parts(directory: Path, options: ControlOptions, override: str | None = None) -> tuple[str, ...]:
+def read_parts(source: ModelSource, options: ControlOptions, override: str | None = None) -> tuple[str, ...]:
     """Names of the models that an ensemble's config names; none for one that can't be read.
 
     Whoever loads it finds out again why it can't.
@@ -27,14 +28,26 @@ def read_parts(directory: Path, options: ControlOptions, override: str | None = 
         if override is not None:
             config = parse_override(override)
         else:
-            path = config_file(directory, options.model_config_name)
-            if b"ensemble_scheduling" not in path.read_bytes():
+            content = config_content(source, options.model_config_name)
+            if b"ensemble_scheduling" not in content:
                 return ()  # sooner said than by parsing all configs twice
-            config = read_config(path)
+            config = decode_config(content, source.location)
     except (ConchError, OSError):
         return ()
     names = (step.model_name for step in config.ensemble_scheduling.step)
     return tuple(dict.fromkeys(name for name in names if name))
+
+
+def config_content(source: ModelSource, config_name: str) -> bytes:
+    """The contents of a model's config file: the named variant where there is one, else the usual one.
+
+    Raises:
+        OSError: There is none, or it can't be read.
+    """
+    if config_name:
+        with suppress(FileNotFoundError):
+            return source.read(variant_path(config_name))
+    return source.read(CONFIG_FILE)
 
 
 def build_graph(names: Iterable[str], parts: Callable[[str], tuple[str, ...]]) -> Graph:

@@ -1,111 +1,130 @@
 """Carries loads and unloads out on the core: all versions of a model, or nothing.
 
 While a model is loaded anew its old versions keep serving. The registry entry is swapped once, when all
-new versions are ready; what was replaced finishes its requests in the background. A model that has changed
-in nothing but the number of its instances is not loaded anew: it goes on with more of them, or fewer.
+new versions are ready; what was replaced finishes its requests in the background. Versions in which nothing
+has changed go on as they are, with more instances or fewer where that is what has changed.
+
+One lock, that of the operations, guards what is loaded: who holds it and finds a load not stopped may publish
+what it has made. The book's and the registry's locks are inside it.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from conch.core.errors import (
-    ConchError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-    as_conch_error,
-)
-from conch.core.instances.fleet import Resize
-from conch.core.registry import Entry, Registry, VersionState
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
-from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.definition import Definition, read_definition
-from conch_control.ensemble_loader import parts_of
+from conch_control.book import FORGOTTEN, UNFINISHED, UNLOADED, Book, Change
+from conch_control.changes import Origin, treat
+from conch_control.definition import Definition, NoVersionError, PollError, read_definition
+from conch_control.draining import Drains, waves
+from conch_control.ensemble_loader import EnsembleError
+from conch_control.fetching import Fetcher
 from conch_control.loader import Loader
+from conch_control.making import Made, Maker, with_code
+from conch_control.memory import MemoryMeter
+from conch_control.operations import Operation, Operations
 from conch_control.options import ControlOptions
-from conch_control.repository.layout import Fingerprint, fingerprint, without_configs
+from conch_control.outcomes import cleared, failed, swapped
+from conch_control.repository.source import ModelSource
 from conch_control.repository.versions import select_versions
+from conch_control.staging import Lease, look
+from conch_control.states import Phase
 
 log = logging.getLogger(__name__)
-
-READY = VersionState("READY")
-UNLOADED = VersionState("UNAVAILABLE", "unloaded")
 
 _NO_ENTRY = Entry()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Loaded:
-    """What a model was loaded from."""
+    """What a model was loaded from, and the files of that."""
 
-    fingerprint: Fingerprint
-    definition: Definition
-
-
-def _with_code(error: ConchError) -> str:
-    """An error as Triton nests it in other texts: ``Invalid argument: text``."""
-    return f"{error.label}: {error.message}"
+    origin: Origin
+    lease: Lease
 
 
 class Lifecycle:
     """Loads models into a registry and takes them out again.
 
-    Loads and unloads of one model follow one another; those of different models run side by side, up to
-    ``load_threads`` of them.
+    Loads of one model follow one another; those of different models run side by side, up to
+    ``load_threads`` of them. See `Operations` for loads that others make pointless.
 
     Args:
         options: Settings of the control plane.
-        registry: Where models are published; nobody else publishes there.
+        registry: Where models are published.
         loader: Makes versions ready.
+        book: Where everything is said that becomes of versions; publishes in the registry.
     """
 
-    def __init__(self, options: ControlOptions, registry: Registry, loader: Loader) -> None:
+    def __init__(self, options: ControlOptions, registry: Registry, loader: Loader, book: Book) -> None:
         self._registry = registry
         self._loader = loader
         self._options = options
-        self._slots = threading.BoundedSemaphore(max(options.load_threads, 1))
-        self._lock = threading.Lock()  # guards what follows, and changes of the registry
-        self._model_locks: dict[str, threading.Lock] = {}
+        self._book = book
+        self._operations = Operations(max(options.load_threads, 1))
+        self._lock = self._operations.lock
+        self._maker = Maker(loader, book, self._operations, options.load_retries, MemoryMeter())
+        self._fetcher = Fetcher(options, book, self._operations)
+        self._drains = Drains(self._lock, registry, book)
         self._loaded: dict[str, _Loaded] = {}
-        self._draining: dict[threading.Thread, Servable] = {}
-        self._closed = False
+        self._leases: dict[Servable, Lease] = {}
 
-    def load(self, name: str, directory: Path, override: str | None = None) -> None:
+    def call(self) -> AbstractContextManager[int]:
+        """A call that may load something, but not what is unloaded meanwhile; gives its ticket."""
+        return self._operations.call()
+
+    def ticket(self) -> int:
+        """A ticket of something that is asked for now, inside a call."""
+        return self._operations.ticket()
+
+    def origin(self, name: str) -> Origin | None:
+        """What a model was loaded from; None for one that is not loaded."""
+        loaded = self._loaded.get(name)
+        return None if loaded is None else loaded.origin
+
+    def load(self, source: ModelSource, override: str | None = None, asked: int | None = None) -> None:
         """Loads or reloads a model, and returns when it is ready.
 
         Nothing happens if it is loaded and its files are what they were. A config override always loads,
         and stays in force until the files change or the model is unloaded.
 
         Args:
-            name: Model name.
-            directory: Its directory.
+            source: Where the model comes from.
             override: A config in JSON to use in place of the file.
+            asked: Ticket of the call; None for a call that begins here.
 
         Raises:
-            PollError: Its definition can't be read.
+            PollError: Its definition can't be had.
+            SupersededError: Something newer has been asked for.
             ConchError: It can't be loaded; what served before still does.
         """
-        with self._model_lock(name), self._slots:
-            self._check_open()
-            # Taken before anything is read: what changes from here on makes the next load a reload.
-            state = fingerprint(directory)
-            loaded = self._loaded.get(name)
-            if override is None and loaded is not None and loaded.fingerprint == state:
-                return
-            definition = read_definition(name, directory, self._options, override)
-            made = _Loaded(state, definition)
-            self._loader.check(definition)
-            if loaded is None or not self._resize(loaded, made):
-                self._load_versions(definition)
-            with self._lock:
-                self._loaded[name] = made
+        with self._operations.call() as ticket:
+            while True:
+                self._operations.check_open()
+                looked = self._operations.ticket()
+                with self._noting(source.name):
+                    state = look(source)
+                operation = Operation(
+                    source.name, ticket if asked is None else asked, looked, state, override
+                )
+                entered = self._operations.enter(operation)
+                if entered is operation:
+                    self._run(operation, source)
+                    return
+                if entered is None:
+                    continue
+                error = self._operations.wait(entered)
+                if error is None:
+                    return
+                if entered.override == override:
+                    raise error
+                # It did so with a config that was not ours.
 
     def refresh(self, name: str) -> None:
         """Loads a model anew as it was defined when it was loaded; nothing for one that is not loaded.
@@ -113,53 +132,59 @@ class Lifecycle:
         Raises:
             ConchError: It can't be loaded; what served before still does.
         """
-        with self._model_lock(name), self._slots:
-            self._check_open()
-            loaded = self._loaded.get(name)
-            if loaded is not None:
-                self._loader.check(loaded.definition)
-                self._load_versions(loaded.definition)
+        with self._operations.call() as ticket:
+            operation = Operation(name, ticket)
+            self._operations.join(operation)
+            with self._operations.turn(operation):
+                loaded = self._loaded.get(name)
+                if loaded is not None:
+                    with self._ending(operation):
+                        self._loader.check(loaded.origin.definition)
+                        self._apply(operation, loaded)
 
-    def unload(self, name: str, timeout_s: float = -1, then: Callable[[], None] | None = None) -> None:
+    def unload(self, name: str, then: Callable[[], None] = lambda: None) -> None:
         """Takes a model out of service at once; its requests finish in the background.
 
-        It stays in reach of ensembles that are unloaded or replaced already, until their requests finish.
+        Loads of it that are under way are stopped. It stays in reach of ensembles that are unloaded or
+        replaced already, until their requests finish.
 
         Args:
             name: Model name; one that is not loaded is no error.
-            timeout_s: How long to wait for a load of the model that is under way; -1 for its end.
-            then: What to do when its requests have finished.
+            then: What to do when its requests have finished, unless the server stops.
         """
-        if name not in self._registry.entries:
-            return
-        with self._model_lock(name, timeout_s):
-            with self._lock:
-                self._loaded.pop(name, None)
-                entry = self._registry.entries[name]
-                users = [
-                    thread
-                    for thread, user in self._draining.items()
-                    if name in parts_of(Entry({user.spec.version: user}))
-                ]
-                self._begin_draining(entry.ready, needed=bool(users))
-                unloading = {version: VersionState("UNLOADING") for version in entry.ready}
-                # A failed version that is unloaded has been dealt with.
-                states = {
-                    version: state if state.state == "UNLOADING" else UNLOADED
-                    for version, state in entry.states.items()
-                }
-                self._registry.publish(name, Entry({}, {**states, **unloading}))
+        with self._lock:
+            self._operations.unload(name)
+            self._book.settled(name)
+            entry = self._registry.entries.get(name)
+            if entry is None:
+                return
+            loaded = self._loaded.pop(name, None)
+            users = self._drains.users_of(name)
+            self._drains.keep_in_reach(entry.ready.values(), needed=bool(users))
+            # A failed version that is unloaded has been dealt with.
+            ending = UNFINISHED | {Phase.FAILED}
+            changes = {
+                version: Change(Phase.UNLOADED, UNLOADED)
+                for version, status in self._book.versions(name).items()
+                if status.phase in ending
+            }
+            draining = dict.fromkeys(entry.ready, Change(Phase.DRAINING))
+            statuses = self._book.change(name, {**changes, **draining}, {})
             left = set(entry.ready)
             for version, model in entry.ready.items():
 
                 def done(version: int = version) -> None:
                     with self._lock:
                         left.discard(version)
-                        last = not left and not self._closed
-                    if last and then is not None:
+                        last = not left and not self._operations.closed
+                    if last:
                         then()
 
-                self._retire(model, unloading[version], done, users)
+                lease = self._leases.pop(model, None)
+                self._drains.retire(model, lease, statuses[version], done, users)
+        if loaded is not None:
+            loaded.origin.definition.agents.unload()
+            loaded.lease.drop()
 
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; loads that are under way fail.
@@ -172,223 +197,150 @@ class Lifecycle:
             Whether everything finished.
         """
         deadline = time.monotonic() + timeout_s
-        with self._lock:
-            self._closed = True
-        finished = True
-        for names in _waves(self._registry.entries):
+        error = UnavailableError("Server exiting")
+        self._drains.stop()
+        self._operations.close(error)
+        for names in waves(self._registry.entries):
             for name in names:
+                self.unload(name)
+            self._drains.wait(deadline)
+        ended = self._operations.wait_ended(max(deadline - time.monotonic(), 0))
+        return not self._drains.give_up(error) and ended
+
+    def _run(self, operation: Operation, source: ModelSource) -> None:
+        name = operation.name
+        with self._operations.turn(operation), self._ending(operation):
+            loaded = self._loaded.get(name)
+            if operation.override is None and loaded is not None and _same(loaded.origin, operation, source):
+                with self._lock:
+                    operation.check()
+                    self._book.change(name, cleared(self._book.versions(name)))
+                    self._book.settled(name)
+                return
+            # Taken before anything is read: what changes from here on makes the next load a reload.
+            looked = self._operations.ticket()
+            lease = self._fetcher.fetch(operation, source)
+            try:
+                operation.check()
+                self._operations.fetched(operation, lease.fingerprint, looked)
+                definition = read_definition(name, lease.directory, self._options, operation.override)
+                # Nothing of the model is left when nobody needs its files.
+                lease.before_release(definition.agents.unloaded)
+                origin = Origin(
+                    source.location, lease.fingerprint, definition, operation.override is not None
+                )
                 try:
-                    self.unload(name, max(deadline - time.monotonic(), 0))
-                except UnavailableError:
-                    finished = False  # its load hangs, and will find the lifecycle closed
-            with self._lock:
-                threads = list(self._draining)
-            for thread in threads:
-                thread.join(max(deadline - time.monotonic(), 0))
-        with self._lock:
-            left = list(self._draining.values())
-        for model in left:
-            model.fail_queued(UnavailableError("Server exiting"))
-        return finished and not left
+                    self._loader.check(definition)
+                    self._apply(operation, _Loaded(origin, lease))
+                except BaseException:
+                    definition.agents.completed(False)
+                    raise
+                definition.agents.completed(True)
+                if loaded is not None:
+                    # Not under the lock: files may be deleted.
+                    loaded.origin.definition.agents.unload()
+                    loaded.lease.drop()
+            finally:
+                lease.drop()
 
-    def _load_versions(self, definition: Definition) -> None:
-        name = definition.name
-        try:
-            versions = select_versions(definition.config, definition.versions)
-        except InvalidArgumentError as error:
-            log.error("failed to load '%s': %s", name, _with_code(error))
-            raise InternalError(f"failed to load '{name}', no version is available") from error
+    def _apply(self, operation: Operation, wanted: _Loaded) -> None:
+        """Makes the versions of a definition and swaps them in; those that need nothing stay."""
+        name, definition = operation.name, wanted.origin.definition
+        versions = _select(definition)
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
-        fresh = [version for version in versions if version not in serving]
-        self._set_states(name, dict.fromkeys(fresh, VersionState("LOADING")))
-        loaded: dict[int, Servable] = {}
-        failures: dict[int, ConchError] = {}
-        for version in versions:
-            log.info("loading: %s:%d", name, version)
-            try:
-                loaded[version] = self._loader.load(definition, version)
-            except BaseException as error:
-                # Models are other people's code: one that calls sys.exit() fails like any other.
-                failures[version] = self._failure(name, version, error)
-        if not failures and self._swap(name, loaded, serving):
+        loaded = self._loaded.get(name)
+        staying = [version for version in versions if version in serving]
+        same = loaded is None or loaded is wanted  # the latter when it is to be loaded as it was
+        treatments = {} if same or loaded is None else treat(loaded.origin, wanted.origin, staying)
+        made = self._maker.make(operation, definition, versions, serving, treatments)
+        with self._lock:
+            good = operation.stopped is None and not made.failures
+            if good:
+                self._swap(name, wanted, versions, made)
+        if good:
+            return
+        made.abandon()
+        with self._lock:
+            operation.check()
+            self._book.change(name, failed(self._book.versions(name), made.failures))
+        raise _load_error(name, made.failures)
+
+    def _swap(self, name: str, wanted: _Loaded, versions: list[int], made: Made) -> None:
+        """Publishes what has been made, and has what it replaces finish."""
+        serving = self._registry.entries.get(name, _NO_ENTRY).ready
+        ready = {version: made.loaded.get(version) or serving[version] for version in versions}
+        going = {version: model for version, model in serving.items() if ready.get(version) is not model}
+        for resize in made.resizes.values():
+            resize.commit()
+        self._drains.keep_in_reach(going.values())
+        before = self._book.versions(name)
+        changes = swapped(before, ready.keys(), made.host_bytes)
+        statuses = self._book.change(name, changes, ready)
+        self._book.settled(name)
+        if self._loaded.get(name) is not wanted:
+            self._loaded[name] = wanted
+            wanted.lease.keep()
+        for model in made.loaded.values():
+            self._leases[model] = wanted.lease.keep()
+        for version, model in going.items():
+            self._drains.retire(
+                model, self._leases.pop(model, None), statuses[version] if version not in ready else None
+            )
+        for version, resize in made.resizes.items():
+            self._drains.start(serving[version], resize.finish)
+        if made.resizes:
+            log.info("changed the number of instances of '%s'", name)
+        if made.loaded or going:
             log.info("successfully loaded '%s'", name)
-            return
-        for model in loaded.values():
-            model.close()
-        reasons = {version: _with_code(error) for version, error in failures.items()}
-        self._set_states(
-            name,
-            {
-                version: VersionState("UNAVAILABLE", reasons[version]) if version in reasons else UNLOADED
-                for version in fresh
-            },
-        )
-        self._check_open()
-        raise _load_error(name, reasons)
-
-    def _resize(self, loaded: _Loaded, made: _Loaded) -> bool:
-        """Changes how many instances a model has, where that is all that a load is about.
-
-        Returns:
-            Whether it was; if not, nothing has changed.
-
-        Raises:
-            InvalidArgumentError: An instance can't be made; nothing has changed.
-        """
-        name = made.definition.name
-        if not _same_but_groups(loaded, made):
-            return False
-        resizes: list[Resize] = []
-        for version, model in self._registry.entries.get(name, _NO_ENTRY).ready.items():
-            try:
-                resize = self._loader.resize(made.definition, model)
-            except BaseException as error:
-                _abandon(resizes)
-                raise _load_error(name, {version: _with_code(self._failure(name, version, error))}) from error
-            if resize is None:
-                _abandon(resizes)
-                return False
-            resizes.append(resize)
-        if not resizes:
-            return False
-        with self._lock:
-            closed = self._closed
-            if not closed:
-                for resize in resizes:
-                    resize.commit()
-        if closed:
-            _abandon(resizes)
-            self._check_open()
-        ready = self._registry.entries[name].ready
-        for model, resize in zip(ready.values(), resizes, strict=True):
-            self._start_draining(model, resize.finish)
-        log.info("changed the number of instances of '%s'", name)
-        return True
-
-    def _failure(self, name: str, version: int, error: BaseException) -> ConchError:
-        shown = as_conch_error(error)
-        # The traceback of an error of ours says nothing that its text does not.
-        trace = None if isinstance(error, ConchError) else error
-        log.error("failed to load '%s' version %d: %s", name, version, _with_code(shown), exc_info=trace)
-        return shown
-
-    def _swap(self, name: str, loaded: Mapping[int, Servable], serving: Mapping[int, Servable]) -> bool:
-        """Publishes new versions in place of all old ones; refuses once the lifecycle is closed."""
-        unloading = {version: VersionState("UNLOADING") for version in serving if version not in loaded}
-        with self._lock:
-            if self._closed:
-                return False
-            states = self._registry.entries.get(name, _NO_ENTRY).states
-            # Versions that failed before and are no longer wanted are forgotten.
-            past = {
-                version: state
-                for version, state in states.items()
-                if state.state == "UNLOADING" or state == UNLOADED
-            }
-            ready = dict.fromkeys(loaded, READY)
-            self._begin_draining(serving)
-            self._registry.publish(name, Entry(dict(loaded), {**past, **unloading, **ready}))
-        for version, model in serving.items():
-            self._retire(model, unloading.get(version))
-        return True
-
-    def _begin_draining(self, models: Mapping[int, Servable], needed: bool = False) -> None:
-        """Keeps versions in reach of those who have begun something on them, until they are closed."""
-        for model in models.values():
-            if needed or model.spec.sequence is not None:
-                self._registry.begin_draining(model.spec.name, model)
-
-    def _retire(
-        self,
-        model: Servable,
-        state: VersionState | None,
-        done: Callable[[], None] | None = None,
-        users: Iterable[threading.Thread] = (),
-    ) -> None:
-        """Closes a model that is no longer published, in the background.
-
-        Args:
-            model: The model.
-            state: Its version's state as published; set to unloaded at the end, unless something else
-                has happened to the version since. None where a successor has taken over.
-            done: What to do after that.
-            users: Threads that wait for the last requests of ensembles that need the model, begun before.
-        """
-
-        def unload() -> None:
-            spec = model.spec
-            try:
-                for user in users:
-                    user.join()
-                model.close()
-                log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
-            finally:
-                self._registry.end_draining(spec.name, model)
-                with self._lock:
-                    entry = self._registry.entries.get(spec.name, _NO_ENTRY)
-                    # By identity: an equal state may belong to a later unload of the same version.
-                    if state is not None and entry.states.get(spec.version) is state:
-                        states = {**entry.states, spec.version: UNLOADED}
-                        self._registry.publish(spec.name, Entry(entry.ready, states))
-                if done is not None:
-                    done()
-
-        self._start_draining(model, unload)
-
-    def _start_draining(self, model: Servable, drain: Callable[[], None]) -> None:
-        """Waits in the background for what is no longer wanted of a model to finish."""
-
-        def run() -> None:
-            try:
-                drain()
-            finally:
-                with self._lock:
-                    del self._draining[threading.current_thread()]
-
-        thread = threading.Thread(target=run, name=f"conch-unload-{model.spec.name}", daemon=True)
-        with self._lock:
-            self._draining[thread] = model
-            thread.start()  # here, so that whoever finds it can join it
-
-    def _set_states(self, name: str, states: Mapping[int, VersionState]) -> None:
-        if not states:
-            return
-        with self._lock:
-            entry = self._registry.entries.get(name, _NO_ENTRY)
-            self._registry.publish(name, Entry(entry.ready, {**entry.states, **states}))
 
     @contextmanager
-    def _model_lock(self, name: str, timeout_s: float = -1) -> Iterator[None]:
-        with self._lock:
-            lock = self._model_locks.setdefault(name, threading.Lock())
-        if not lock.acquire(timeout=timeout_s):
-            raise UnavailableError(f"model '{name}' is still being loaded")
+    def _ending(self, operation: Operation) -> Iterator[None]:
+        """Says what has become of versions when a load ends with an error, and why."""
+        name = operation.name
         try:
             yield
-        finally:
-            lock.release()
+        except BaseException as error:
+            with self._lock:
+                stopped = operation.stopped
+                if stopped is not None:
+                    self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, stopped.message))
+                elif isinstance(error, PollError | EnsembleError):
+                    if operation.override is None:
+                        self._book.end(name, UNFINISHED, Change(Phase.FAILED, error.reason))
+                        self._book.failed(name, error.reason)
+                    else:  # what is wrong with a client's own config nobody else misses
+                        self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
+                else:
+                    self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
+            if stopped is not None and stopped is not error:
+                raise stopped from None
+            raise
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UnavailableError("Server exiting")
+    @contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        """Notes why a model can't be had."""
+        try:
+            yield
+        except PollError as error:
+            self._book.failed(name, error.reason)
+            raise
 
 
-def _same_but_groups(loaded: _Loaded, made: _Loaded) -> bool:
-    """Whether nothing has changed that is not in the instance groups, as far as files and config tell."""
-    if without_configs(loaded.fingerprint) != without_configs(made.fingerprint):
-        return False
-    configs = []
-    for definition in (loaded.definition, made.definition):
-        config = ModelConfig()
-        config.CopyFrom(definition.config)
-        config.ClearField("instance_group")
-        configs.append(config)
-    return configs[0] == configs[1]
+def _same(origin: Origin, operation: Operation, source: ModelSource) -> bool:
+    return origin.location == source.location and origin.state == operation.state
 
 
-def _abandon(resizes: Iterable[Resize]) -> None:
-    for resize in resizes:
-        resize.abandon()
+def _select(definition: Definition) -> list[int]:
+    """The versions to load.
+
+    Raises:
+        NoVersionError: There are none.
+    """
+    try:
+        return select_versions(definition.config, definition.versions)
+    except InvalidArgumentError as error:
+        log.error("failed to load '%s': %s", definition.name, with_code(error))
+        raise NoVersionError(definition.name, error.message) from error
 
 
 def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:
@@ -396,13 +348,3 @@ def _load_error(name: str, reasons: Mapping[int, str]) -> InvalidArgumentError:
         f"version {version} is at UNAVAILABLE state: {reason};\n" for version, reason in reasons.items()
     )
     return InvalidArgumentError(f"load failed for model '{name}': {details}")
-
-
-def _waves(entries: Mapping[str, Entry]) -> Iterator[list[str]]:
-    """All models, ensembles before what they are made of: their requests need it to the end."""
-    left = set(entries)
-    while left:
-        needed = {part for name in left for part in parts_of(entries[name]) if part != name}
-        wave = sorted(left - needed) or sorted(left)
-        yield wave
-        left -= set(wave)

@@ -9,7 +9,6 @@ from pathlib import Path
 from conch.core.backend import Backend
 from conch.core.cache.cached import CachedModel
 from conch.core.cache.service import CacheService
-from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.instances.fleet import Resize
 from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.placement import differ_in_count_only
@@ -22,9 +21,10 @@ from conch_control.caching import load_identity, put_behind
 from conch_control.config.complete import complete
 from conch_control.config.groups import read_groups, resolve_groups
 from conch_control.config.jsonform import to_json
+from conch_control.config.modelfile import checked_model_file, runtime_problems
 from conch_control.config.normalize import normalize
-from conch_control.config.paths import stays_within
 from conch_control.config.platforms import is_ensemble
+from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
@@ -71,8 +71,15 @@ class Loader:
         if is_ensemble(definition.config):
             self._ensembles.check(definition)
 
-    def load(self, definition: Definition, version: int) -> Servable:
+    def load(
+        self, definition: Definition, version: int, on_warmup: Callable[[], None] = lambda: None
+    ) -> Servable:
         """Loads a version with all its instances, warmed up.
+
+        Args:
+            definition: The model.
+            version: The version.
+            on_warmup: Called before the first warm-up sample runs; not at all if there is none.
 
         Raises:
             Exception: Whatever the backend raises; nothing is left behind.
@@ -83,11 +90,13 @@ class Loader:
         config.CopyFrom(definition.config)
         check_supported(config)
         backend = self._get_backend(config.backend)
-        _check_runtime(config)
+        raise_first(runtime_problems(config))
         spec, warmup = self._finish(config, backend, definition.directory, version)
         # Before anything is loaded: what changes from here on must not pass for what was.
         before = load_identity(self._cache, spec)
-        model = Model.create(spec, backend.load(spec), warmup=warmup, limiter=self._limiter)
+        model = Model.create(
+            spec, backend.load(spec), warmup=warmup, limiter=self._limiter, on_warmup=on_warmup
+        )
         return put_behind(self._cache, model, before)
 
     def resize(self, definition: Definition, model: Servable) -> Resize | None:
@@ -133,11 +142,11 @@ class Loader:
         """Completes and checks a config, and reads the files it names."""
         backend_options = self._options.options_of(config.backend)
         version_directory = directory / str(version)
-        model_file = _model_file(config, backend, directory, version_directory)
+        model_file = result_or_raise(checked_model_file(config, backend, directory, version_directory))
         config.platform = config.platform or backend.platform
         if not self._options.strict_model_config:
             config = complete(config, backend, version_directory, backend_options)
-            model_file = _model_file(config, backend, directory, version_directory)
+            model_file = result_or_raise(checked_model_file(config, backend, directory, version_directory))
         normalize(config)
         validate_config(config)
         resolve_groups(config, self._options.devices, backend)
@@ -148,26 +157,3 @@ class Loader:
             config, directory, version, model_file, backend_options, self._options.max_queue_size
         )
         return spec, read_warmup(config, directory)
-
-
-def _check_runtime(config: ModelConfig) -> None:
-    # There are no libraries to choose from: the only runtime is the backend's own, by any of its names.
-    own = {"", f"libtriton_{config.backend}.so"}
-    if config.backend == "python":
-        own.add("model.py")
-    if config.runtime not in own:
-        raise InvalidArgumentError(
-            f"unable to find backend library '{config.runtime}' for model '{config.name}'"
-        )
-
-
-def _model_file(config: ModelConfig, backend: Backend, directory: Path, version_directory: Path) -> str:
-    name = config.default_model_filename or backend.default_model_file
-    path = version_directory / name
-    if not stays_within(directory, f"{version_directory.name}/{name}"):
-        raise InvalidArgumentError(
-            f"default_model_filename '{name}' must stay within the directory of model '{config.name}'"
-        )
-    if backend.needs_model_file and not path.exists():
-        raise UnavailableError(f"unable to find '{path}' for model '{config.name}'")
-    return name

@@ -9,8 +9,9 @@ from typing import Literal
 
 from conch.core.instances.placement import Devices
 from conch.core.scheduler.rate import ResourceLimit
+from conch_control.storage.options import StorageOptions
 
-ControlMode = Literal["none", "explicit"]
+ControlMode = Literal["none", "explicit", "poll", "watch"]
 
 WILDCARD = "*"
 """Startup model that stands for all models of the repositories."""
@@ -24,11 +25,13 @@ class ControlOptions:
     """What the operator decides about the repository.
 
     Attributes:
-        repositories: Local repository directories.
-        mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name.
+        repositories: Local directories, and URLs of object stores.
+        mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name; with
+            ``poll`` and ``watch`` everything is loaded, and a planner has it follow the repositories.
         startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
         strict_model_config: Whether configs must be complete: no completion from the model's files.
         load_threads: Most models being loaded at the same time.
+        load_retries: How often a version that failed to load is tried again.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         backend_options: Options by backend; those under the empty name hold for all.
         devices: What instances can be placed on.
@@ -36,18 +39,21 @@ class ControlOptions:
             neediest one needs; None for no rate limits at all.
         max_queue_size: Most requests that may wait for a model version that does not say so itself; 0 for any
             number.
+        storage: Settings of repositories in object stores.
     """
 
-    repositories: tuple[Path, ...]
+    repositories: tuple[str | Path, ...]
     mode: ControlMode = "none"
     startup_models: tuple[str, ...] = ()
     strict_model_config: bool = False
     load_threads: int = 4
+    load_retries: int = 0
     model_config_name: str = ""
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     devices: Devices = field(default_factory=Devices)
     rate_limits: tuple[ResourceLimit, ...] | None = None
     max_queue_size: int = 0
+    storage: StorageOptions = field(default_factory=StorageOptions)
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

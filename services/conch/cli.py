@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import os
-import signal
 import sys
 import textwrap
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
+from conch.control_options import control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
@@ -28,17 +25,20 @@ from conch.options import (
     backend_options,
     grpc_options,
     log_options,
+    planner_options,
     rate_limits,
     server_options,
+    storage_options,
 )
+from conch.running import run
 from conch.server import Server
 from conch.tables import table
 from conch_control.options import ControlOptions
+from conch_control.service.options import ControlPortOptions
 
 log = logging.getLogger(__name__)
 
 _REASON_WIDTH = 60
-_SIGNAL_LOOK_S = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,11 +47,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = arguments or ["--help"]
     if command == "serve":
         return _serve(rest)
+    if command == "models":
+        from conch.commands import models  # the server does without
+
+        return models.run(rest)
+    if command == "control":
+        from conch.commands import control
+
+        return control.run(rest)
+    if command == "check":
+        from conch.commands.check import check
+
+        return check(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
     if command in ("--help", "-h", "help"):
         print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
+        print("       conch models COMMAND   ask a running server about its models, or to change them; see")
+        print("                              conch models --help")
+        print("       conch control [flags]  have a running server follow repositories from a process of its")
+        print("                              own; see conch control --help")
+        print("       conch check REPO ...   check model repositories; see conch check --help")
         print("       conch --version        print the version")
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)
@@ -69,6 +86,7 @@ def _serve(arguments: Sequence[str]) -> int:
         control = _control_options(flags)
         grpc = grpc_options(flags)
         options = server_options(flags)
+        control_port = control_port_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
@@ -78,7 +96,7 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
         return 1
     try:
-        return _run(flags, options, control, grpc)
+        return _run(flags, options, control, grpc, control_port)
     finally:
         unconfigure(handler)
 
@@ -89,8 +107,10 @@ def _control_options(flags: FlagValues) -> ControlOptions:
     mode = flags["model-control-mode"]
     if not repositories:
         raise FlagError("--model-repository must be specified")
-    if mode == "poll":
-        raise FlagError("--model-control-mode=poll is not supported yet; use none or explicit")
+    if flags["model-namespacing"]:
+        raise FlagError(
+            "--model-namespacing=true is not supported; model names must be unique across all repositories"
+        )
     if startup and mode != "explicit":
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:
@@ -102,14 +122,22 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         startup_models=startup,
         strict_model_config=flags["disable-auto-complete-config"] if strict is None else strict,
         load_threads=flags["model-load-thread-count"],
+        load_retries=flags["model-load-retry-count"],
         model_config_name=flags["model-config-name"],
         backend_options=backend_options(flags["backend-config"]),
         max_queue_size=flags["max-queue-size"],
         rate_limits=rate_limits(flags),
+        storage=storage_options(flags),
     )
 
 
-def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> int:
+def _run(
+    flags: FlagValues,
+    options: ServerOptions,
+    control: ControlOptions,
+    grpc: GrpcOptions | None,
+    control_port: ControlPortOptions | None,
+) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
     if flags["response-cache-byte-size"] is not None:
@@ -117,43 +145,24 @@ def _run(flags: FlagValues, options: ServerOptions, control: ControlOptions, grp
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
-    stop = threading.Event()
     try:
-        server = Server(options, control, grpc)
-        _catch_signals(stop)
-        server.start()
+        server = Server(options, control, grpc, planner_options(flags), control_port)
+        return run(server, lambda: _started(server, grpc, control_port))
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
         print(f"error: creating server: {text}", file=sys.stderr)
         return 1
+
+
+def _started(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> None:
     # What the start has made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    print(_summary(server, grpc), flush=True)
-    # By turns: Python runs a signal's handler late if the signal comes just before a wait for ever begins.
-    while not stop.wait(_SIGNAL_LOOK_S):
-        pass
-    log.info("Waiting for in-flight requests to complete.")
-    if server.stop():
-        return 0
-    log.error("Exit timeout expired. Exiting immediately.")
-    # Threads that still run a model would hold up a normal exit.
-    logging.shutdown()
-    os._exit(1)
+    print(_summary(server, grpc, control_port), flush=True)
 
 
-def _catch_signals(stop: threading.Event) -> None:
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(128 + number)  # asked twice: whoever asks does not want to wait
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
-
-
-def _summary(server: Server, grpc: GrpcOptions | None) -> str:
+def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> str:
     """What is loaded, and where it is served."""
     models = [
         [
@@ -169,6 +178,8 @@ def _summary(server: Server, grpc: GrpcOptions | None) -> str:
         unix = grpc.address.startswith("unix:")
         address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
         ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
+    if control_port is not None:
+        ports.append(["Control", control_port.target, control_port.security])
     return "\n".join(
         (
             table(["Model", "Version", "Status", "Reason"], models),

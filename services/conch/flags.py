@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+_LONGEST_S = 1e9
+
 
 class FlagError(Exception):
     """The command line, the environment or the file is wrong; the text says where and how."""
@@ -48,6 +50,23 @@ def _number(least: int, most: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def _duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
+    if not 0 <= value <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_LONGEST_S:.0f} seconds, got {text}")
+    return value
+
+
+def _interval(text: str) -> float:
+    value = _duration(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text}")
+    return value
+
+
 def _capability(text: str) -> float:
     try:
         value = float(text)
@@ -56,6 +75,10 @@ def _capability(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability, such as 6.0")
     return value
+
+
+def _repository(text: str) -> str | Path:
+    return text if "://" in text else Path(text)  # a path would make one slash of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +115,47 @@ _positive = _number(1)
 
 FLAGS: tuple[Flag, ...] = (
     Flag("id", str, "triton", "name of this server in its metadata"),
-    Flag("model-repository", Path, [], "directory of models; may be repeated", many=True),
-    Flag("model-store", Path, [], "the same as --model-repository", many=True),
+    Flag(
+        "model-repository",
+        _repository,
+        [],
+        "directory of models, or s3://, gs:// or as:// URL of one; may be repeated",
+        many=True,
+    ),
+    Flag("model-store", _repository, [], "the same as --model-repository", many=True),
+    Flag(
+        "model-cache-directory",
+        Path,
+        None,
+        "directory for models fetched from object stores; by default ~/.cache/conch/models",
+    ),
+    Flag("model-cache-byte-size", _natural, 0, "most bytes kept there, 0 for any number"),
+    Flag("storage-timeout-secs", _positive, 30, "seconds after which an object store has failed to answer"),
     Flag(
         "model-control-mode",
         str,
         "none",
-        "none: load all models at the start; explicit: load what is asked for",
-        choices=("none", "explicit", "poll"),
+        "none: load all models at the start; explicit: load what is asked for; poll: load all models and "
+        "look for changes now and then; watch: load all models and be told of changes",
+        choices=("none", "explicit", "poll", "watch"),
     ),
+    Flag("repository-poll-secs", _interval, 15.0, "seconds between looks at model repositories"),
+    Flag(
+        "repository-settle-secs",
+        _interval,
+        1.0,
+        "seconds that nothing must have changed of a model in a repository before it is loaded",
+    ),
+    Flag(
+        "allow-model-control",
+        parse_bool,
+        True,
+        "let clients of the inference ports load and unload models in explicit mode",
+    ),
+    Flag("model-namespacing", parse_bool, False, "not supported: model names must be unique"),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
+    Flag("model-load-retry-count", _natural, 0, "how often a version that failed to load is tried again"),
     Flag(
         "max-queue-size",
         _natural,
@@ -137,7 +190,19 @@ FLAGS: tuple[Flag, ...] = (
     Flag("min-supported-compute-capability", _capability, 6.0, "least CUDA compute capability of a GPU used"),
     Flag("exit-on-error", parse_bool, True, "exit if a model fails to load at the start"),
     Flag("strict-readiness", parse_bool, True, "ready only if all models are"),
-    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after a stop was asked for"),
+    Flag(
+        "drain-delay",
+        _duration,
+        0.0,
+        "seconds for which a server that was asked to stop is not ready but goes on serving",
+    ),
+    Flag("exit-timeout-secs", _natural, 30, "seconds that requests may take after that"),
+    Flag(
+        "listen-while-loading",
+        parse_bool,
+        False,
+        "answer probes (live, not ready) and requests for what is loaded before all startup models are",
+    ),
     Flag("allow-grpc", parse_bool, True, "serve gRPC"),
     Flag("grpc-address", str, "0.0.0.0", "address for gRPC, or unix:PATH"),
     Flag("grpc-port", _port, 8001, "port for gRPC"),
@@ -171,6 +236,21 @@ FLAGS: tuple[Flag, ...] = (
     Flag("grpc-max-connection-age-grace", _natural, 0, "milliseconds calls may go on after that; 0 for ever"),
     Flag("grpc-restricted-protocol", str, [], "<protocol,…>:<key>=<value>; may be repeated", many=True),
     Flag("grpc-header-forward-pattern", str, "", "metadata keys forwarded as request parameters"),
+    Flag("control-port", _port, 0, "port for conch models and conch control; 0 for none"),
+    Flag(
+        "control-address",
+        str,
+        "127.0.0.1",
+        "address for the control port, or unix:PATH; whoever reaches it decides what code the server runs, "
+        "so others than this machine's own need --control-token-file or --control-root-cert",
+    ),
+    Flag("control-token-file", Path, None, "file with the token that callers of the control port must show"),
+    Flag("control-use-ssl", parse_bool, False, "serve the control port over TLS"),
+    Flag("control-server-cert", Path, None, "PEM file of the control port's certificate"),
+    Flag("control-server-key", Path, None, "PEM file of the control port's key"),
+    Flag(
+        "control-root-cert", Path, None, "PEM file of the root certificates that callers must have one from"
+    ),
     Flag("log-verbose", _natural, 0, "level of verbose logging"),
     Flag("log-info", parse_bool, True, "log information"),
     Flag("log-warning", parse_bool, True, "log warnings"),
@@ -192,7 +272,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "allow-sagemaker",
             "allow-vertex-ai",
             "allow-client-shm",
-            "model-namespacing",
             "enable-peer-access",
         ),
         parse_bool,
@@ -211,8 +290,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "metrics-config",
             "grpc-infer-allocation-pool-size",
             "grpc-max-response-pool-size",
-            "repository-poll-secs",
-            "model-load-retry-count",
             "model-load-gpu-limit",
             "trace-config",
             "trace-file",

@@ -15,6 +15,8 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
 from conch.observe.logs import LogOptions
+from conch_control.planner.driver import PlannerOptions
+from conch_control.storage.options import StorageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,21 @@ class ServerOptions:
         server_id: Its name in the metadata.
         exit_on_error: Whether a model that fails at the start ends the server.
         strict_readiness: Whether ready means that all models are.
-        exit_timeout_s: Seconds requests may take after a stop was asked for.
+        exit_timeout_s: Seconds requests may take once the server stops to accept them.
+        drain_delay_s: Seconds for which requests are still accepted after a stop was asked for.
+        listen_while_loading: Whether to listen before the models of the start are loaded.
         cache: Settings by name of the response cache; nothing for none.
+        allow_model_control: Whether clients of the inference ports may load and unload models.
     """
 
     server_id: str = "triton"
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_s: float = 30.0
+    drain_delay_s: float = 0.0
+    listen_while_loading: bool = False
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    allow_model_control: bool = True
 
 
 def server_options(flags: FlagValues) -> ServerOptions:
@@ -47,7 +55,33 @@ def server_options(flags: FlagValues) -> ServerOptions:
         exit_on_error=flags["exit-on-error"],
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
+        drain_delay_s=flags["drain-delay"],
+        listen_while_loading=flags["listen-while-loading"],
         cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
+        allow_model_control=flags["allow-model-control"],
+    )
+
+
+def planner_options(flags: FlagValues) -> PlannerOptions | None:
+    """The settings of the planner; None where the control mode has none."""
+    mode = flags["model-control-mode"]
+    if mode not in ("poll", "watch"):
+        return None
+    return PlannerOptions(
+        mode=mode,
+        poll_s=flags["repository-poll-secs"],
+        settle_s=flags["repository-settle-secs"],
+        operations=flags["model-load-thread-count"],
+        model_config_name=flags["model-config-name"],
+    )
+
+
+def storage_options(flags: FlagValues) -> StorageOptions:
+    """The settings of repositories in object stores."""
+    return StorageOptions(
+        cache_directory=flags["model-cache-directory"],
+        cache_bytes=flags["model-cache-byte-size"],
+        timeout_s=float(flags["storage-timeout-secs"]),
     )
 
 

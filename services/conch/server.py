@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import threading
 import time
 from contextlib import closing
 
@@ -14,15 +15,22 @@ from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.cache.service import CacheService
 from conch.core.errors import InternalError, UnavailableError
-from conch.core.readiness import all_ready
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
+from conch.core.stage import Stage
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.options import ServerOptions
 from conch_control.agent import Agent
+from conch_control.gate import Gate
 from conch_control.options import ControlOptions
+from conch_control.planner.driver import Planner, PlannerOptions
+from conch_control.service.options import ControlPortOptions
+from conch_control.service.server import ControlPort
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
+_PLANNER_STOP_S = 1.0
 
 
 class Server:
@@ -32,68 +40,144 @@ class Server:
         options: Settings of the server.
         control: Settings of the control plane.
         grpc: Settings of the gRPC front end; None for none.
+        planner: Settings of the planner; None for none.
+        control_port: Settings of the control port; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
     """
 
-    def __init__(self, options: ServerOptions, control: ControlOptions, grpc: GrpcOptions | None) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        control: ControlOptions,
+        grpc: GrpcOptions | None,
+        planner: PlannerOptions | None = None,
+        control_port: ControlPortOptions | None = None,
+    ) -> None:
+        if control_port is not None:
+            control_port.check()
         self._options = options
         self._grpc_options = grpc
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
-            self.agent = Agent(control, self.registry, load_backend, self._cache)
+            self.agent = Agent(control, self.registry, load_backend, self._cache, self.drain)
         except BaseException:
             self._close_cache()
             raise
-        self.core = ServerCore(self.registry, self.agent, options.server_id, __version__, self._models_ready)
+        self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
+        gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
+        strict = options.strict_readiness
+        self.core = ServerCore(self.registry, gate, options.server_id, __version__, self.agent.ready, strict)
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
+        self._control = None if control_port is None else ControlPort(self.agent, control_port)
+        self._waiting = threading.Event()  # never set: what a stop waits on
+        self._start_lock = threading.Lock()  # held while the server starts
 
     def start(self) -> None:
-        """Loads the models of the start, then listens.
+        """Loads the models of the start, then listens; or the other way round, if the options say so.
 
         Raises:
-            ConchError: A port is taken, or a model failed and the options say that this is an error.
+            ConchError: A port is taken, or a model failed and the options say that this is an error, or the
+                server was stopped meanwhile.
         """
-        try:
-            if self._grpc_options is not None:
-                check_free(self._grpc_options)
-            failures = self.agent.start()
-            for failure in failures:
-                log.error("%s", failure)
-            if failures and self._options.exit_on_error:
-                raise InternalError("failed to load all models")
-            self.core.started()
-            if self._grpc is not None:
-                self.grpc_port = self._grpc.start()
-        except BaseException:
-            self.agent.close(0.0)
-            self._close_cache()
-            raise
+        with self._start_lock:
+            try:
+                self._start()
+            except BaseException:
+                if self.core.life.stage is not Stage.STOPPING:  # else `stop` waits to do it, in good order
+                    self._stop_listening(0.0)
+                    self.agent.close(0.0)
+                    self._stop_control(0.0)
+                    self._close_cache()
+                raise
+
+    def _start(self) -> None:
+        self.core.check_running()
+        if self._grpc_options is not None:
+            check_free(self._grpc_options)
+        if self._planner is not None:
+            self._planner.remember()
+        if self._control is not None:
+            self._control.start()  # before the models: their loading can be watched
+        if self._options.listen_while_loading:
+            self._listen()
+        failures = self.agent.start()
+        self.core.check_running()
+        for failure in failures:
+            log.error("%s", failure)
+        if failures and self._options.exit_on_error:
+            raise InternalError("failed to load all models")
+        self.core.started()
+        self._listen()
+        if self._planner is not None:
+            self._planner.start({failure.name: failure.error for failure in failures})
+
+    def drain(self) -> None:
+        """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+        if self.core.drain():
+            log.info("the server is draining: it is not ready any more, and goes on answering")
 
     def stop(self) -> bool:
-        """Stops accepting, finishes what is in flight, unloads; takes at most the exit timeout.
+        """Ends readiness, serves on for the drain delay, finishes what is in flight, unloads.
+
+        The exit timeout begins when the drain delay is over. A server that still starts gives that up.
 
         Returns:
             Whether everything in flight was finished in time.
         """
-        end = time.monotonic() + self._options.exit_timeout_s
+        life = self.core.life
+        if life.stage is not Stage.STARTING:
+            self.drain()
+            self._waiting.wait(max(self._options.drain_delay_s - life.seconds_in(Stage.DRAINING), 0.0))
+        log.info("Waiting for in-flight requests to complete.")
         self.core.stopping()
-        ended = self._grpc is None or self._grpc.stop(max(end - time.monotonic(), 0.0))
-        ended = self.agent.close(max(end - time.monotonic(), 0.0)) and ended
+        end = time.monotonic() + self._options.exit_timeout_s
+
+        def left() -> float:
+            return max(end - time.monotonic(), 0.0)
+
+        if self._control is not None:
+            self._control.refuse_changes()
+        if self._start_lock.locked():
+            self.agent.close(left())
+        if not self._start_lock.acquire(timeout=left()):
+            return False
+        self._start_lock.release()
+        if self._planner is not None:
+            self._planner.stop(0.0)  # nothing begins any more; loads under way are ended with the agent
+        self._finish_sequences(end)
+        ended = self._stop_listening(left())
+        ended = self.agent.close(left()) and ended
+        if self._planner is not None:
+            # One that hangs with the storage holds nothing that has to be finished.
+            self._planner.stop(min(_PLANNER_STOP_S, left()))
+        ended = self._stop_control(left()) and ended  # last: operators see what the others do
         self._close_cache()
         return ended
+
+    def _listen(self) -> None:
+        if self._grpc is not None and self.grpc_port is None:
+            self.grpc_port = self._grpc.start()
+
+    def _stop_listening(self, grace_s: float) -> bool:
+        return self._grpc is None or self.grpc_port is None or self._grpc.stop(grace_s)
+
+    def _finish_sequences(self, end: float) -> None:
+        """Has live sequences end, or be given up as idle, before connections are closed: that ends them."""
+        if self.core.sequences:
+            self.core.refuse_new()
+        while self.core.sequences and time.monotonic() < end:
+            self._waiting.wait(_LOOK_S)
+
+    def _stop_control(self, grace_s: float) -> bool:
+        return self._control is None or self._control.stop(grace_s)
 
     def _close_cache(self) -> None:
         if self._cache is not None:
             self._cache.close()
-
-    def _models_ready(self) -> bool:
-        if not self._options.strict_readiness:
-            return True
-        return self.agent.ready() and all_ready(self.core.readiness())
 
 
 def _cache_service(options: ServerOptions) -> CacheService | None:

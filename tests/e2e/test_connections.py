@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from tests.support.certificates import Authority
 from tests.support.servers import (
     WAIT_S,
     RawClient,
@@ -56,58 +51,6 @@ IDENTITY_CONFIG = """
     input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] }
     output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
 """
-
-
-class Authority:
-    """Issues certificates into a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {directory.name}")])
-        directory.mkdir()
-        self.root = directory / "root.pem"
-        certificate = (
-            self._builder(self._name, self._key)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        self.root.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """A key and a certificate for localhost."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = [x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1"))]
-        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        certificate = (
-            self._builder(subject, key)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-        files = (self._directory / f"{name}.key", self._directory / f"{name}.pem")
-        files[0].write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        files[1].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        return files
-
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))
-            .not_valid_after(now + timedelta(hours=1))
-        )
 
 
 @pytest.fixture

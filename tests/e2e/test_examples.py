@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,3 +36,17 @@ def test_clients_get_what_they_expect(server: ServerProcess, client: str) -> Non
     assert done.returncode == 0, done.stderr
     for text in SAYS.get(client, ()):
         assert text in done.stdout
+
+
+def test_the_walk_through_a_hot_swap() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    walk = ROOT / "examples" / "hot-swap" / "walk.py"
+    done = subprocess.run(
+        [sys.executable, walk, f"--port={port}"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "version 2 copied into the repository" in done.stdout
+    assert "version 3 is broken: Internal: unable to load ONNX model" in done.stdout
+    assert done.stdout.endswith("0 requests failed\n")

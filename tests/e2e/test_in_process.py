@@ -180,6 +180,25 @@ def test_start_and_stop_again_and_again(models: Path) -> None:
             ask(server, round_number)
 
 
+def test_a_drained_server_is_not_ready_and_serves(models: Path) -> None:
+    with no_leaks(), running(models) as server:
+        with closing(triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")) as client:
+            assert client.is_server_ready()
+            server.drain()
+            server.drain()
+            assert (client.is_server_live(), client.is_server_ready()) == (True, False)
+            assert not client.is_model_ready("simple")
+        ask(server)
+
+
+def test_a_server_that_is_stopped_before_it_starts_does_not(models: Path) -> None:
+    with no_leaks():
+        server = Server(ServerOptions(), ControlOptions((models,)), GrpcOptions("127.0.0.1", 0))
+        assert server.stop()
+        with pytest.raises(UnavailableError, match="Server exiting"):
+            server.start()
+
+
 def test_two_servers_side_by_side(models: Path) -> None:
     with running(models) as one, running(models) as two:
         assert one.grpc_port != two.grpc_port

@@ -48,6 +48,13 @@ RULES = (
     rule("conch.options", "conch", "conch_control"),
     rule("conch.server", "conch", "conch_control"),
     rule("conch.cli", "conch", "conch_control"),
+    rule("conch_control.planner.inotify", "watchdog", "conch_control"),
+    rule("conch.commands", "conch", "conch_control"),
+    rule("conch.control_options", "conch", "conch_control"),
+    rule("conch_control.service", "grpc", "conch.core", "conch.protocol", "conch_control", "google.protobuf"),
+    rule("conch_control.storage.s3", "conch_control.storage", "aiobotocore", "aiohttp", "botocore", "s3fs"),
+    rule("conch_control.storage.gcs", "conch_control.storage", "aiohttp", "gcsfs", "google.auth", "requests"),
+    rule("conch_control.storage.azure", "conch_control.storage", "azure"),
     rule("conch_control", "conch.core", "conch.protocol", "conch_control", "google.protobuf"),
     # pb_utils, the module that Triton's Python models import.
     rule("triton_python_backend_utils", "numpy", "conch.core", "conch.backends"),

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.problems import Checked, Problem, entry_path
 
 _TTL = "CONCH_CACHE_TTL"
 _NS_PER_S = 1_000_000_000
 _MOST_S = 10**9
 
 
-def cache_ttl_ns(config: ModelConfig) -> int:
-    """How long a model's cached responses are valid; 0 for as long as the cache says.
-
-    Raises:
-        InvalidArgumentError: The parameter is no number of seconds above 0.
-    """
+def checked_cache_ttl(config: ModelConfig) -> Checked[int]:
+    """How long a model's cached responses are valid, in nanoseconds; 0 for as long as the cache says."""
     if _TTL not in config.parameters:
         return 0
     text = config.parameters[_TTL].string_value
@@ -24,7 +20,10 @@ def cache_ttl_ns(config: ModelConfig) -> int:
     except ValueError:
         seconds = 0.0
     if not 1 / _NS_PER_S <= seconds <= _MOST_S:
-        raise InvalidArgumentError(
-            f"parameter '{_TTL}' of model '{config.name}' must be a number of seconds above 0, got '{text}'"
+        yield Problem(
+            f"{entry_path('parameters', _TTL)}.string_value",
+            f"parameter '{_TTL}' of model '{config.name}' must be a number of seconds above 0, got '{text}'",
+            expected="a number of seconds above 0",
         )
+        return 0
     return int(seconds * _NS_PER_S)

@@ -6,14 +6,24 @@ been loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from conch.core.ensemble.plan import Plan, Step
-from conch.core.errors import InvalidArgumentError
 from conch.core.spec import EnsembleScheduling, EnsembleStep, ModelSpec, TensorSpec
 from conch.core.validation import shape_text
 from conch.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
+from conch_control.config.problems import (
+    Checked,
+    Problem,
+    Problems,
+    attempt,
+    entry_path,
+    raise_first,
+    result_or_raise,
+)
+from conch_control.config.suggest import nearest
 
 FindModel = Callable[[EnsembleStep], ModelSpec]
 """The model of a step as it is loaded now."""
@@ -25,55 +35,121 @@ def validate_ensemble(config: ModelConfig) -> None:
     Raises:
         InvalidArgumentError: It breaks a rule.
     """
+    raise_first(ensemble_problems(config))
+
+
+def ensemble_problems(config: ModelConfig) -> Problems:
+    """What is wrong with an ensemble's config by itself."""
     name = config.name
     if config.instance_group:
-        raise InvalidArgumentError(f"instance group should not be specified for ensemble '{name}'")
+        yield Problem(
+            "instance_group",
+            f"instance group should not be specified for ensemble '{name}'",
+            expected="nothing: its models have the instances",
+        )
     if config.HasField("optimization"):
-        raise InvalidArgumentError(f"optimization should not be specified for ensemble '{name}'")
+        yield Problem("optimization", f"optimization should not be specified for ensemble '{name}'")
     if config.model_warmup:
-        raise InvalidArgumentError(f"model_warmup can not be specified for ensemble '{name}'")
+        yield Problem("model_warmup", f"model_warmup can not be specified for ensemble '{name}'")
     steps = config.ensemble_scheduling.step
     if not steps:
-        raise InvalidArgumentError(f"must specify 'step' for ensemble '{name}'")
+        yield Problem(
+            "ensemble_scheduling.step", f"must specify 'step' for ensemble '{name}'", found="nothing"
+        )
+        return
     makers: dict[str, ModelEnsembling.Step] = {}
     inputs = {tensor.name for tensor in config.input}
+    sound = True
     for number, step in enumerate(steps):
-        for field in ("model_name", "input_map", "output_map"):
-            if not getattr(step, field):
-                raise InvalidArgumentError(f"must specify '{field}' in step {number} of ensemble '{name}'")
-        for tensor in step.output_map.values():
-            if tensor in makers:
-                raise InvalidArgumentError(
-                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
-                    f"'{name}' step {number}"
-                )
-            if tensor in inputs:
-                raise InvalidArgumentError(
-                    f"ensemble tensor '{tensor}' is an input of ensemble '{name}' and can not appear in the "
-                    f"output map of step {number}"
-                )
-            makers[tensor] = step
-    _check_connections(config, makers)
+        for problem in _step_problems(name, number, step, makers, inputs):
+            sound = False
+            yield problem
+        makers.update(dict.fromkeys(step.output_map.values(), step))
+    if sound:  # else tensors that are not connected are only a consequence
+        yield from _connection_problems(config, makers)
 
 
-def _check_connections(config: ModelConfig, makers: Mapping[str, ModelEnsembling.Step]) -> None:
+def _step_problems(
+    name: str,
+    number: int,
+    step: ModelEnsembling.Step,
+    makers: Mapping[str, ModelEnsembling.Step],
+    inputs: Collection[str],
+) -> Problems:
+    path = step_path(number)
+    for field in ("model_name", "input_map", "output_map"):
+        if not getattr(step, field):
+            yield Problem(
+                f"{path}.{field}",
+                f"must specify '{field}' in step {number} of ensemble '{name}'",
+                found="nothing",
+            )
+    own: set[str] = set()
+    for end, tensor in step.output_map.items():
+        if tensor in makers or tensor in own:
+            yield Problem(
+                entry_path(f"{path}.output_map", end),
+                f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}' "
+                f"step {number}",
+            )
+        elif tensor in inputs:
+            yield Problem(
+                entry_path(f"{path}.output_map", end),
+                f"ensemble tensor '{tensor}' is an input of ensemble '{name}' and can not appear in the "
+                f"output map of step {number}",
+            )
+        own.add(tensor)
+
+
+def step_path(number: int) -> str:
+    """Path of a step of an ensemble."""
+    return f"ensemble_scheduling.step[{number}]"
+
+
+def _connection_problems(config: ModelConfig, makers: Mapping[str, ModelEnsembling.Step]) -> Problems:
     name = config.name
     consumed = {tensor for step in config.ensemble_scheduling.step for tensor in step.input_map.values()}
-    for given in config.input:
+    for number, given in enumerate(config.input):
         if given.name not in consumed:
-            raise InvalidArgumentError(f"ensemble input '{given.name}' for ensemble {name}' is not used")
+            yield Problem(
+                f"input[{number}].name",
+                f"ensemble input '{given.name}' for ensemble {name}' is not used",
+                expected="the name of a tensor in an input_map",
+                nearest=nearest(given.name, consumed - {*makers}),
+            )
     made = {tensor.name for tensor in config.input}
     waiting = list(config.ensemble_scheduling.step)
     while ready := [step for step in waiting if made.issuperset(step.input_map.values())]:
         made.update(tensor for step in ready for tensor in step.output_map.values())
         waiting = [step for step in waiting if step not in ready]
     outputs = {tensor.name for tensor in config.output}
-    for output in config.output:
+    for number, output in enumerate(config.output):
         if output.name not in made:
-            raise InvalidArgumentError(_not_written(output.name, name, consumed, makers, made))
+            yield Problem(
+                f"output[{number}].name",
+                _not_written(output.name, name, consumed, makers, made),
+                expected="the name of a tensor that a step makes of tensors that are there",
+                nearest=nearest(output.name, made - outputs),
+            )
     for tensor in sorted({*makers, *consumed}):
         if tensor not in outputs and (tensor not in made or tensor not in consumed):
-            raise InvalidArgumentError(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
+            known = {*made, *makers} - {tensor}
+            yield Problem(
+                _place(config, tensor),
+                f"ensemble tensor '{tensor}' is unused in ensemble '{name}'",
+                expected="a tensor that is an input or made by a step, and used by a step or an output",
+                nearest="" if tensor in makers else nearest(tensor, known),
+            )
+
+
+def _place(config: ModelConfig, tensor: str) -> str:
+    """Path of the first place in the maps that names a tensor."""
+    for number, step in enumerate(config.ensemble_scheduling.step):
+        for kind, mapping in (("input_map", step.input_map), ("output_map", step.output_map)):
+            for end in sorted(mapping):
+                if mapping[end] == tensor:
+                    return entry_path(f"{step_path(number)}.{kind}", end)
+    return "ensemble_scheduling"
 
 
 def _not_written(
@@ -119,15 +195,40 @@ def plan_ensemble(spec: ModelSpec, find_model: FindModel) -> Plan:
     Raises:
         ConchError: A model is not loaded, or does not fit the others.
     """
+    plan = result_or_raise(checked_plan(spec, find_model))
+    assert plan is not None, "there was no problem"
+    return plan
+
+
+def checked_plan(spec: ModelSpec, find_model: FindModel) -> Checked[Plan | None]:
+    """Checks an ensemble against its models, and plans how tensors go through it; None if it can't be."""
     scheduling = spec.ensemble
     assert scheduling is not None, "only for ensembles"
-    models = [find_model(step) for step in scheduling.steps]
+    models: list[ModelSpec | None] = []
+    for number, step in enumerate(scheduling.steps):
+        path = f"{step_path(number)}.model_name"
+        models.append((yield from attempt(path, partial(find_model, step))))
     # The ensemble's own reshape lies between its clients and its models.
     tensors = {
         tensor.name: _Seen(spec, tensor, tensor.backend_dims) for tensor in (*spec.inputs, *spec.outputs)
     }
-    for step, model in zip(scheduling.steps, models, strict=True):
-        _check_model(spec, step, model, tensors)
+    sound = None not in models
+    for number, (step, model) in enumerate(zip(scheduling.steps, models, strict=True)):
+        if model is not None:
+            for problem in _fit_problems(spec, number, step, model, tensors):
+                sound = False
+                yield problem
+    if not sound:
+        return None
+    return (
+        yield from attempt(
+            "ensemble_scheduling",
+            lambda: _plan(spec, scheduling, [model for model in models if model is not None]),
+        )
+    )
+
+
+def _plan(spec: ModelSpec, scheduling: EnsembleScheduling, models: Iterable[ModelSpec]) -> Plan:
     return Plan(
         spec.name,
         [tensor.name for tensor in spec.inputs],
@@ -171,61 +272,79 @@ class _Seen:
         self.full = (-1, *dims) if model.max_batch_size > 0 else dims
 
 
-def _check_model(
-    ensemble: ModelSpec, step: EnsembleStep, model: ModelSpec, tensors: dict[str, _Seen]
-) -> None:
-    name = ensemble.name
+def _fit_problems(
+    ensemble: ModelSpec, number: int, step: EnsembleStep, model: ModelSpec, tensors: dict[str, _Seen]
+) -> Problems:
+    name, path = ensemble.name, step_path(number)
     if 0 < model.max_batch_size < ensemble.max_batch_size:
-        raise InvalidArgumentError(
+        yield Problem(
+            "max_batch_size",
             f"ensemble {name} allows maximum batch size {ensemble.max_batch_size}, but it contains model "
-            f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
+            f"{model.name} which only allows maximum batch size to be {model.max_batch_size}",
+            expected=f"at most {model.max_batch_size}",
         )
     inputs = {tensor.name: tensor for tensor in model.inputs}
     outputs = {tensor.name: tensor for tensor in model.outputs}
     for end, tensor in step.input_map.items():
         if end not in inputs:
-            raise InvalidArgumentError(
+            yield Problem(
+                entry_path(f"{path}.input_map", end),
                 f"in ensemble {name}, ensemble tensor {tensor} is mapping to non-existing input {end} in "
-                f"model {model.name}"
+                f"model {model.name}",
+                expected=f"an input of {model.name}: {', '.join(inputs)}",
+                found=f"'{end}'",
+                nearest=nearest(end, inputs),
             )
     for end, spec in inputs.items():
         if end not in step.input_map and not spec.optional:
-            raise InvalidArgumentError(
-                f"in ensemble {name}, input {end} in model {model.name} is not mapped to any ensemble tensors"
+            yield Problem(
+                f"{path}.input_map",
+                f"in ensemble {name}, input {end} in model {model.name} is not mapped to any ensemble "
+                f"tensors",
+                expected=f"an entry with the key '{end}'",
+                found=", ".join(f"'{key}'" for key in step.input_map),
             )
     for end, tensor in step.output_map.items():
         if end not in outputs:
-            raise InvalidArgumentError(
+            yield Problem(
+                entry_path(f"{path}.output_map", end),
                 f"in ensemble {name}, ensemble tensor {tensor} is mapped from non-existing output {end} in "
-                f"model {model.name}"
+                f"model {model.name}",
+                expected=f"an output of {model.name}: {', '.join(outputs)}",
+                found=f"'{end}'",
+                nearest=nearest(end, outputs),
             )
-    for tensor, spec in _ends(step, inputs, outputs):
-        seen = _Seen(model, spec, spec.dims)
-        _check_consistent(name, tensor, tensors.setdefault(tensor, seen), seen)
+    for where, mapping, ends in (
+        ("input_map", step.input_map, inputs),
+        ("output_map", step.output_map, outputs),
+    ):
+        for end, tensor in mapping.items():
+            if end in ends:
+                seen = _Seen(model, ends[end], ends[end].dims)
+                yield from _consistency_problems(
+                    name, entry_path(f"{path}.{where}", end), tensor, tensors.setdefault(tensor, seen), seen
+                )
 
 
-def _ends(
-    step: EnsembleStep, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
-) -> Iterator[tuple[str, TensorSpec]]:
-    for end, tensor in step.input_map.items():
-        yield tensor, inputs[end]
-    for end, tensor in step.output_map.items():
-        yield tensor, outputs[end]
-
-
-def _check_consistent(ensemble: str, tensor: str, one: _Seen, other: _Seen) -> None:
+def _consistency_problems(ensemble: str, path: str, tensor: str, one: _Seen, other: _Seen) -> Problems:
     if one.tensor.datatype != other.tensor.datatype:
-        raise InvalidArgumentError(
-            f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent data type: "
-            f"{_type_name(one)} is inferred from model {one.model.name} while "
-            f"{_type_name(other)} is inferred from model {other.model.name}"
+        yield Problem(
+            path,
+            f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent data type: {_type_name(one)} is "
+            f"inferred from model {one.model.name} while {_type_name(other)} is inferred from model "
+            f"{other.model.name}",
+            expected=_type_name(one),
+            found=_type_name(other),
         )
     # With the batch dimension they may agree where one of the models has it among its dims.
-    if not (_agree(one.dims, other.dims) or _agree(one.full, other.full)):
-        raise InvalidArgumentError(
-            f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent shape: "
-            f"{shape_text(one.full)} is inferred from model {one.model.name} while "
-            f"{shape_text(other.full)} is inferred from model {other.model.name}"
+    elif not (_agree(one.dims, other.dims) or _agree(one.full, other.full)):
+        yield Problem(
+            path,
+            f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent shape: {shape_text(one.full)} "
+            f"is inferred from model {one.model.name} while {shape_text(other.full)} is inferred from model "
+            f"{other.model.name}",
+            expected=shape_text(one.full),
+            found=shape_text(other.full),
         )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from conch.core.backend import Backend
-from conch.core.instances.placement import Devices, resolve
+from conch.core.instances.placement import Devices, filled, group_problem
 from conch.core.spec import InstanceGroup, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
+from conch_control.config.problems import Problem, Problems, raise_first
 
 
 def read_groups(config: ModelConfig) -> tuple[InstanceGroup, ...]:
@@ -22,18 +23,49 @@ def resolve_groups(config: ModelConfig, devices: Devices, backend: Backend) -> N
         backend: The backend that is to run the model.
 
     Raises:
-        InvalidArgumentError: A group can't be placed.
+        InvalidArgumentError: A group can't be placed; none of them has changed.
     """
-    resolved = resolve(
-        config.name, read_groups(config), devices, backend.cpu_instance_count, backend.uses_gpus
-    )
+    raise_first(resolving_groups(config, devices, backend))
+
+
+def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) -> Problems:
+    """Does what `resolve_groups` does, and says of each group why it can't be placed."""
+    unknown = False
+    for number, group in enumerate(config.instance_group):
+        if group.kind not in ModelInstanceGroup.Kind.values():  # text may give any number for a name
+            unknown = True
+            yield Problem(
+                f"instance_group[{number}].kind",
+                f"instance group {number} of model {config.name} has no known kind",
+                expected=f"one of {', '.join(ModelInstanceGroup.Kind.keys())}",
+            )
+    if unknown:
+        return
+    groups = filled(config.name, read_groups(config), devices, backend.cpu_instance_count, backend.uses_gpus)
+    for number, resolved in enumerate(groups):
+        message = group_problem(config.name, resolved, devices)
+        if message is not None:
+            written = f"instance_group[{number}]"
+            yield Problem(
+                f"{written}.gpus" if resolved.gpus else f"{written}.kind",
+                message,
+                expected=_possible(resolved, devices),
+            )
     if not config.instance_group:
         config.instance_group.add()
-    for written, group in zip(config.instance_group, resolved, strict=True):
-        written.name = group.name
-        written.kind = ModelInstanceGroup.Kind.Value(f"KIND_{group.kind}")  # type: ignore[assignment]
-        written.count = group.count
-        written.gpus[:] = group.gpus
+    for entry, resolved in zip(config.instance_group, groups, strict=True):
+        entry.name = resolved.name
+        entry.kind = ModelInstanceGroup.Kind.Value(f"KIND_{resolved.kind}")  # type: ignore[assignment]
+        entry.count = resolved.count
+        entry.gpus[:] = resolved.gpus
+
+
+def _possible(group: InstanceGroup, devices: Devices) -> str:
+    if group.kind != "GPU":
+        return f"no gpus, or KIND_GPU in place of KIND_{group.kind}"
+    if not devices.gpus:
+        return "KIND_CPU, or a machine with GPUs"
+    return f"some of the GPUs {', '.join(str(gpu) for gpu in devices.gpus)}"
 
 
 def _read(group: ModelInstanceGroup) -> InstanceGroup:

@@ -37,6 +37,19 @@ def parse_config(text: str, source: str) -> ModelConfig:
     return config
 
 
+def decode_config(content: bytes, source: str) -> ModelConfig:
+    """Parses the contents of a config file.
+
+    Raises:
+        InvalidArgumentError: It is not a model config.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{source}: not UTF-8 text: {error}") from error
+    return parse_config(text, source)
+
+
 def read_config(path: Path) -> ModelConfig:
     """Reads a config file.
 
@@ -45,10 +58,8 @@ def read_config(path: Path) -> ModelConfig:
         InvalidArgumentError: It is not a model config.
     """
     try:
-        text = path.read_bytes().decode()
+        content = path.read_bytes()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise InternalError(f"failed to open text file for read {path}: {reason}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path}: not UTF-8 text: {error}") from error
-    return parse_config(text, str(path))
+    return decode_config(content, str(path))

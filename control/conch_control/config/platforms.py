@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.problems import Problem, Problems, raise_first
+from conch_control.config.suggest import nearest
 
 ENSEMBLE = "ensemble"
 
@@ -62,6 +63,11 @@ def fill_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> None:
     Raises:
         InvalidArgumentError: Nothing tells the backend.
     """
+    raise_first(filling_backend(config, has_file))
+
+
+def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Problems:
+    """Does what `fill_backend` does; what it would raise is the one problem."""
     if is_ensemble(config):
         return
     found = _format_of(config, has_file)
@@ -69,8 +75,20 @@ def fill_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> None:
         config.backend = config.backend or found.backend
         config.platform = config.platform or found.platform
         config.default_model_filename = config.default_model_filename or found.model_file
-    if not config.backend and not config.platform:
-        config.backend = _backend_of_name(config.name)
+    if config.backend or config.platform:
+        return
+    _, dot, backend = config.name.rpartition(".")
+    if dot and backend:
+        config.backend = backend
+        return
+    yield Problem(
+        "backend",
+        f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+        f"configuration. Expected model name of the form 'model.<backend_name>'.",
+        expected="the name of a backend, or a model file of a usual name, such as model.py or model.onnx, in "
+        "the version directories",
+        found="nothing",
+    )
 
 
 def check_pair(config: ModelConfig) -> None:
@@ -79,32 +97,52 @@ def check_pair(config: ModelConfig) -> None:
     Raises:
         InvalidArgumentError: They do not, or both are missing.
     """
+    raise_first(pair_problems(config))
+
+
+def pair_problems(config: ModelConfig) -> Problems:
+    """What is wrong with platform and backend together."""
     platform, backend, name = config.platform, config.backend, config.name
     if is_ensemble(config):
-        _check_ensemble(config)
+        yield from _ensemble_problems(config)
         return
     if not backend:
         if platform:
-            raise InvalidArgumentError(f"unexpected platform type '{platform}' for {name}")
-        raise InvalidArgumentError(f"must specify 'platform' or 'backend' for '{name}'")
+            near = nearest(platform, [*_BACKEND_OF_PLATFORM, ENSEMBLE])
+            yield Problem("platform", f"unexpected platform type '{platform}' for {name}", nearest=near)
+        else:
+            yield Problem("backend", f"must specify 'platform' or 'backend' for '{name}'", found="nothing")
+        return
     known = backend if backend in _BACKENDS_WITH_PLATFORM else None
     if platform and _BACKEND_OF_PLATFORM.get(platform) != known:
-        raise InvalidArgumentError(f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}")
+        usual = next((entry.platform for entry in FORMATS if entry.backend == backend), "")
+        yield Problem(
+            "platform",
+            f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}",
+            expected=f"'{usual}' for backend '{backend}'" if usual else f"none for backend '{backend}'",
+        )
 
 
-def _check_ensemble(config: ModelConfig) -> None:
+def _ensemble_problems(config: ModelConfig) -> Problems:
     name = config.name
     if config.platform != ENSEMBLE:
-        raise InvalidArgumentError(
-            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
+        yield Problem(
+            "platform",
+            f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble",
+            expected=f"'{ENSEMBLE}'",
+            found=f"'{config.platform}'" if config.platform else "nothing",
         )
     if config.backend:
-        raise InvalidArgumentError(
-            f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
+        yield Problem(
+            "backend",
+            f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type",
+            expected="nothing",
         )
     if not config.HasField("ensemble_scheduling"):
-        raise InvalidArgumentError(
-            f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
+        yield Problem(
+            "ensemble_scheduling",
+            f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble",
+            found="nothing",
         )
 
 
@@ -119,13 +157,3 @@ def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format |
         return named or (candidates[0] if backend and candidates else None)
     found = next((entry for entry in candidates if has_file(entry.model_file)), None)
     return found or (candidates[0] if backend and candidates else None)
-
-
-def _backend_of_name(name: str) -> str:
-    _, dot, backend = name.rpartition(".")
-    if not dot or not backend:
-        raise InvalidArgumentError(
-            f"Invalid model name: Could not determine backend for model '{name}' with no backend in model "
-            f"configuration. Expected model name of the form 'model.<backend_name>'."
-        )
-    return backend

@@ -6,12 +6,17 @@ they are allowed for every backend.
 
 from __future__ import annotations
 
-from conch.core.errors import InvalidArgumentError
+from collections.abc import Sequence
+
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+
 from conch.core.spec import BatchInput, BatchOutput
 from conch.protocol.model_config_pb2 import TYPE_FP32, TYPE_INT32, ModelConfig
 from conch.protocol.model_config_pb2 import BatchInput as BatchInputConfig
 from conch.protocol.model_config_pb2 import BatchOutput as BatchOutputConfig
 from conch_control.config.datatypes import WIRE_NAMES
+from conch_control.config.problems import Problem, Problems, raise_first
+from conch_control.config.suggest import nearest
 
 
 def validate_ragged(config: ModelConfig) -> None:
@@ -20,40 +25,68 @@ def validate_ragged(config: ModelConfig) -> None:
     Raises:
         InvalidArgumentError: One of them breaks a rule.
     """
+    raise_first(ragged_problems(config))
+
+
+def ragged_problems(config: ModelConfig) -> Problems:
+    """What is wrong with a completed config's batch inputs and outputs."""
     inputs = {tensor.name: tensor for tensor in config.input}
     targets: set[str] = set()
-    for made in config.batch_input:
+    for number, made in enumerate(config.batch_input):
+        path = f"batch_input[{number}]"
         what = f"batch input kind '{_input_kind(made)}'"
+        yield from _kind_problems(f"{path}.kind", made.kind, BatchInputConfig.Kind)
         if len(made.source_input) != 1:
-            raise InvalidArgumentError(f"{what} expects 1 source input, got {len(made.source_input)}")
+            yield _one_source(path, what, len(made.source_input))
         if made.data_type not in (TYPE_INT32, TYPE_FP32):
-            raise InvalidArgumentError("batch input data type must be TYPE_INT32 or TYPE_FP32")
-        _check_source(made.source_input[0], what, config)
+            yield Problem(
+                f"{path}.data_type",
+                "batch input data type must be TYPE_INT32 or TYPE_FP32",
+                expected="TYPE_INT32 or TYPE_FP32",
+            )
+        yield from _source_problems(path, made.source_input, what, config)
         if not made.target_name:
-            raise InvalidArgumentError(f"{what} must specify 'target_name' for {config.name}")
-        for name in made.target_name:
+            yield Problem(
+                f"{path}.target_name",
+                f"{what} must specify 'target_name' for {config.name}",
+                found="nothing",
+            )
+        for place, name in enumerate(made.target_name):
             if name in inputs or name in targets:
-                raise InvalidArgumentError(
+                yield Problem(
+                    f"{path}.target_name[{place}]",
                     f"target input name '{name}' of {what} is taken by another input for {config.name}; "
-                    f"inputs that the server makes are not listed under 'input'"
+                    f"inputs that the server makes are not listed under 'input'",
                 )
             targets.add(name)
     outputs = {tensor.name for tensor in config.output}
     scattered: set[str] = set()
-    for split in config.batch_output:
+    for number, split in enumerate(config.batch_output):
+        path = f"batch_output[{number}]"
         what = f"batch output kind '{_output_kind(split)}'"
+        yield from _kind_problems(f"{path}.kind", split.kind, BatchOutputConfig.Kind)
         if len(split.source_input) != 1:
-            raise InvalidArgumentError(f"{what} expects 1 source input, got {len(split.source_input)}")
-        _check_source(split.source_input[0], what, config)
-        for name in split.target_name:
+            yield _one_source(path, what, len(split.source_input))
+        yield from _source_problems(path, split.source_input, what, config)
+        for place, name in enumerate(split.target_name):
             if name not in outputs:
-                raise InvalidArgumentError(f"unknown target output name '{name}'")
-            if name in scattered:
-                raise InvalidArgumentError(f"target output name '{name}' can only be specified once")
+                yield Problem(
+                    f"{path}.target_name[{place}]",
+                    f"unknown target output name '{name}'",
+                    expected="the name of an output",
+                    nearest=nearest(name, outputs),
+                )
+            elif name in scattered:
+                yield Problem(
+                    f"{path}.target_name[{place}]", f"target output name '{name}' can only be specified once"
+                )
             scattered.add(name)
     if (targets or scattered) and config.max_batch_size == 0:
-        raise InvalidArgumentError(
-            f"'batch_input' and 'batch_output' need max_batch_size > 0 for {config.name}"
+        yield Problem(
+            "max_batch_size",
+            f"'batch_input' and 'batch_output' need max_batch_size > 0 for {config.name}",
+            expected="at least 1",
+            found="0",
         )
 
 
@@ -75,20 +108,46 @@ def batch_outputs(config: ModelConfig) -> tuple[BatchOutput, ...]:
     )
 
 
-def _check_source(name: str, what: str, config: ModelConfig) -> None:
-    source = next((tensor for tensor in config.input if tensor.name == name), None)
-    if source is None:
-        raise InvalidArgumentError(f"unknown source input name '{name}'")
-    if source.optional:
-        raise InvalidArgumentError(
-            f"source input '{name}' of {what} must not be optional for {config.name}: a request may leave it "
-            f"out"
-        )
+def _one_source(path: str, what: str, count: int) -> Problem:
+    return Problem(
+        f"{path}.source_input",
+        f"{what} expects 1 source input, got {count}",
+        expected="1 source input",
+        found=str(count),
+    )
+
+
+def _source_problems(path: str, names: Sequence[str], what: str, config: ModelConfig) -> Problems:
+    for place, name in enumerate(names):
+        source = next((tensor for tensor in config.input if tensor.name == name), None)
+        if source is None:
+            yield Problem(
+                f"{path}.source_input[{place}]",
+                f"unknown source input name '{name}'",
+                expected="the name of an input",
+                nearest=nearest(name, [tensor.name for tensor in config.input]),
+            )
+        elif source.optional:
+            yield Problem(
+                f"{path}.source_input[{place}]",
+                f"source input '{name}' of {what} must not be optional for {config.name}: a request may "
+                f"leave it out",
+            )
+
+
+def _kind_problems(path: str, number: int, kinds: EnumTypeWrapper) -> Problems:
+    # Text may give any number in place of a name.
+    if number not in kinds.values():
+        yield Problem(path, f"there is no kind {number}", expected=f"one of {', '.join(kinds.keys())}")
 
 
 def _input_kind(made: BatchInputConfig) -> str:
-    return BatchInputConfig.Kind.Name(made.kind)
+    return _kind_name(made.kind, BatchInputConfig.Kind)
 
 
 def _output_kind(split: BatchOutputConfig) -> str:
-    return BatchOutputConfig.Kind.Name(split.kind)
+    return _kind_name(split.kind, BatchOutputConfig.Kind)
+
+
+def _kind_name(number: int, kinds: EnumTypeWrapper) -> str:
+    return str(kinds.Name(number)) if number in kinds.values() else str(number)

@@ -6,7 +6,6 @@ Rules and texts are Triton's; where it only fails later, or ignores what it can'
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -17,6 +16,14 @@ from conch.core.tensor import ELEMENT_SIZES, decode_bytes
 from conch.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatching
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.paths import stays_within
+from conch_control.config.problems import (
+    Checked,
+    Problem,
+    Problems,
+    attempt,
+    raise_first,
+    result_or_raise,
+)
 
 _IDLE_US = 1_000_000
 _FOLDER = "initial_state"
@@ -55,31 +62,39 @@ def validate_sequences(config: ModelConfig) -> None:
     Raises:
         InvalidArgumentError: It breaks a rule.
     """
+    raise_first(sequence_problems(config))
+
+
+def sequence_problems(config: ModelConfig) -> Problems:
+    """What is wrong with a config's ``sequence_batching``, but for its states."""
     if not config.HasField("sequence_batching"):
         return
     batching = config.sequence_batching
-    for problem in _control_problems(config):
-        raise InvalidArgumentError(problem)
-    for size in batching.oldest.preferred_batch_size:
+    yield from _control_problems(config)
+    for number, size in enumerate(batching.oldest.preferred_batch_size):
+        path = f"sequence_batching.oldest.preferred_batch_size[{number}]"
         if size <= 0:
-            raise InvalidArgumentError(
-                f"sequence batching preferred batch size must be positive for {config.name}"
+            yield Problem(
+                path,
+                f"sequence batching preferred batch size must be positive for {config.name}",
+                expected="at least 1",
             )
-        if size > config.max_batch_size:
-            raise InvalidArgumentError(
-                f"sequence batching preferred batch size must be <= max batch size for {config.name}"
+        elif size > config.max_batch_size:
+            yield Problem(
+                path,
+                f"sequence batching preferred batch size must be <= max batch size for {config.name}",
+                expected=f"at most {config.max_batch_size}",
             )
     if not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
-        raise InvalidArgumentError(
-            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}"
+        yield Problem(
+            "sequence_batching.direct.minimum_slot_utilization",
+            f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {config.name}",
+            expected="more than 0.0 and at most 1.0",
         )
 
 
 def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching | None:
     """What the core is told of a config's ``sequence_batching``; None where it has none.
-
-    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` need nothing: they say how to save memory
-    on a GPU, and here a state lives in host memory of its own, of any size.
 
     Args:
         config: The config, normalised and validated.
@@ -88,9 +103,25 @@ def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching 
     Raises:
         ConchError: A state breaks a rule, or its file can't be read or is not in that folder.
     """
+    return result_or_raise(checked_sequences(config, directory))
+
+
+def checked_sequences(config: ModelConfig, directory: Path) -> Checked[SequenceBatching | None]:
+    """What the core is told of a config's ``sequence_batching``, and what is wrong with its states.
+
+    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` need nothing: they say how to save memory
+    on a GPU, and here a state lives in host memory of its own, of any size.
+
+    Args:
+        config: The config, normalised; what `sequence_problems` tells need not be right.
+        directory: The model's directory; files come from its folder ``initial_state``.
+    """
     if not config.HasField("sequence_batching"):
         return None
     batching = config.sequence_batching
+    states = yield from _states(batching, directory)
+    if next(sequence_problems(config), None) is not None:
+        return None
     oldest = batching.WhichOneof("strategy_choice") == "oldest"
     chosen = batching.oldest if oldest else batching.direct
     candidates = batching.oldest.max_candidate_sequences
@@ -102,7 +133,7 @@ def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching 
             for tensor in batching.control_input
             for control in tensor.control
         ),
-        states=tuple(_states(batching, directory)),
+        states=states,
         max_queue_delay_ns=chosen.max_queue_delay_microseconds * 1000,
         min_slot_utilization=batching.direct.minimum_slot_utilization,
         max_candidates=candidates if candidates > 0 else max(config.max_batch_size, 1),
@@ -112,57 +143,85 @@ def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching 
     )
 
 
-def _control_problems(config: ModelConfig) -> Iterator[str]:
+def _control_problems(config: ModelConfig) -> Problems:
     name = config.name
     seen: set[str] = set()
     kinds: set[int] = set()
-    for tensor in config.sequence_batching.control_input:
+    for number, tensor in enumerate(config.sequence_batching.control_input):
+        path = f"sequence_batching.control_input[{number}]"
         if not tensor.name:
-            yield f"sequence batching control tensor must have a name for {name}"
+            yield Problem(
+                f"{path}.name",
+                f"sequence batching control tensor must have a name for {name}",
+                found="nothing",
+            )
         # Triton lets one tensor have two kinds, of which one then overwrites the other.
         if tensor.name in seen or len({control.kind for control in tensor.control}) > 1:
-            yield (
+            yield Problem(
+                f"{path}.name",
                 f"sequence batching control tensor '{tensor.name}' is specified for multiple control kinds "
-                f"for {name}"
+                f"for {name}",
+                expected="a tensor for each kind of control",
             )
         seen.add(tensor.name)
-        for control in tensor.control:
+        for place, control in enumerate(tensor.control):
+            at = f"{path}.control[{place}]"
             if control.kind not in _KINDS:
-                yield f"sequence batching control tensor '{tensor.name}' has no known control kind for {name}"
+                yield Problem(
+                    f"{at}.kind",
+                    f"sequence batching control tensor '{tensor.name}' has no known control kind for {name}",
+                    expected=f"one of {', '.join(_Control.Kind.keys())}",
+                )
+                continue
             kind = _Control.Kind.Name(control.kind)
             if control.kind in kinds:
-                yield f"sequence batching specifies multiple {kind} tensors for {name}"
+                yield Problem(f"{at}.kind", f"sequence batching specifies multiple {kind} tensors for {name}")
             kinds.add(control.kind)
             check = _typed_problems if _KINDS[control.kind] == "CORRID" else _boolean_problems
-            yield from check(control, kind, name)
+            yield from check(at, control, kind, name)
 
 
-def _boolean_problems(control: _Control, kind: str, name: str) -> Iterator[str]:
+def _boolean_problems(path: str, control: _Control, kind: str, name: str) -> Problems:
     given = [field for field in _FALSE_TRUE if getattr(control, field)]
     if not given:
-        yield (
+        yield Problem(
+            path,
             f"sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
-            f"'bool_false_true' for {kind} for {name}"
+            f"'bool_false_true' for {kind} for {name}",
+            expected="one of int32_false_true, fp32_false_true and bool_false_true",
+            found="none of them",
         )
     elif len(given) > 1:
-        yield (
+        yield Problem(
+            path,
             f"sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
-            f"'bool_false_true' for {kind} for {name}"
+            f"'bool_false_true' for {kind} for {name}",
+            expected="one of int32_false_true, fp32_false_true and bool_false_true",
+            found=" and ".join(given),
         )
     elif len(getattr(control, given[0])) != 2:
-        yield f"sequence batching control '{given[0]}' must have exactly 2 entries for {kind} for {name}"
+        yield Problem(
+            f"{path}.{given[0]}",
+            f"sequence batching control '{given[0]}' must have exactly 2 entries for {kind} for {name}",
+            expected="2 entries, the one for false and the one for true",
+        )
 
 
-def _typed_problems(control: _Control, kind: str, name: str) -> Iterator[str]:
-    if any(getattr(control, field) for field in _FALSE_TRUE):
-        yield (
+def _typed_problems(path: str, control: _Control, kind: str, name: str) -> Problems:
+    given = [field for field in _FALSE_TRUE if getattr(control, field)]
+    if given:
+        yield Problem(
+            f"{path}.{given[0]}",
             f"sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
-            f"'bool_false_true' for {kind} for {name}"
+            f"'bool_false_true' for {kind} for {name}",
+            expected="data_type in its place",
         )
     if WIRE_NAMES.get(control.data_type) not in _CORRID_TYPES:
-        yield (
+        yield Problem(
+            f"{path}.data_type",
             f"unexpected data type for control {kind} for {name}. Allowed data types are TYPE_UINT64, "
-            f"TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
+            f"TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+            expected="TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 or TYPE_STRING",
         )
 
 
@@ -175,112 +234,174 @@ def _control_tensor(name: str, control: _Control) -> ControlTensor:
     return ControlTensor(name, kind, _FALSE_TRUE[field], false_value, true_value)
 
 
-def _states(batching: ModelSequenceBatching, directory: Path) -> Iterator[StateSpec]:
+def _states(batching: ModelSequenceBatching, directory: Path) -> Checked[tuple[StateSpec, ...]]:
     inputs = {tensor.name for tensor in batching.control_input}
     outputs: set[str] = set()
-    for state in batching.state:
+    states = []
+    for number, state in enumerate(batching.state):
+        path = f"sequence_batching.state[{number}]"
         if not state.input_name or not state.output_name:
-            raise InvalidArgumentError(
-                "sequence batching state must have an 'input_name' and an 'output_name'"
+            yield Problem(
+                f"{path}.output_name" if state.input_name else f"{path}.input_name",
+                "sequence batching state must have an 'input_name' and an 'output_name'",
+                found="nothing",
             )
-        if state.input_name in inputs:
-            raise InvalidArgumentError(f"State input name '{state.input_name}' specified more than once.")
-        if state.output_name in outputs:
-            raise InvalidArgumentError(f"State output name '{state.output_name}' specified more than once.")
+        elif state.input_name in inputs:
+            yield Problem(
+                f"{path}.input_name", f"State input name '{state.input_name}' specified more than once."
+            )
+        elif state.output_name in outputs:
+            yield Problem(
+                f"{path}.output_name", f"State output name '{state.output_name}' specified more than once."
+            )
         inputs.add(state.input_name)
         outputs.add(state.output_name)
-        yield _state(state, directory)
+        made = yield from _state(path, state, directory)
+        if made is not None:
+            states.append(made)
+    return tuple(states)
 
 
-def _state(state: _State, directory: Path) -> StateSpec:
+def _state(path: str, state: _State, directory: Path) -> Checked[StateSpec | None]:
     name = state.input_name
     datatype = WIRE_NAMES.get(state.data_type)
     if datatype is None:
-        raise InvalidArgumentError(f"state input '{name}' must specify 'data_type'")
+        yield Problem(
+            f"{path}.data_type", f"state input '{name}' must specify 'data_type'", expected="an element type"
+        )
+        return None
     if any(dim < -1 for dim in state.dims):
-        raise InvalidArgumentError(f"state input '{name}' dimension must be integer >= 0, or -1 for variable")
+        number = next(number for number, dim in enumerate(state.dims) if dim < -1)
+        yield Problem(
+            f"{path}.dims[{number}]",
+            f"state input '{name}' dimension must be integer >= 0, or -1 for variable",
+            expected="0 or more, or -1 for variable",
+        )
+        return None
     if state.use_growable_memory and not state.use_same_buffer_for_input_output:
-        raise InvalidArgumentError(
+        yield Problem(
+            f"{path}.use_growable_memory",
             f"In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state input "
-            f"name '{name}'."
+            f"name '{name}'.",
+            expected="use_same_buffer_for_input_output: true beside it",
         )
     if len(state.initial_state) > 1:
-        raise InvalidArgumentError(
+        yield Problem(
+            f"{path}.initial_state[1]",
             f"initial_state field for state input '{name}' must contain exactly one or zero element. Found "
-            f"'{len(state.initial_state)}' elements."
+            f"'{len(state.initial_state)}' elements.",
+            expected="at most one",
+            found=str(len(state.initial_state)),
         )
-    data = None
-    if state.initial_state:
-        dims = _initial_dims(state)
-        size = _checked_size(name, datatype, dims)
-        data = _initial_data(state, datatype, dims, size, directory)
-    else:
+    if not state.initial_state:
         dims = tuple(1 if dim == -1 else dim for dim in state.dims)
-        _checked_size(name, datatype, dims)
+        yield from _size_problems(f"{path}.dims", name, datatype, dims)
+        return StateSpec(name, state.output_name, datatype, tuple(state.dims), dims)
+    sound = True
+    for problem in _initial_problems(f"{path}.initial_state[0]", state):
+        sound = False
+        yield problem
+    dims = tuple(state.initial_state[0].dims)
+    for problem in _size_problems(f"{path}.initial_state[0].dims", name, datatype, dims) if sound else ():
+        sound = False
+        yield problem
+    if not sound:
+        return None
+    data = yield from _initial_data(f"{path}.initial_state[0]", state, datatype, dims, directory)
     return StateSpec(name, state.output_name, datatype, tuple(state.dims), dims, data)
 
 
-def _initial_dims(state: _State) -> tuple[int, ...]:
+def _initial_problems(path: str, state: _State) -> Problems:
     name = state.input_name
     initial = state.initial_state[0]
     if initial.data_type != state.data_type:
-        raise InvalidArgumentError(
+        yield Problem(
+            f"{path}.data_type",
             f"The data type used for 'initial_state' field of state '{name}' does not match the state data "
-            f"type."
+            f"type.",
+            expected=f"TYPE_{WIRE_NAMES[state.data_type]}".replace("BYTES", "STRING"),
         )
     if not initial.name:
-        raise InvalidArgumentError(
-            f"Field 'name' must be set when using initial_state for state input '{name}'."
+        yield Problem(
+            f"{path}.name",
+            f"Field 'name' must be set when using initial_state for state input '{name}'.",
+            found="nothing",
         )
     if len(initial.dims) != len(state.dims):
-        raise InvalidArgumentError(
+        yield Problem(
+            f"{path}.dims",
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state "
-            f"input '{name}'. {len(initial.dims)} != {len(state.dims)}"
+            f"input '{name}'. {len(initial.dims)} != {len(state.dims)}",
+            expected=f"{len(state.dims)} dims",
+            found=f"{len(initial.dims)}",
         )
-    for got, wanted in zip(initial.dims, state.dims, strict=True):
+        return
+    for number, (got, wanted) in enumerate(zip(initial.dims, state.dims, strict=True)):
         if got < 0:
-            raise InvalidArgumentError(
-                f"'initial_state' field for state input name '{name}' contains variable dimensions."
+            yield Problem(
+                f"{path}.dims[{number}]",
+                f"'initial_state' field for state input name '{name}' contains variable dimensions.",
+                expected="0 or more",
             )
-        if wanted not in (-1, got):
-            raise InvalidArgumentError(
+        elif wanted not in (-1, got):
+            yield Problem(
+                f"{path}.dims[{number}]",
                 f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {got} "
-                f"!= {wanted}"
+                f"!= {wanted}",
+                expected=str(wanted),
             )
-    return tuple(initial.dims)
 
 
-def _checked_size(name: str, datatype: str, dims: tuple[int, ...]) -> int:
+def _size(datatype: str, dims: tuple[int, ...]) -> int:
     """Bytes of the first value; for BYTES, of as many empty elements."""
-    size = prod(dims) * ELEMENT_SIZES.get(datatype, _EMPTY_STRING)
+    return prod(dims) * ELEMENT_SIZES.get(datatype, _EMPTY_STRING)
+
+
+def _size_problems(path: str, name: str, datatype: str, dims: tuple[int, ...]) -> Problems:
+    size = _size(datatype, dims)
     if size > _LARGEST_STATE:
-        raise InvalidArgumentError(
-            f"the first value of state input '{name}' has {size} bytes; the most is {_LARGEST_STATE}"
+        yield Problem(
+            path,
+            f"the first value of state input '{name}' has {size} bytes; the most is {_LARGEST_STATE}",
+            expected=f"at most {_LARGEST_STATE} bytes",
+            found=f"{size} bytes",
         )
-    return size
 
 
 def _initial_data(
-    state: _State, datatype: str, dims: tuple[int, ...], size: int, directory: Path
-) -> bytes | None:
+    path: str, state: _State, datatype: str, dims: tuple[int, ...], directory: Path
+) -> Checked[bytes | None]:
     """The first value of a state in wire form, or None for zeros."""
     initial = state.initial_state[0]
     match initial.WhichOneof("state_data"):
         case "zero_data":
             return None
         case "data_file":
-            data = _read(initial.data_file, state.input_name, directory / _FOLDER)
-        case _:
-            raise InvalidArgumentError(
-                f"initial_state setting expects state '{state.input_name}' to have state_data set"
+            path = f"{path}.data_file"
+            data = yield from attempt(
+                path, lambda: _read(initial.data_file, state.input_name, directory / _FOLDER)
             )
+        case _:
+            yield Problem(
+                path,
+                f"initial_state setting expects state '{state.input_name}' to have state_data set",
+                expected="zero_data or data_file",
+                found="neither",
+            )
+            return None
+    if data is None:
+        return None
     if datatype == "BYTES":
         # Strings have no size to expect: the file is all of them, each after its length.
-        return _checked_strings(data, prod(dims), initial.data_file)
+        return (yield from attempt(path, lambda: _checked_strings(data, prod(dims), initial.data_file)))
+    size = _size(datatype, dims)
     if len(data) < size:
-        raise InvalidArgumentError(
+        yield Problem(
+            path,
             f"initial_state setting expects {size} bytes, but the data provided from {initial.data_file} "
-            f"only has {len(data)} bytes."
+            f"only has {len(data)} bytes.",
+            expected=f"a file of at least {size} bytes",
+            found=f"{len(data)} bytes",
         )
     return data[:size]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, TensorSpec
+from conch.core.padding import Padding
+from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, SequenceBatching, TensorSpec
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -16,17 +19,37 @@ from conch.protocol.model_config_pb2 import (
     ModelOutput,
     ModelQueuePolicy,
 )
-from conch_control.config.caching import cache_ttl_ns
+from conch_control.config.caching import checked_cache_ttl
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.ensembles import scheduling_of
 from conch_control.config.groups import read_groups
 from conch_control.config.jsonform import to_json
-from conch_control.config.padding import read_padding
+from conch_control.config.padding import checked_padding
 from conch_control.config.paths import stays_within
+from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
 from conch_control.config.ragged import batch_inputs, batch_outputs
-from conch_control.config.sequences import sequence_batching
+from conch_control.config.sequences import checked_sequences
 
 _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a spec needs besides what its config says in so many words.
+
+    Attributes:
+        labels: Labels of each output, in their order.
+        sequence: Sequence batching, or None.
+        padding: Padding, or None.
+        cache_ttl_ns: How long cached responses are valid.
+        max_queue_size: Most requests that may wait.
+    """
+
+    labels: tuple[tuple[str, ...], ...]
+    sequence: SequenceBatching | None
+    padding: Padding | None
+    cache_ttl_ns: int
+    max_queue_size: int
 
 
 def build_spec(
@@ -51,6 +74,39 @@ def build_spec(
         ConchError: A labels file or a state's can't be read, or is not the model's own; a state or a
             parameter makes no sense.
     """
+    extras = result_or_raise(read_extras(config, directory, max_queue_size))
+    return assemble_spec(config, directory, version, model_file, backend_options, extras)
+
+
+def read_extras(config: ModelConfig, directory: Path, max_queue_size: int = 0) -> Checked[Extras]:
+    """Reads files and parameters that a config names, and says what is wrong with them.
+
+    Args:
+        config: The completed and normalised config; other checks may have found problems with it.
+        directory: The model's directory.
+        max_queue_size: Most requests that may wait where the config does not say it; 0 for any number.
+    """
+    labels = []
+    for number, tensor in enumerate(config.output):
+        path = f"output[{number}].label_filename"
+        found = yield from attempt(path, partial(_labels, tensor, config.name, directory))
+        labels.append(found or ())
+    sequence = yield from checked_sequences(config, directory)
+    padding = yield from checked_padding(config)
+    ttl = yield from checked_cache_ttl(config)
+    size = yield from _checked_queue_size(config, max_queue_size)
+    return Extras(tuple(labels), sequence, padding, ttl, size)
+
+
+def assemble_spec(
+    config: ModelConfig,
+    directory: Path,
+    version: int,
+    model_file: str,
+    backend_options: Mapping[str, str],
+    extras: Extras,
+) -> ModelSpec:
+    """The spec of one version of a model whose config has no problems; see `build_spec`."""
     return ModelSpec(
         name=config.name,
         version=version,
@@ -58,20 +114,22 @@ def build_spec(
         backend=config.backend,
         max_batch_size=config.max_batch_size,
         inputs=tuple(_input(tensor) for tensor in config.input),
-        outputs=tuple(_output(tensor, config.name, directory) for tensor in config.output),
+        outputs=tuple(
+            _output(tensor, labels) for tensor, labels in zip(config.output, extras.labels, strict=True)
+        ),
         directory=directory,
         version_directory=directory / str(version),
         model_file=model_file,
         instance_groups=read_groups(config),
         batching=_batching(config),
-        sequence=sequence_batching(config, directory),
+        sequence=extras.sequence,
         ensemble=scheduling_of(config),
         batch_inputs=batch_inputs(config),
         batch_outputs=batch_outputs(config),
-        padding=read_padding(config),
+        padding=extras.padding,
         cached=config.response_cache.enable,
-        cache_ttl_ns=cache_ttl_ns(config),
-        max_queue_size=_max_queue_size(config, max_queue_size),
+        cache_ttl_ns=extras.cache_ttl_ns,
+        max_queue_size=extras.max_queue_size,
         decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
         config=to_json(config),
@@ -91,18 +149,20 @@ def _input(tensor: ModelInput) -> TensorSpec:
     )
 
 
-def _output(tensor: ModelOutput, model: str, directory: Path) -> TensorSpec:
+def _output(tensor: ModelOutput, labels: tuple[str, ...]) -> TensorSpec:
     return TensorSpec(
         name=tensor.name,
         datatype=WIRE_NAMES[tensor.data_type],
         dims=tuple(tensor.dims),
         reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
-        labels=_labels(tensor, model, directory) if tensor.label_filename else (),
+        labels=labels,
     )
 
 
 def _labels(tensor: ModelOutput, model: str, directory: Path) -> tuple[str, ...]:
     name = tensor.label_filename
+    if not name:
+        return ()
     if not stays_within(directory, name):
         raise InvalidArgumentError(
             f"label file '{name}' of output '{tensor.name}' must stay within the directory of model '{model}'"
@@ -157,13 +217,16 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
     )
 
 
-def _max_queue_size(config: ModelConfig, default: int) -> int:
+def _checked_queue_size(config: ModelConfig, default: int) -> Checked[int]:
     if _MAX_QUEUE_SIZE not in config.parameters:
         return default
     text = config.parameters[_MAX_QUEUE_SIZE].string_value
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise InvalidArgumentError(
+        yield Problem(
+            f"{entry_path('parameters', _MAX_QUEUE_SIZE)}.string_value",
             f"parameter '{_MAX_QUEUE_SIZE}' of model '{config.name}' must be a whole number >= 0, got "
-            f"'{text}'"
+            f"'{text}'",
+            expected="a whole number >= 0",
         )
+        return default
     return int(text)

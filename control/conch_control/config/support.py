@@ -6,16 +6,11 @@ accepted and ignored; those that change answers or promises are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from conch.core.errors import UnsupportedError
-from conch.protocol.model_config_pb2 import (
-    ModelConfig,
-    ModelDynamicBatching,
-    ModelInput,
-    ModelInstanceGroup,
-    ModelOutput,
-)
+from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
+from conch_control.config.problems import Problem, Problems
 
 _MOST_LEVELS = 1000
 _MOST_ROWS = 100_000
@@ -29,41 +24,42 @@ def check_supported(config: ModelConfig) -> None:
     """
     fields = list(_unsupported(config))
     if fields:
-        names = ", ".join(f"'{field}'" for field in fields)
+        names = ", ".join(f"'{name}'" for _, name in fields)
         raise UnsupportedError(f"model '{config.name}' uses {names}: not supported yet")
 
 
-def _unsupported(config: ModelConfig) -> Iterator[str]:
-    if config.HasField("model_repository_agents"):
-        yield "model_repository_agents"
-    if any(step.model_namespace for step in config.ensemble_scheduling.step):
-        yield "ensemble_scheduling.step.model_namespace"
-    for kind, tensors in (("input", config.input), ("output", config.output)):
-        for tensor in tensors:
-            yield from _unsupported_of_tensor(kind, tensor)
-    if config.HasField("dynamic_batching"):
-        yield from _unsupported_of_batching(config.dynamic_batching)
+def support_problems(config: ModelConfig) -> Problems:
+    """What a config asks for that is not there, each thing by itself."""
+    for path, name in _unsupported(config):
+        yield Problem(
+            path,
+            f"model '{config.name}' uses '{name}': not supported yet",
+            expected=f"a version of conch that has it; this one is without '{name}'",
+            kind=UnsupportedError,
+        )
+
+
+def _unsupported(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Paths of fields and what messages call them; a name for each thing, if many fields ask for it."""
+    for number, step in enumerate(config.ensemble_scheduling.step):
+        if step.model_namespace:
+            path = f"ensemble_scheduling.step[{number}].model_namespace"
+            yield path, "ensemble_scheduling.step.model_namespace"
+            break
+    kinds: dict[str, Sequence[ModelInput | ModelOutput]] = {"input": config.input, "output": config.output}
+    for kind, tensors in kinds.items():
+        for number, tensor in enumerate(tensors):
+            for field in ("is_shape_tensor", "is_non_linear_format_io"):
+                if getattr(tensor, field):
+                    yield f"{kind}[{number}].{field}", f"{kind}[{tensor.name}].{field}"
+    # Each level has queues of its own, so their number must not be a client's free choice.
+    if config.HasField("dynamic_batching") and config.dynamic_batching.priority_levels > _MOST_LEVELS:
+        path = "dynamic_batching.priority_levels"
+        yield path, f"{path} > {_MOST_LEVELS}"
     # Each row has a place of its own.
     direct = config.HasField("sequence_batching") and not config.sequence_batching.HasField("oldest")
     if direct and config.max_batch_size > _MOST_ROWS:
-        yield f"sequence_batching.direct with max_batch_size > {_MOST_ROWS}"
-    yield from _unsupported_of_groups(config)
-
-
-def _unsupported_of_tensor(kind: str, tensor: ModelInput | ModelOutput) -> Iterator[str]:
-    if tensor.is_shape_tensor:
-        yield f"{kind}[{tensor.name}].is_shape_tensor"
-    if tensor.is_non_linear_format_io:
-        yield f"{kind}[{tensor.name}].is_non_linear_format_io"
-
-
-def _unsupported_of_batching(batching: ModelDynamicBatching) -> Iterator[str]:
-    # Each level has queues of its own, so their number must not be a client's free choice.
-    if batching.priority_levels > _MOST_LEVELS:
-        yield f"dynamic_batching.priority_levels > {_MOST_LEVELS}"
-
-
-def _unsupported_of_groups(config: ModelConfig) -> Iterator[str]:
+        yield "max_batch_size", f"sequence_batching.direct with max_batch_size > {_MOST_ROWS}"
     on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     if on_gpu and config.cc_model_filenames:
-        yield "cc_model_filenames"
+        yield "cc_model_filenames", "cc_model_filenames"

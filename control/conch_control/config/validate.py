@@ -6,10 +6,10 @@ completed it. Instance groups have rules of their own, see `groups`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
-from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -19,9 +19,10 @@ from conch.protocol.model_config_pb2 import (
     ModelQueuePolicy,
 )
 from conch_control.config.datatypes import WIRE_NAMES
-from conch_control.config.ensembles import validate_ensemble
-from conch_control.config.platforms import check_pair
-from conch_control.config.sequences import validate_sequences
+from conch_control.config.ensembles import ensemble_problems
+from conch_control.config.platforms import pair_problems
+from conch_control.config.problems import Problem, Problems, entry_path, raise_first
+from conch_control.config.sequences import sequence_problems
 
 _DIMENSION_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 
@@ -32,19 +33,27 @@ def validate_config(config: ModelConfig) -> None:
     Raises:
         InvalidArgumentError: The config breaks a rule.
     """
-    check_pair(config)
-    name = config.name
+    raise_first(config_problems(config))
+
+
+def config_problems(config: ModelConfig) -> Problems:
+    """What is wrong with a config, but for tensors and instance groups."""
+    yield from pair_problems(config)
     if config.HasField("ensemble_scheduling"):
-        validate_ensemble(config)
+        yield from ensemble_problems(config)
     if config.max_batch_size < 0:
-        raise InvalidArgumentError(f"'max_batch_size' must be non-negative value for {name}")
+        yield Problem(
+            "max_batch_size",
+            f"'max_batch_size' must be non-negative value for {config.name}",
+            expected="0 for a model without batching, or the largest batch",
+        )
     if config.HasField("dynamic_batching"):
-        _check_dynamic_batching(config.dynamic_batching, config)
+        yield from _batching_problems(config.dynamic_batching, config)
     if config.response_cache.enable:
-        _check_response_cache(config)
-    validate_sequences(config)
+        yield from _cache_problems(config)
+    yield from sequence_problems(config)
     if config.HasField("model_metrics"):
-        _check_metrics(config.model_metrics)
+        yield from _metrics_problems(config.model_metrics)
 
 
 def validate_tensors(config: ModelConfig) -> None:
@@ -53,62 +62,98 @@ def validate_tensors(config: ModelConfig) -> None:
     Raises:
         InvalidArgumentError: One of them breaks a rule.
     """
-    for kind, tensors in (("input", config.input), ("output", config.output)):
+    raise_first(tensor_problems(config))
+
+
+def tensor_problems(config: ModelConfig) -> Problems:
+    """What is wrong with inputs and outputs."""
+    kinds: dict[str, Sequence[ModelInput | ModelOutput]] = {"input": config.input, "output": config.output}
+    for kind, tensors in kinds.items():
         seen: set[str] = set()
-        for tensor in tensors:
-            problem = _tensor_problem(tensor, kind, config.max_batch_size > 0)
-            if problem is None and tensor.name in seen:
-                problem = f"model {kind} '{tensor.name}' is specified more than once"
-            if problem is not None:
-                raise InvalidArgumentError(f"{problem} for {config.name}")
+        for number, tensor in enumerate(tensors):
+            path = f"{kind}[{number}]"
+            for problem in _tensor_problems(path, tensor, kind, config.max_batch_size > 0):
+                yield replace(problem, message=f"{problem.message} for {config.name}")
+            if tensor.name and tensor.name in seen:
+                yield Problem(
+                    f"{path}.name",
+                    f"model {kind} '{tensor.name}' is specified more than once for {config.name}",
+                    expected=f"an entry for each {kind}",
+                )
             seen.add(tensor.name)
 
 
-def _check_dynamic_batching(batching: ModelDynamicBatching, config: ModelConfig) -> None:
+def _batching_problems(batching: ModelDynamicBatching, config: ModelConfig) -> Problems:
     name = config.name
-    for size in batching.preferred_batch_size:
+    for number, size in enumerate(batching.preferred_batch_size):
+        path = f"dynamic_batching.preferred_batch_size[{number}]"
         if size <= 0:
-            raise InvalidArgumentError(f"dynamic batching preferred size must be positive for {name}")
-        if size > config.max_batch_size:
-            raise InvalidArgumentError(
-                f"dynamic batching preferred size must be <= max batch size for {name}"
+            yield Problem(
+                path, f"dynamic batching preferred size must be positive for {name}", expected="at least 1"
+            )
+        elif size > config.max_batch_size:
+            yield Problem(
+                path,
+                f"dynamic batching preferred size must be <= max batch size for {name}",
+                expected=f"at most {config.max_batch_size}, the max_batch_size",
             )
     levels = batching.priority_levels
     if levels:
         if not 1 <= batching.default_priority_level <= levels:
-            raise InvalidArgumentError(f"default priority level must be in range [1, {levels}] for {name}")
-        if any(not 1 <= level <= levels for level in batching.priority_queue_policy):
-            raise InvalidArgumentError(
-                f"priority queue policy must have priority level in range [1, {levels}] for {name}"
+            yield Problem(
+                "dynamic_batching.default_priority_level",
+                f"default priority level must be in range [1, {levels}] for {name}",
+                expected=f"1 to {levels}",
             )
+        for level in sorted(batching.priority_queue_policy):
+            if not 1 <= level <= levels:
+                yield Problem(
+                    entry_path("dynamic_batching.priority_queue_policy", level),
+                    f"priority queue policy must have priority level in range [1, {levels}] for {name}",
+                    expected=f"1 to {levels}",
+                    found=str(level),
+                )
     if batching.preserve_ordering:
-        _check_ordering(batching, name)
+        yield from _ordering_problems(batching, name)
 
 
-def _check_ordering(batching: ModelDynamicBatching, name: str) -> None:
+def _ordering_problems(batching: ModelDynamicBatching, name: str) -> Problems:
     if batching.priority_levels > 1:
-        raise InvalidArgumentError(
-            f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
+        yield Problem(
+            "dynamic_batching.priority_levels",
+            f"Only one priority level is allowed when 'preserve_ordering' is true for {name}",
+            expected="1, or no preserve_ordering",
         )
-    policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
-    if any(policy.timeout_action == ModelQueuePolicy.DELAY for policy in policies):
-        raise InvalidArgumentError(
-            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}"
-        )
+    named = batching.priority_queue_policy
+    policies = {"dynamic_batching.default_queue_policy": batching.default_queue_policy} | {
+        entry_path("dynamic_batching.priority_queue_policy", level): named[level] for level in sorted(named)
+    }
+    for path, policy in policies.items():
+        if policy.timeout_action == ModelQueuePolicy.DELAY:
+            yield Problem(
+                f"{path}.timeout_action",
+                f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
+                f"for {name}",
+                expected="REJECT, or no preserve_ordering",
+            )
 
 
-def _check_response_cache(config: ModelConfig) -> None:
+def _cache_problems(config: ModelConfig) -> Problems:
+    path = "response_cache.enable"
     reason = None
     if config.HasField("sequence_batching"):
         reason = "sequence batching scheduler"
     elif config.model_transaction_policy.decoupled:
         reason = "'decoupled' transaction policy"
     if reason is not None:
-        raise InvalidArgumentError(uncacheable_text(config.name, reason))
+        yield Problem(path, uncacheable_text(config.name, reason), expected="false")
     if config.dynamic_batching.preserve_ordering:
-        raise InvalidArgumentError(
+        yield Problem(
+            path,
             f"response_cache of model '{config.name}' can't be enabled with preserve_ordering of its "
-            f"dynamic_batching: answers from the cache do not wait for those before them; disable one of them"
+            f"dynamic_batching: answers from the cache do not wait for those before them; disable one of "
+            f"them",
+            expected="false, or no preserve_ordering",
         )
 
 
@@ -120,47 +165,101 @@ def uncacheable_text(name: str, reason: str) -> str:
     )
 
 
-def _check_metrics(metrics: ModelMetrics) -> None:
-    for control in metrics.metric_control:
+def _metrics_problems(metrics: ModelMetrics) -> Problems:
+    for number, control in enumerate(metrics.metric_control):
+        path = f"model_metrics.metric_control[{number}]"
         if not control.HasField("metric_identifier"):
-            raise InvalidArgumentError("metric control must specify 'metric_identifier'")
-        if not control.metric_identifier.family:
-            raise InvalidArgumentError("metric identifier must specify non-empty 'family'")
+            yield Problem(
+                f"{path}.metric_identifier",
+                "metric control must specify 'metric_identifier'",
+                found="nothing",
+            )
+        elif not control.metric_identifier.family:
+            yield Problem(
+                f"{path}.metric_identifier.family",
+                "metric identifier must specify non-empty 'family'",
+                found="nothing",
+            )
         if not control.HasField("histogram_options"):
-            raise InvalidArgumentError("metric control must specify 'histogram_options'")
+            yield Problem(
+                f"{path}.histogram_options",
+                "metric control must specify 'histogram_options'",
+                found="nothing",
+            )
 
 
-def _tensor_problem(tensor: ModelInput | ModelOutput, kind: str, batching: bool) -> str | None:
+def _tensor_problems(path: str, tensor: ModelInput | ModelOutput, kind: str, batching: bool) -> Problems:
+    """The problems of one tensor; the model's name is added to their texts."""
     if not tensor.name:
-        return f"model {kind} must specify 'name'"
+        yield Problem(f"{path}.name", f"model {kind} must specify 'name'", found="nothing")
     prefix = f"model {kind} '{tensor.name}'"
     if tensor.data_type not in WIRE_NAMES:
-        return f"{prefix} must specify 'data_type'"
-    if not tensor.dims:
-        return f"{prefix} must specify 'dims'"
-    if _has_bad_dimension(tensor.dims):
-        return f"{prefix} dimension {_DIMENSION_RULE}"
-    if isinstance(tensor, ModelInput) and tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
-        return "model input NHWC/NCHW require 3 dims"
-    if tensor.HasField("reshape"):
-        return _reshape_problem(prefix, tensor.dims, tensor.reshape.shape, batching)
-    return None
-
-
-def _reshape_problem(prefix: str, dims: Sequence[int], shape: Sequence[int], batching: bool) -> str | None:
-    if not shape and not batching:
-        return (
-            f"{prefix} cannot have empty reshape for non-batching model as scalar tensors are not supported"
+        yield Problem(
+            f"{path}.data_type", f"{prefix} must specify 'data_type'", expected="a type such as TYPE_FP32"
         )
-    if _has_bad_dimension(shape):
-        return f"{prefix} reshape dimensions {_DIMENSION_RULE}"
+    if not tensor.dims:
+        yield Problem(
+            f"{path}.dims", f"{prefix} must specify 'dims'", expected="at least one dim", found="nothing"
+        )
+        return
+    sound = True
+    for number, dim in _bad_dimensions(tensor.dims):
+        sound = False
+        yield Problem(
+            f"{path}.dims[{number}]",
+            f"{prefix} dimension {_DIMENSION_RULE}",
+            expected="at least 1, or -1 for a variable one",
+            found=str(dim),
+        )
+    if isinstance(tensor, ModelInput) and tensor.format != ModelInput.FORMAT_NONE and len(tensor.dims) != 3:
+        yield Problem(
+            f"{path}.dims",
+            "model input NHWC/NCHW require 3 dims",
+            expected="3 dims",
+            found=str(len(tensor.dims)),
+        )
+    if tensor.HasField("reshape") and sound:
+        yield from _reshape_problems(
+            f"{path}.reshape.shape", prefix, tensor.dims, tensor.reshape.shape, batching
+        )
+
+
+def _reshape_problems(
+    path: str, prefix: str, dims: Sequence[int], shape: Sequence[int], batching: bool
+) -> Problems:
+    if not shape and not batching:
+        yield Problem(
+            path,
+            f"{prefix} cannot have empty reshape for non-batching model as scalar tensors are not supported",
+            expected="at least one dim",
+            found="nothing",
+        )
+        return
+    bad = list(_bad_dimensions(shape))
+    for number, dim in bad:
+        yield Problem(
+            f"{path}[{number}]",
+            f"{prefix} reshape dimensions {_DIMENSION_RULE}",
+            expected="at least 1, or -1 for a variable one",
+            found=str(dim),
+        )
+    if bad:
+        return
     dims_chunks, shape_chunks = _chunk_sizes(dims), _chunk_sizes(shape)
     variable = (len(dims_chunks) > 1, len(shape_chunks) > 1)
     if all(variable) and len(dims_chunks) != len(shape_chunks):
-        return f"{prefix} has different number of variable-size dimensions for dims and reshape"
-    if dims_chunks != shape_chunks:
-        return f"{prefix} has different size for dims and reshape"
-    return None
+        yield Problem(
+            path,
+            f"{prefix} has different number of variable-size dimensions for dims and reshape",
+            expected=f"{len(dims_chunks) - 1} of them",
+            found=str(len(shape_chunks) - 1),
+        )
+    elif dims_chunks != shape_chunks:
+        yield Problem(
+            path,
+            f"{prefix} has different size for dims and reshape",
+            expected=f"a shape of the same size as {list(dims)}",
+        )
 
 
 def _chunk_sizes(dims: Iterable[int]) -> list[int]:
@@ -174,5 +273,5 @@ def _chunk_sizes(dims: Iterable[int]) -> list[int]:
     return [prod(chunk) for chunk in chunks]
 
 
-def _has_bad_dimension(dims: Iterable[int]) -> bool:
-    return any(dim < 1 and dim != -1 for dim in dims)
+def _bad_dimensions(dims: Iterable[int]) -> Iterator[tuple[int, int]]:
+    return ((number, dim) for number, dim in enumerate(dims) if dim < 1 and dim != -1)

@@ -12,6 +12,7 @@ from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelWarmup
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.paths import stays_within
+from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
 
 _FOLDER = "warmup"
 
@@ -26,27 +27,53 @@ def read_warmup(config: ModelConfig, directory: Path) -> tuple[WarmupSample, ...
     Raises:
         ConchError: A sample says too little, or its file can't be read or is not in that folder.
     """
-    # A batch size of zero is how a config keeps a sample without running it; it is not even looked at.
-    return tuple(_sample(sample, directory / _FOLDER) for sample in config.model_warmup if sample.batch_size)
+    return tuple(sample for _, sample in result_or_raise(checked_warmup(config, directory)))
 
 
-def _sample(sample: ModelWarmup, folder: Path) -> WarmupSample:
+def checked_warmup(config: ModelConfig, directory: Path) -> Checked[list[tuple[int, WarmupSample]]]:
+    """The samples that are to be run, each with its number in the config, and what is wrong with others."""
+    samples = []
+    for number, sample in enumerate(config.model_warmup):
+        if not sample.batch_size:
+            continue  # how a config keeps a sample without running it; it is not even looked at
+        made = yield from _sample(f"model_warmup[{number}]", sample, directory / _FOLDER)
+        if made is not None:
+            samples.append((number, made))
+    return samples
+
+
+def _sample(path: str, sample: ModelWarmup, folder: Path) -> Checked[WarmupSample | None]:
+    inputs: list[WarmupInput] = []
     # By name: a map of a message has no order that would be the same at the next load.
-    inputs = tuple(_input(sample, name, folder) for name in sorted(sample.inputs))
-    return WarmupSample(sample.name, inputs, sample.batch_size, max(sample.count, 1))
+    for name in sorted(sample.inputs):
+        made = yield from _input(entry_path(f"{path}.inputs", name), sample, name, folder)
+        if made is not None:
+            inputs.append(made)
+    if len(inputs) != len(sample.inputs):
+        return None
+    return WarmupSample(sample.name, tuple(inputs), sample.batch_size, max(sample.count, 1))
 
 
-def _input(sample: ModelWarmup, name: str, folder: Path) -> WarmupInput:
+def _input(path: str, sample: ModelWarmup, name: str, folder: Path) -> Checked[WarmupInput | None]:
     given = sample.inputs[name]
     prefix = f"warmup sample '{sample.name}':"
     datatype = WIRE_NAMES.get(given.data_type)
     if datatype is None:
-        raise InvalidArgumentError(f"{prefix} warmup setting expects input '{name}' to have data_type set")
-    dims = tuple(given.dims)
-    if any(dim < 0 for dim in dims):
-        raise InvalidArgumentError(
-            f"{prefix} warmup setting expects all variable-size dimensions are specified for input '{name}'"
+        yield Problem(
+            f"{path}.data_type",
+            f"{prefix} warmup setting expects input '{name}' to have data_type set",
+            expected="an element type, as TYPE_FP32",
         )
+        return None
+    dims = tuple(given.dims)
+    variable = next((number for number, dim in enumerate(dims) if dim < 0), None)
+    if variable is not None:
+        yield Problem(
+            f"{path}.dims[{variable}]",
+            f"{prefix} warmup setting expects all variable-size dimensions are specified for input '{name}'",
+            expected="0 or more",
+        )
+        return None
     match given.WhichOneof("input_data_type"):
         case "zero_data":
             return WarmupInput(name, datatype, dims, "ZERO")
@@ -56,9 +83,18 @@ def _input(sample: ModelWarmup, name: str, folder: Path) -> WarmupInput:
             # Strings have no size to expect: the file is all of them, each after its length.
             size = ELEMENT_SIZES.get(datatype)
             expected = None if size is None else prod(dims) * size
-            data = _read(given.input_data_file, expected, name, prefix, folder)
-            return WarmupInput(name, datatype, dims, "FILE", data)
-    raise InvalidArgumentError(f"{prefix} warmup setting expects input '{name}' to have input_data_type set")
+            file = given.input_data_file
+            data = yield from attempt(
+                f"{path}.input_data_file", lambda: _read(file, expected, name, prefix, folder)
+            )
+            return None if data is None else WarmupInput(name, datatype, dims, "FILE", data)
+    yield Problem(
+        path,
+        f"{prefix} warmup setting expects input '{name}' to have input_data_type set",
+        expected="zero_data, random_data or input_data_file",
+        found="none of them",
+    )
+    return None
 
 
 def _read(file: str, expected: int | None, name: str, prefix: str, folder: Path) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -13,15 +13,25 @@ CONFIG_FILE = "config.pbtxt"
 _CONFIGS = "configs"
 _OTHER_DIRECTORIES = frozenset({"warmup", "initial_state", _CONFIGS})
 _MAX_VERSION = 2**63 - 1
+_MOST_DIGITS = 256
 
-Fingerprint = tuple[tuple[str, int, int, int], ...]
-"""Path, size, modification time and inode of every file of a model, sorted by path."""
+Fingerprint = tuple[tuple[str, int, int, int | str], ...]
+"""Path, size, modification time and identity of every file of a model, sorted by path.
+
+The time is in nanoseconds, 0 where only the identity counts. The identity is the inode of a local file, and
+the etag of an object.
+"""
+
+
+def variant_path(config_name: str) -> str:
+    """Where a named variant of a config is, inside the model's directory."""
+    return f"{_CONFIGS}/{config_name}.pbtxt"
 
 
 def config_file(directory: Path, config_name: str = "") -> Path:
     """The config file of a model: the named variant where there is one, else the usual one."""
     if config_name:
-        variant = directory / _CONFIGS / f"{config_name}.pbtxt"
+        variant = directory / variant_path(config_name)
         if variant.is_file():
             return variant
     return directory / CONFIG_FILE
@@ -33,21 +43,43 @@ def version_numbers(directory: Path) -> list[int]:
     Raises:
         OSError: The directory can't be read.
     """
-    versions = []
     with os.scandir(directory) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir())
-    for name in names:
+        versions, ignored = split_versions(entry.name for entry in entries if is_directory(entry))
+    for name, reason in ignored.items():
+        log.warning("ignore version directory '%s' which %s", name, reason)
+    return versions
+
+
+def split_versions(names: Iterable[str]) -> tuple[list[int], dict[str, str]]:
+    """What the directories inside a model's directory are.
+
+    Args:
+        names: Their names.
+
+    Returns:
+        Versions, ascending; and those that are neither versions nor have another purpose, by name, each with
+        the reason.
+    """
+    versions: list[int] = []
+    ignored: dict[str, str] = {}
+    for name in sorted(names):
         if name in _OTHER_DIRECTORIES:
             continue
-        if not (name.isascii() and name.isdigit()) or int(name) > _MAX_VERSION:
-            log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+        if not _is_number(name):
+            ignored[name] = "fails to convert to integral number"
         elif name.startswith("0"):
-            log.warning(
-                "ignore version directory '%s' which contains leading zeros in its directory name", name
-            )
+            ignored[name] = "contains leading zeros in its directory name"
         else:
             versions.append(int(name))
-    return sorted(versions)
+    return sorted(versions), ignored
+
+
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether something is a directory, or can't be told: then whoever uses it finds out why not."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or to where nobody may look
+        return True
 
 
 def fingerprint(directory: Path) -> Fingerprint:
@@ -58,11 +90,37 @@ def fingerprint(directory: Path) -> Fingerprint:
     return tuple(sorted(_files(os.fspath(directory), "", set())))
 
 
-def without_configs(state: Fingerprint) -> Fingerprint:
-    """The part of a fingerprint that is not about config files: what the config is, its reader knows."""
+def versions_in(state: Fingerprint) -> list[int]:
+    """Versions that have a directory by a fingerprint, ascending."""
+    tops = {path.partition("/")[0] for path, *_ in state if "/" in path}
+    return sorted(int(name) for name in tops if _is_number(name) and not name.startswith("0"))
+
+
+def of_configs(state: Fingerprint) -> Fingerprint:
+    """The part of a fingerprint that is about config files."""
+    return tuple(entry for entry in state if _is_config(entry[0]))
+
+
+def of_version(state: Fingerprint, version: int) -> Fingerprint:
+    """The part of a fingerprint that is about one version."""
+    return tuple(entry for entry in state if entry[0].startswith(f"{version}/"))
+
+
+def of_all_versions(state: Fingerprint) -> Fingerprint:
+    """The part of a fingerprint that is about what all versions share, but for config files."""
     return tuple(
-        entry for entry in state if entry[0] != CONFIG_FILE and not entry[0].startswith(f"{_CONFIGS}/")
+        entry
+        for entry in state
+        if not (_is_config(entry[0]) or ("/" in entry[0] and _is_number(entry[0].partition("/")[0])))
     )
+
+
+def _is_config(path: str) -> bool:
+    return path == CONFIG_FILE or path.startswith(f"{_CONFIGS}/")
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < _MOST_DIGITS and int(name) <= _MAX_VERSION
 
 
 def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator[tuple[str, int, int, int]]:

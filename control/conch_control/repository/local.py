@@ -1,72 +1,118 @@
-"""Repositories in local directories: every subdirectory is a model.
-
-Object stores get a class of their own with the same `scan`, staging each model in a local directory.
-"""
+"""Repositories in local directories: every subdirectory is a model, served from where it is."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
+from conch_control.repository.layout import Fingerprint, fingerprint, is_directory
+from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
 
+# What a volume of Kubernetes is made of, besides links into it: they are no models.
+_KUBERNETES = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+)")
+
 
 @dataclass(frozen=True, slots=True)
-class Scan:
-    """The models found at one moment.
+class InPlace:
+    """A model that is served from its own directory; a `Staged` that has nothing to release.
 
     Attributes:
-        models: Directory of each model whose name is unique.
-        duplicates: Names that more than one repository has.
+        directory: The model's directory.
+        fingerprint: Its state when it was looked at.
     """
 
-    models: Mapping[str, Path]
-    duplicates: frozenset[str]
+    directory: Path
+    fingerprint: Fingerprint
+
+    def release(self) -> None:
+        """Does nothing: the files are the operator's."""
 
 
-class LocalRepositories:
-    """The repositories of a server.
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model in a local directory; a `ModelSource`.
 
-    Args:
-        paths: Their directories; one named twice counts once.
+    Attributes:
+        directory: The model's directory.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._paths = tuple(dict.fromkeys(path.absolute() for path in paths))
+    directory: Path
 
-    def check(self) -> None:
-        """Checks that all repositories are there.
+    @property
+    def name(self) -> str:
+        """Model name."""
+        return self.directory.name
+
+    @property
+    def location(self) -> str:
+        """The directory."""
+        return str(self.directory)
+
+    def fingerprint(self) -> Fingerprint:
+        """The state of the files now; what can't be read counts as such."""
+        return fingerprint(self.directory)
+
+    def read(self, path: str) -> bytes:
+        """The contents of a file.
 
         Raises:
-            InvalidArgumentError: One of them is not a directory.
+            OSError: There is none, or it can't be read.
         """
-        for path in self._paths:
-            if not path.is_dir():
-                raise InvalidArgumentError(f"repository path is not a valid directory: '{path}'")
+        return (self.directory / path).read_bytes()
 
-    def scan(self) -> Scan:
-        """Looks for models; a repository that can't be read now counts as empty."""
-        models: dict[str, Path] = {}
-        duplicates: set[str] = set()
-        for path in self._paths:
-            try:
-                with os.scandir(path) as entries:
-                    names = [entry.name for entry in entries if entry.is_dir()]
-            except OSError as error:
-                log.error("failed to read model repository '%s': %s", path, error)
+    def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> InPlace:
+        """The directory as it is."""
+        return InPlace(self.directory, self.fingerprint())
+
+
+class LocalRepository:
+    """A directory of models; a `Repository`.
+
+    Args:
+        path: The directory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+
+    @property
+    def location(self) -> str:
+        """The directory."""
+        return str(self._path)
+
+    def check(self) -> None:
+        """Checks that it is there.
+
+        Raises:
+            InvalidArgumentError: It is not a directory.
+        """
+        if not self._path.is_dir():
+            raise InvalidArgumentError(f"repository path is not a valid directory: '{self._path}'")
+
+    def models(self) -> Mapping[str, ModelSource]:
+        """The models it has now.
+
+        Raises:
+            OSError: The directory can't be read.
+        """
+        with os.scandir(self._path) as entries:
+            names = [entry.name for entry in entries if is_directory(entry)]
+        models: dict[str, ModelSource] = {}
+        for name in names:
+            if _KUBERNETES.fullmatch(name):
                 continue
-            for name in names:
-                if not name.isprintable():
-                    log.error("ignoring model directory %r in '%s': its name is not text", name, path)
-                    continue
-                if name in models:
-                    duplicates.add(name)
-                models[name] = path / name
-        for name in duplicates:
-            del models[name]
-        return Scan(models, frozenset(duplicates))
+            if name.isprintable():
+                models[name] = LocalModel(self._path / name)
+            else:
+                log.error("ignoring model directory %r in '%s': its name is not text", name, self._path)
+        return models
+
+    def close(self) -> None:
+        """Does nothing: it holds nothing."""

@@ -37,6 +37,11 @@ def load_backend(name: str) -> Backend:
         return backend
 
 
+def backend_names() -> tuple[str, ...]:
+    """Names of all backends there are, whether or not what they need is installed; none is imported."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
 def _import(name: str) -> Backend:
     found = entry_points(group=GROUP, name=name)
     if not found:

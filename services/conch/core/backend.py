@@ -74,12 +74,14 @@ class Backend(ABC):
         platform: Value of the config's ``platform``, where the backend has one.
         cpu_instance_count: Instances of a group on the CPU whose config names no count.
         needs_model_file: Whether a version directory without the file is an error.
+        completion_runs_code: Whether `complete_config` may run code that comes with the model.
     """
 
     default_model_file: ClassVar[str]
     platform: ClassVar[str] = ""
     cpu_instance_count: ClassVar[int] = 1
     needs_model_file: ClassVar[bool] = True
+    completion_runs_code: ClassVar[bool] = False
 
     @property
     def uses_gpus(self) -> bool:
@@ -103,6 +105,13 @@ class Backend(ABC):
             ConchError: The file can't be read, or contradicts the config.
         """
         return config
+
+    def check(self, spec: ModelSpec) -> None:
+        """Checks what can be checked of a model version without loading it on a device or running its code.
+
+        Raises:
+            ConchError: It could not be loaded; the text says why.
+        """
 
     @abstractmethod
     def load(self, spec: ModelSpec) -> BackendModel:

@@ -10,3 +10,8 @@ Clock = Callable[[], int]
 
 monotonic_ns: Clock = time.monotonic_ns
 """The clock of a running server."""
+
+
+def wall_seconds() -> float:
+    """Seconds since 1970: for people to read, never to measure with."""
+    return time.time_ns() / 1e9

@@ -1,7 +1,7 @@
 """The one tree of errors, each class with its Triton code, gRPC status and HTTP status.
 
-Codes and mappings follow Triton's error model (eight codes, each with one gRPC and one HTTP status), with two
-codes of our own.
+Codes and mappings follow Triton's error model (eight codes, each with one gRPC and one HTTP status), with
+some codes of our own.
 The message of a `ConchError` is always safe to show to a client; anything else that is raised reaches
 clients only through `as_conch_error`, and its traceback only the log.
 """
@@ -120,6 +120,24 @@ class DeadlineExceededError(ConchError):
     http_status = 504
 
 
+class OutOfRangeError(ConchError):
+    """A position that is no longer, or not yet, there. Not one of Triton's codes."""
+
+    code = "OUT_OF_RANGE"
+    label = "Out of range"
+    grpc_status = 11
+    http_status = 400
+
+
+class UnauthenticatedError(ConchError):
+    """A caller who does not say who it is, or says it wrongly. Not one of Triton's codes."""
+
+    code = "UNAUTHENTICATED"
+    label = "Unauthenticated"
+    grpc_status = 16
+    http_status = 401
+
+
 ERRORS_BY_CODE: dict[str, type[ConchError]] = {
     error.code: error
     for error in (
@@ -133,6 +151,8 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
         AlreadyExistsError,
         CancelledError,
         DeadlineExceededError,
+        OutOfRangeError,
+        UnauthenticatedError,
     )
 }
 

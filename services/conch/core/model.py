@@ -104,6 +104,7 @@ class Model:
         clock: Clock = monotonic_ns,
         warmup: Sequence[WarmupSample] = (),
         limiter: RateLimiter | None = None,
+        on_warmup: Callable[[], None] = lambda: None,
     ) -> Model:
         """Makes and warms up all instances of a loaded backend model; closes what it made if one fails.
 
@@ -113,6 +114,7 @@ class Model:
             clock: Monotonic time in nanoseconds.
             warmup: Samples that run on each instance when it has been made; they need no resources.
             limiter: Where instances that need resources get them; None where rates are not limited.
+            on_warmup: Called before the first sample runs; not at all if there is none.
 
         Raises:
             ConchError: An instance can't be made, or a sample can't be run on it, or the instance could
@@ -120,7 +122,7 @@ class Model:
         """
         fleet = Fleet(spec, backend_model, limiter)
         try:
-            fleet.create(Warmup(spec, warmup, clock))
+            fleet.create(Warmup(spec, warmup, clock, on_warmup))
             return cls(spec, fleet, clock)
         except BaseException:
             fleet.close()
@@ -147,6 +149,11 @@ class Model:
     def pending(self) -> int:
         """Requests accepted and not yet executing."""
         return self._runner.pending
+
+    @property
+    def held(self) -> int:
+        """How many sequences it has begun and not ended."""
+        return self._runner.held
 
     @property
     def readiness(self) -> Sequence[Readiness]:

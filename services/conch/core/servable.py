@@ -50,6 +50,10 @@ class Servable(Protocol):
         """Requests accepted and not yet executing."""
 
     @property
+    def held(self) -> int:
+        """How many sequences it has begun and not ended."""
+
+    @property
     def readiness(self) -> Sequence[Readiness]:
         """The checks it makes of itself when somebody asks whether it is ready; they may take time."""
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.core.dispatch import Dispatcher
-from conch.core.errors import UnavailableError
-from conch.core.readiness import Readiness
-from conch.core.registry import Registry
+from conch.core.errors import ConchError, UnavailableError
+from conch.core.health import model_ready, server_live, server_ready
+from conch.core.readiness import Readiness, all_ready
+from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest
 from conch.core.servable import Leadable, Servable
+from conch.core.stage import Life, Stage
 
 EXTENSIONS = (
     "classification",
@@ -74,6 +76,15 @@ class ServerCore:
         server_id: Name of the server in its metadata.
         version: Version of the server in its metadata.
         model_for: Looks up the model for a request; see `Dispatcher.find`.
+        life: The stage that the server is in.
+
+    Args:
+        registry: The models.
+        agent: The control plane's side of the repository.
+        server_id: Name of the server in its metadata.
+        version: Version of the server in its metadata.
+        models_ready: Whether all models are loaded that are to be.
+        strict_readiness: Whether the server is ready only if they are, and say so themselves.
     """
 
     def __init__(
@@ -83,6 +94,7 @@ class ServerCore:
         server_id: str,
         version: str,
         models_ready: Callable[[], bool],
+        strict_readiness: bool = True,
     ) -> None:
         self.registry = registry
         self._dispatcher = Dispatcher(registry)
@@ -90,28 +102,58 @@ class ServerCore:
         self.agent = agent
         self.server_id = server_id
         self.version = version
+        self.life = Life()
         self._models_ready = models_ready
-        self._stopping = False
-        self._started = False
+        self._strict = strict_readiness
+        self._refusing = False
 
     @property
     def live(self) -> bool:
-        """Whether the server has started and is not stopping.
+        """Whether the server is alive.
 
         Raises:
             UnavailableError: The server is stopping.
         """
         self.check_running()
-        return self._started
+        return server_live(self.life.stage)
 
     @property
     def ready(self) -> bool:
-        """Whether the server takes requests for all the models it should have.
+        """Whether the server is to be sent requests; see `conch.core.health`.
 
         Raises:
             UnavailableError: The server is stopping.
         """
-        return self.live and self._models_ready()
+        self.check_running()
+        return server_ready(self.life.stage, self._strict, self._all_ready)
+
+    @property
+    def serving(self) -> bool:
+        """The same, where being about to stop is no error."""
+        return server_ready(self.life.stage, self._strict, self._all_ready)
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether the server is to be sent requests for a model.
+
+        Raises:
+            UnavailableError: The server is stopping.
+            InvalidArgumentError: The version is not a number.
+        """
+        if self.life.stage is Stage.STOPPING:
+            raise UnavailableError("Server not ready")
+        parse_version(version)
+
+        def ready() -> bool:
+            try:
+                model = self.model(name, version)
+            except ConchError:
+                return False
+            return all_ready(model.readiness)
+
+        return model_ready(self.life.stage, ready)
+
+    def _all_ready(self) -> bool:
+        return self._models_ready() and all_ready(self.readiness())
 
     def readiness(self) -> Iterator[Readiness]:
         """The checks that the loaded models make of themselves."""
@@ -121,16 +163,53 @@ class ServerCore:
 
     def started(self) -> None:
         """Says that the models of the start have been loaded."""
-        self._started = True
+        self.life.advance(Stage.SERVING)
+
+    def drain(self) -> bool:
+        """Makes the server not ready for good; it goes on answering whatever comes.
+
+        Returns:
+            Whether it was not draining before.
+        """
+        return self.life.advance(Stage.DRAINING)
 
     def stopping(self) -> None:
         """Says that the server stops: from now on it is neither live nor ready."""
-        self._stopping = True
+        self.life.advance(Stage.STOPPING)
+
+    def refuse_new(self) -> None:
+        """Has `check_takes` refuse all requests but those that go on with a sequence."""
+        self._refusing = True
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences are live, in all models."""
+        models = [model for entry in self.registry.entries.values() for model in entry.ready.values()]
+        leaving = [model for models in self.registry.draining.values() for model in models]
+        return sum(model.held for model in {*models, *leaving})
 
     def check_running(self) -> None:
         """Raises UnavailableError once the server is stopping."""
-        if self._stopping:
+        if self.life.stage is Stage.STOPPING:
             raise UnavailableError("Server exiting")
+
+    def check_takes(self, request: InferenceRequest) -> None:
+        """Raises UnavailableError for a request that comes too late; see `refuse_new`."""
+        if self._refusing:
+            self._check_continues(request)
+
+    def _check_continues(self, request: InferenceRequest) -> None:
+        if request.correlation_id:
+            if request.sequence_start:
+                raise UnavailableError(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+            try:
+                if self.model_for(request).continues(request):
+                    return
+            except ConchError:
+                pass
+        raise UnavailableError("Server exiting")
 
     def model(self, name: str, version: str = "") -> Servable:
         """The model that serves a name and version; see `Registry.resolve` for the errors."""

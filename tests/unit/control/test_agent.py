@@ -9,11 +9,13 @@ from conch.core.errors import (
     InternalError,
     InvalidArgumentError,
     UnavailableError,
-    UnsupportedError,
 )
 from conch.core.server_core import IndexEntry, RepositoryAgent
+from conch_control.gate import Gate
+from conch_control.states import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.unit.control.conftest import Site
@@ -25,13 +27,20 @@ UNPOLLED = "failed to load 'm', failed to poll from model repository"
 def test_mode_none_loads_everything_and_refuses_to_be_told(site: Site) -> None:
     site.model("a")
     site.model("b", {1: "ok", 2: "ok"})
-    agent: RepositoryAgent = site.agent("none")
-    assert agent.start() == []  # type: ignore[attr-defined]
-    assert agent.index(True) == [IndexEntry("a", "1", "READY"), IndexEntry("b", "2", "READY")]
+    agent = site.agent("none")
+    assert agent.start() == []
+    gate: RepositoryAgent = Gate(agent, explicit=False)
+    assert gate.index(True) == [IndexEntry("a", "1", "READY"), IndexEntry("b", "2", "READY")]
     with pytest.raises(UnavailableError, match=NOT_ALLOWED):
-        agent.load("a", {})
+        gate.load("a", {})
     with pytest.raises(UnavailableError, match=NOT_ALLOWED):
-        agent.unload("a", False)
+        gate.unload("a", False)
+    states = [
+        (model.name, version.version, version.phase)
+        for model in agent.models().models
+        for version in model.versions
+    ]
+    assert states == [("a", 1, Phase.READY), ("b", 2, Phase.READY)]
 
 
 @pytest.mark.parametrize(("startup", "loaded"), [((), []), (("b", "b"), ["b:1"]), (("*",), ["a:1", "b:1"])])
@@ -142,10 +151,10 @@ def test_directory_and_config_disagree_on_the_name(site: Site, caplog: pytest.Lo
     reason = "unexpected directory name 'm' for model 'n', directory name must equal model name"
     assert reason in caplog.text
     assert agent.index(False) == [IndexEntry("m", "", "UNAVAILABLE", reason)]
-    assert not agent.ready()
+    assert agent.ready(), "it was not asked for at the start"
     site.model("m")
     agent.load("m", {})
-    assert agent.ready()
+    assert agent.index(False) == [IndexEntry("m", "1", "READY")]
 
 
 def test_missing_config(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,10 +187,11 @@ def test_named_config(site: Site) -> None:
             "Config parameter 'config' must have string type for its value",
         ),
         (
-            {"file:1/m": b""},
-            UnsupportedError,
-            "load parameter 'file:1/m': model file overrides are not supported yet",
+            {"file:1/m": "text"},
+            InvalidArgumentError,
+            "File parameter 'file:1/m' must have bytes type for its value",
         ),
+        ({"file:1/m": b""}, InternalError, UNPOLLED),
         ({"x": 3}, InvalidArgumentError, "Unrecognized load parameter 'x' with type 'INT'"),
         ({"x": True}, InvalidArgumentError, "Unrecognized load parameter 'x' with type 'BOOL'"),
     ],
@@ -196,7 +206,6 @@ def test_parameters(site: Site, parameters: dict[str, Any], kind: type[ConchErro
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "poll"}, "model control mode 'poll' is not supported yet"),
         ({"mode": "none", "startup_models": ("a",)}, "requires setting '--model-control-mode=explicit'"),
         ({"startup_models": ("*", "a")}, "Wildcard model name '*' must be the ONLY startup model if spec"),
     ],
@@ -205,3 +214,23 @@ def test_options_that_contradict(site: Site, options: dict[str, Any], message: s
     with pytest.raises(ConchError) as raised:
         site.agent(**options)
     assert message in raised.value.message
+
+
+def test_the_operator_may_keep_the_data_port_from_loading(site: Site) -> None:
+    site.model("a")
+    agent = site.agent()
+    gate: RepositoryAgent = Gate(agent, explicit=True, allowed=False)
+    text = "model load / unload is not allowed on this port: the server runs with --allow-model-control=false"
+    calls: list[Callable[[], None]] = [
+        lambda: gate.load("a", {}),
+        lambda: gate.load("", {"x": 1}),
+        lambda: gate.unload("a", True),
+    ]
+    for call in calls:
+        with pytest.raises(UnavailableError) as raised:
+            call()
+        assert raised.value.message == text
+    agent.load("a", {})
+    assert gate.index(True) == [IndexEntry("a", "1", "READY")]
+    with pytest.raises(UnavailableError, match=NOT_ALLOWED):
+        Gate(agent, explicit=False, allowed=False).load("a", {})

@@ -6,6 +6,7 @@ import json
 import logging
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,9 +15,13 @@ from tests.support.servers import eventually
 from conch.core.dispatch import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_core import LoadParameter
 from conch.core.tensor import Tensor
+from conch_control.config.jsonform import to_json
+from conch_control.config.parse import decode_config
 from conch_control.dependencies import circles, run_in_order
 from conch_control.ensemble_loader import EnsembleError
+from conch_control.operations import SupersededError
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -140,7 +145,7 @@ BAD = {
     "no version": (
         chain("empty"),
         "ensemble 'e' depends on 'empty' which has no loaded version. Model 'empty' loading failed with "
-        "error: failed to load 'empty', no version is available",
+        "error: at least one version must be available under the version policy of model 'empty'",
     ),
     "version": (
         ensemble(step("m", "A", "Z", 2)),
@@ -210,7 +215,6 @@ def test_ensembles_that_do_not_fit_their_models(site: Site, name: str) -> None:
     assert raised.value.reason == text
     (line,) = [line for line in agent.index(False) if line.name == "e"]
     assert (line.state, line.reason) == ("UNAVAILABLE", text)
-    assert not agent.ready()
 
 
 def test_optional_inputs_need_no_tensor(site: Site) -> None:
@@ -388,6 +392,23 @@ def test_an_ensemble_unloaded_on_purpose_does_not_come_back(site: Site) -> None:
     assert site.serving("e") == {}
 
 
+def test_an_ensemble_that_is_unloaded_while_its_parts_load(site: Site) -> None:
+    site.model("m", {1: "slowly"})
+    site.model("e", config=chain("m"))
+    agent = site.agent()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(agent.load, "e", {})
+        assert site.backend.loading.acquire(timeout=WAIT_S)
+        agent.unload("e", False)
+        site.backend.gate.set()
+        with pytest.raises(SupersededError):
+            loading.result(WAIT_S)
+    assert site.serving("m") != {}
+    assert "e" not in site.registry.entries
+    agent.load("e", {})
+    assert send(site) == b"\x07"
+
+
 def unload_all(site: Site, agent: Any, name: str) -> None:
     """Unloads with dependents, and waits until it is done."""
     agent.unload(name, True)
@@ -497,7 +518,7 @@ def test_a_stop_finishes_requests_through_all_steps(site: Site) -> None:
 def test_an_ensemble_needs_a_version_directory(site: Site) -> None:
     site.model("m")
     site.model("e", {}, config=chain("m"))
-    with pytest.raises(ConchError, match="no version is available"):
+    with pytest.raises(ConchError, match="at least one version must be available"):
         site.agent().load("e", {})
 
 
@@ -522,3 +543,66 @@ def test_running_in_order_goes_on_after_failures() -> None:
     assert sorted(order) == ["a", "b", "c", "d"]
     assert order.index("a") > max(order.index("b"), order.index("c"))
     assert order.index("d") > order.index("c")
+
+
+def test_an_ensemble_that_was_asked_for_comes_with_the_part_it_lacked(site: Site) -> None:
+    site.model("e", config=chain("m"))
+    agent = site.agent()
+    with pytest.raises(ConchError, match="contains models that are not available or ambiguous: m"):
+        agent.load("e", {})
+    site.model("m")
+    agent.load("m", {})
+    assert site.states("e") == {1: ("READY", "")}
+    assert agent.ready()
+
+
+def test_an_ensemble_that_was_given_up_does_not_come(site: Site) -> None:
+    site.model("e", config=chain("m"))
+    agent = site.agent()
+    with pytest.raises(ConchError):
+        agent.load("e", {})
+    agent.unload("e", False)
+    site.model("m")
+    agent.load("m", {})
+    assert "e" not in site.registry.entries
+
+
+def test_an_ensemble_comes_back_with_the_config_that_it_had(site: Site) -> None:
+    site.model("m")
+    site.model("n")
+    site.model("e", config=chain("m"))
+    agent = site.agent()
+    override = json.dumps(to_json(decode_config(chain("n").encode(), "e")))
+    agent.load("e", {"config": override})
+    agent.load("e", {})
+    agent.unload("n", False)
+    agent.load("n", {})
+
+    def steps() -> list[str]:
+        spec = site.serving("e")[1].spec
+        assert spec.ensemble is not None
+        return [step.model_name for step in spec.ensemble.steps]
+
+    assert steps() == ["n"]
+    agent.unload("e", False)
+    agent.load("e", {})
+    agent.unload("m", False)
+    agent.load("m", {})
+    assert steps() == ["m"]
+
+
+def test_an_ensemble_of_a_model_whose_files_were_given(site: Site) -> None:
+    site.model("m")
+    site.model("e", config=chain("m", "x"))
+    agent = site.agent()
+    config = json.dumps(to_json(decode_config(site.config().encode(), "x")))
+    given: dict[str, LoadParameter] = {"config": config, "file:3/model.echo": b"ok"}
+    agent.load("x", given)
+    agent.load("e", {})
+    assert site.states("e") == {1: ("READY", "")}
+    agent.unload("x", False)
+    agent.load("x", given)
+    assert site.states("e") == {1: ("READY", "")}
+    agent.load("m", given)
+    assert list(site.serving("m")) == [3]
+    assert site.states("e") == {1: ("READY", "")}

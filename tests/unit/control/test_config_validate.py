@@ -151,7 +151,6 @@ def test_legal_tensors(tensor: str) -> None:
             'ensemble_scheduling { step { model_namespace: "n" } }',
             "'ensemble_scheduling.step.model_namespace'",
         ),
-        ('model_repository_agents { agents { name: "checksum" } }', "'model_repository_agents'"),
         ('output { name: "x" is_shape_tensor: true }', "'output[x].is_shape_tensor'"),
         ('input { name: "x" is_non_linear_format_io: true }', "'input[x].is_non_linear_format_io'"),
         ("dynamic_batching { priority_levels: 1001 }", "'dynamic_batching.priority_levels > 1000'"),

@@ -72,7 +72,10 @@ def test_strict_configs_are_not_completed(site: Site) -> None:
     ("completed", "message"),
     [
         ('{"max_batch": 4}', "Internal: backend 'echo' completed the config of model 'm' to something"),
-        ('{"model_repository_agents": {}}', "Unsupported: model 'm' uses 'model_repository_agents'"),
+        (
+            '{"dynamic_batching": {"priority_levels": 1001, "default_priority_level": 1}}',
+            "Unsupported: model 'm' uses 'dynamic_batching.priority_levels > 1000'",
+        ),
         ('{"max_batch_size": -4}', "Invalid argument: 'max_batch_size' must be non-negative value for m"),
         ("no JSON", "Internal: Expecting value"),
     ],

@@ -9,7 +9,8 @@ import pytest
 from conch.core.errors import InvalidArgumentError
 from conch_control.config.parse import parse_config
 from conch_control.repository.layout import config_file, fingerprint, version_numbers
-from conch_control.repository.local import LocalRepositories
+from conch_control.repository.local import LocalRepository
+from conch_control.repository.repositories import Repositories
 from conch_control.repository.versions import select_versions
 
 
@@ -117,9 +118,13 @@ def test_scan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for model in (one / "a", one / "b", two / "b", two / "c"):
         model.mkdir(parents=True)
     (one / "README").write_text("no model")
-    repositories = LocalRepositories([one, two, one, gone])
+    repositories = Repositories(map(LocalRepository, [one, two, one, gone]))
     scan = repositories.scan()
-    assert scan.models == {"a": one / "a", "c": two / "c"}
+    assert {name: source.location for name, source in scan.models.items()} == {
+        "a": str(one / "a"),
+        "c": str(two / "c"),
+    }
+    assert scan.unreadable.keys() == {str(gone)}
     assert scan.duplicates == {"b"}
     assert "failed to read model repository" in caplog.text
     with pytest.raises(InvalidArgumentError, match=r"^repository path is not a valid directory: "):

@@ -40,6 +40,7 @@ class Direct:
         self.statistics = ModelStatistics()
         self.version_text = "1"
         self.pending = 0
+        self.held = 0
         self.readiness = ()
         self.requests: list[InferenceRequest] = []
         self.cancelled: list[InferenceRequest] = []

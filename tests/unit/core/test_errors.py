@@ -28,6 +28,8 @@ from conch.core.errors import (
         ("ALREADY_EXISTS", "Already exists", "ALREADY_EXISTS", 400),
         ("DEADLINE_EXCEEDED", "Deadline exceeded", "DEADLINE_EXCEEDED", 504),
         ("CANCELLED", "Cancelled", "CANCELLED", 400),
+        ("OUT_OF_RANGE", "Out of range", "OUT_OF_RANGE", 400),
+        ("UNAUTHENTICATED", "Unauthenticated", "UNAUTHENTICATED", 401),
     ],
 )
 def test_each_code(code: str, label: str, grpc_status: str, http_status: int) -> None:
@@ -40,7 +42,7 @@ def test_each_code(code: str, label: str, grpc_status: str, http_status: int) ->
 
 
 def test_there_are_no_other_codes() -> None:
-    assert len(ERRORS_BY_CODE) == 10
+    assert len(ERRORS_BY_CODE) == 12
     assert set(ConchError.__subclasses__()) == set(ERRORS_BY_CODE.values())
 
 

@@ -150,7 +150,7 @@ def test_cancelling_before_and_after_submission(core: ServerCore, registry: Regi
 
 
 def test_live_and_ready(core: ServerCore, readiness: Readiness) -> None:
-    assert (core.live, core.ready) == (False, False)
+    assert (core.live, core.ready) == (True, False)
     core.started()
     assert (core.live, core.ready) == (True, True)
     readiness.ready = False

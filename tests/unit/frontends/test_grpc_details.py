@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conch.frontends.grpc.adapter.operations import shown
+from conch.core.details import shown
 
 CUT = " …"
 

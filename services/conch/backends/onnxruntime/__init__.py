@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,21 @@ class OnnxRuntimeBackend(ArrayBackend):
         path = _model_path(
             version_directory, config.get("default_model_filename") or self.default_model_file, name
         )
+        return complete(config, self._signature(path), options)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Compares the config with the model, and reads the settings that the config has for sessions."""
+        session_options(self._ort, spec)
+        for placement in place(replace(group, count=1) for group in spec.instance_groups):
+            if placement.kind != "GPU":  # which may be those of another machine, with another ONNX Runtime
+                execution_providers(self._ort, spec, placement)
+        validate(spec, self._signature(_model_path(spec.version_directory, spec.model_file, spec.name)))
+
+    def _signature(self, path: Path) -> Signature:
         settings = self._ort.SessionOptions()
-        # Only the signature is wanted.
         settings.graph_optimization_level = self._ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         settings.intra_op_num_threads = 1
-        session = self._session(path, str(path), settings, ["CPUExecutionProvider"])
-        return complete(config, Signature.of(session), options)
+        return Signature.of(self._session(path, str(path), settings, ["CPUExecutionProvider"]))
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
         """Makes a session that shares nothing with others."""

@@ -18,6 +18,7 @@ class PythonBackend(Backend):
     """The backend ``python``: a file with a class `TritonPythonModel`."""
 
     default_model_file = "model.py"
+    completion_runs_code = True
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]

@@ -94,6 +94,11 @@ class CachedModel:
         """Requests accepted and not yet executing."""
         return self.model.pending
 
+    @property
+    def held(self) -> int:
+        """How many sequences have begun: none, for a model with a cache."""
+        return self.model.held
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
         """Answers a request from the cache, or has the model do so; see `Servable.submit`."""
         use = use_of(request)

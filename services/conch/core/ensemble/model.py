@@ -105,6 +105,11 @@ class EnsembleModel:
             execution.cancel()
         return False
 
+    @property
+    def held(self) -> int:
+        """None: sequences are begun in its models."""
+        return 0
+
     def continues(self, request: InferenceRequest) -> bool:
         """No: sequences are begun in its models."""
         return False

@@ -69,15 +69,33 @@ def resolve(
     Raises:
         InvalidArgumentError: A group can't be placed; the text is Triton's.
     """
-    configured = tuple(groups) or (InstanceGroup(model, "AUTO", 0),)
-    resolved = []
-    for number, group in enumerate(configured):
-        filled = _filled(model, number, group, devices, cpu_count, allows_gpus)
-        problem = _problem(filled, devices)
+    resolved = filled(model, groups, devices, cpu_count, allows_gpus)
+    for group in resolved:
+        problem = group_problem(model, group, devices)
         if problem is not None:
-            raise InvalidArgumentError(f"instance group {filled.name} of model {model} {problem}")
-        resolved.append(filled)
-    return tuple(resolved)
+            raise InvalidArgumentError(problem)
+    return resolved
+
+
+def filled(
+    model: str,
+    groups: Iterable[InstanceGroup],
+    devices: Devices,
+    cpu_count: int = 1,
+    allows_gpus: bool = True,
+) -> tuple[InstanceGroup, ...]:
+    """A model's groups with their defaults, not checked; the arguments are those of `resolve`."""
+    configured = tuple(groups) or (InstanceGroup(model, "AUTO", 0),)
+    return tuple(
+        _filled(model, number, group, devices, cpu_count, allows_gpus)
+        for number, group in enumerate(configured)
+    )
+
+
+def group_problem(model: str, group: InstanceGroup, devices: Devices) -> str | None:
+    """Why a group that has its defaults can't be placed, in Triton's words; None if it can."""
+    problem = _problem(group, devices)
+    return None if problem is None else f"instance group {group.name} of model {model} {problem}"
 
 
 def _filled(

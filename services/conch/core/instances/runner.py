@@ -258,6 +258,11 @@ class Runner:
         self._settle()
         return cancelled
 
+    @property
+    def held(self) -> int:
+        """What has been begun and may have further requests."""
+        return self._scheduler.held
+
     def continues(self, request: InferenceRequest) -> bool:
         """Whether a request belongs to something that this version has begun."""
         with self._lock:

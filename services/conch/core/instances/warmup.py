@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 
 import numpy as np
@@ -39,14 +39,22 @@ class Warmup:
         spec: The model version.
         samples: What to run, in this order.
         clock: Monotonic time in nanoseconds.
+        on_start: Called once, before the first sample of all runs.
 
     Raises:
         InvalidArgumentError: A sample does not fit the model.
     """
 
-    def __init__(self, spec: ModelSpec, samples: Iterable[WarmupSample], clock: Clock) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        samples: Iterable[WarmupSample],
+        clock: Clock,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
         self._spec = spec
         self._clock = clock
+        self._on_start: Callable[[], None] | None = on_start
         self._executor = Executor(spec, ModelStatistics(), clock)
         random = default_rng(_SEED)  # seeded, so that a load fails every time or never
         validate = RequestValidator(spec)
@@ -62,6 +70,9 @@ class Warmup:
         Raises:
             InvalidArgumentError: A response was an error; the text is Triton's.
         """
+        if self._samples and self._on_start is not None:
+            self._on_start()
+            self._on_start = None
         for sample, tensors in self._samples:
             for iteration in range(sample.count):
                 log.debug(

@@ -10,7 +10,6 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
-from conch.core.readiness import all_ready
 from conch.core.registry import parse_version
 from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
@@ -83,13 +82,7 @@ class ControlHandlers:
         return pb.ServerReadyResponse(ready=self._core.ready)
 
     def _model_ready(self, request: pb.ModelReadyRequest) -> pb.ModelReadyResponse:
-        self._core.check_running()
-        parse_version(request.version)
-        try:
-            model = self._core.model(request.name, request.version)
-        except ConchError:
-            return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=all_ready(model.readiness))
+        return pb.ModelReadyResponse(ready=self._core.model_ready(request.name, request.version))
 
     def _checking(self, kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
         """A handler that is not to run on a polling thread as long as any model checks itself."""
@@ -171,12 +164,8 @@ class ControlHandlers:
         return pb.RepositoryModelUnloadResponse()
 
     def _health(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
-        try:
-            ready = self._core.ready
-        except ConchError:
-            ready = False
         states = health_pb2.HealthCheckResponse
-        return states(status=states.SERVING if ready else states.NOT_SERVING)
+        return states(status=states.SERVING if self._core.serving else states.NOT_SERVING)
 
 
 def _load_parameter_kind(key: str) -> str:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError
+from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import Server, UnaryCall
@@ -29,6 +29,9 @@ class InferHandler:
         clock: Monotonic time in nanoseconds.
         forward: Turns call metadata into request parameters, or None.
         compression: gRPC's name of the algorithm responses are compressed with, or None.
+
+    Attributes:
+        refused: How many requests came after `refuse`.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class InferHandler:
         self._decode = RequestDecoder()
         self._forward = forward
         self._compression = compression
+        self._check = core.check_takes
+        self.refused = 0
 
     def __call__(self, call: UnaryCall, message: bytes) -> None:
         """Takes one request; it is answered when its batch has run."""
@@ -58,7 +63,7 @@ class InferHandler:
             if self._forward is not None:
                 self._forward(request, call.metadata)
             core = self._core
-            core.check_running()
+            self._check(request)
             model = core.model_for(request)
             if model.spec.decoupled:
                 request.responses_wait = True
@@ -72,6 +77,14 @@ class InferHandler:
         except Exception as error:
             log.exception("a request could not be handled")
             call.abort(InternalError.grpc_status, f"the request could not be handled: {error}")
+
+    def refuse(self) -> None:
+        """Takes no more requests."""
+        self._check = self._refuse
+
+    def _refuse(self, request: InferenceRequest) -> None:
+        self.refused += 1
+        raise UnavailableError("Server exiting")
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         call = request.context

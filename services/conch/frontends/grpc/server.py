@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,6 +25,8 @@ MOST_MESSAGE_BYTES = 2**31 - 1
 _QUICK_THREADS = 2
 _SLOW_THREADS = 32
 _CHECK_THREADS = 4
+_QUIET_S = 0.05
+_LONGEST_WAIT_FOR_QUIET_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +107,8 @@ class GrpcFrontEnd:
         unary: dict[str, UnaryHandler] = ControlHandlers(
             core, self._quick, self._slow, self._checks
         ).handlers()
-        unary["/inference.GRPCInferenceService/ModelInfer"] = InferHandler(
-            core, self._get_server, encoder, clock, forward, options.compression
-        )
+        self._infer = InferHandler(core, self._get_server, encoder, clock, forward, options.compression)
+        unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
         streams: dict[str, StreamHandler] = {
             "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(
                 core, self._get_server, encoder, clock, forward, options.compression
@@ -148,13 +151,29 @@ class GrpcFrontEnd:
         Returns:
             Whether everything has ended.
         """
+        end = time.monotonic() + grace_s
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
-        ended = self._server.stop(grace_s)
+        self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
+        ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # A load may take longer than the grace; its thread ends when the load does.
         self._quick.shutdown(wait=ended)
         self._checks.shutdown(wait=ended)
         self._slow.shutdown(wait=ended, cancel_futures=True)
         return ended
+
+    def _refuse(self, timeout_s: float) -> None:
+        """Refuses requests until clients have noticed.
+
+        The C core cancels calls that arrive once it closes, and clients do not send these elsewhere. So those
+        that are on their way are answered first: that the server is not available.
+        """
+        self._infer.refuse()
+        never = threading.Event()
+        end = time.monotonic() + timeout_s
+        refused = -1
+        while refused != self._infer.refused and time.monotonic() < end:
+            refused = self._infer.refused
+            never.wait(_QUIET_S)
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:

@@ -200,7 +200,7 @@ class StreamInferHandler:
             place.request = request
             if self._forward is not None:
                 self._forward(request, call.metadata)
-            self.core.check_running()
+            self.core.check_takes(request)
             model = self.core.model_for(request)
             if not model.spec.decoupled:
                 place.stream.order(place)

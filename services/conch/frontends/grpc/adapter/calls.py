@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from conch.core.details import shown
 from conch.frontends.grpc.adapter.library import cygrpc
 from conch.frontends.grpc.adapter.operations import (
     OK,
@@ -19,7 +20,6 @@ from conch.frontends.grpc.adapter.operations import (
     error_operations,
     ignore,
     send_metadata,
-    shown,
 )
 
 _MOST_UNSENT_BYTES = 64 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from conch.core.details import shown
 from conch.frontends.grpc.adapter.library import cygrpc
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -15,10 +16,6 @@ UNIMPLEMENTED = 12
 # Without metadata or details these two hold nothing of a call, so all calls share them.
 SEND_NO_METADATA = cygrpc.SendInitialMetadataOperation(None, 0)
 SEND_OK = cygrpc.SendStatusFromServerOperation(None, OK, b"", 0)
-
-_MOST_DETAILS = 4096
-"""In bytes as they travel, percent-encoded."""
-_PERCENT = ord("%")
 
 
 def send_metadata(compression: str | None) -> Any:
@@ -41,15 +38,3 @@ def abort(call: Any, status: int, details: str) -> None:
     """Ends a call of which nothing has been read or sent."""
     operations = (*error_operations(status, details), cygrpc.ReceiveCloseOnServerOperation(0))
     call.start_server_batch(operations, ignore)
-
-
-def shown(details: str) -> bytes:
-    """Status details as they can be sent: clients refuse trailers of more than some kilobytes."""
-    encoded = details.encode(errors="replace")
-    left = _MOST_DETAILS
-    if 3 * len(encoded) > left:
-        for position, byte in enumerate(encoded):
-            left -= 1 if 0x20 <= byte < 0x7F and byte != _PERCENT else 3  # as %XX
-            if left < 0:
-                return encoded[:position].decode(errors="ignore").encode() + " …".encode()
-    return encoded

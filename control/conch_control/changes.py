@@ -1,0 +1,85 @@
+"""What a load has to do with each version: nothing, another number of instances, or load it anew. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.definition import Definition
+from conch_control.repository.layout import Fingerprint, of_all_versions, of_configs, of_version
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a model was, or is to be, loaded from.
+
+    Attributes:
+        location: Where its source is.
+        state: The state of its files.
+        definition: Its definition.
+        override: Whether the config was given in place of the file's.
+    """
+
+    location: str
+    state: Fingerprint
+    definition: Definition
+    override: bool = False
+
+
+class Treatment(Enum):
+    """What to do with a version that serves and is to serve."""
+
+    KEEP = "keep"
+    RESIZE = "resize"
+    """Its instances change at most in their number; where that can't be, it is loaded."""
+    LOAD = "load"
+
+
+def treat(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, Treatment]:
+    """What to do with versions that serve already.
+
+    A config file that was written again without saying anything new asks for all to be loaded anew, and so
+    does a config given in place of the file.
+
+    Args:
+        before: What they were loaded from.
+        after: What is there now.
+        versions: The versions.
+    """
+    config = _of_config(before, after)
+    shared = (
+        config is Treatment.LOAD
+        # Each load has repository agents of its own, and the files that they may have made.
+        or bool(before.definition.agents or after.definition.agents)
+        or before.location != after.location
+        or of_all_versions(before.state) != of_all_versions(after.state)
+    )
+
+    def changed(version: int) -> bool:
+        return shared or of_version(before.state, version) != of_version(after.state, version)
+
+    return {version: Treatment.LOAD if changed(version) else config for version in versions}
+
+
+def _of_config(before: Origin, after: Origin) -> Treatment:
+    """What the configs alone ask for."""
+    old, new = before.definition.config, after.definition.config
+    if _rest(old) != _rest(new):
+        return Treatment.LOAD
+    if old.instance_group != new.instance_group:
+        return Treatment.RESIZE
+    if after.override:
+        return Treatment.LOAD
+    if old.version_policy == new.version_policy and of_configs(before.state) != of_configs(after.state):
+        return Treatment.LOAD
+    return Treatment.KEEP
+
+
+def _rest(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest

@@ -1,0 +1,31 @@
+"""What is wrong with the repository agents that a config names: those that are not there, wrong checksums.
+
+Only `checksum` is run: nobody knows what the others do.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.problems import Problems, attempt
+from conch_control.repoagents import ModelContext
+from conch_control.repoagents.chain import find_hook
+from conch_control.repoagents.checksum import Checksum
+
+
+def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:
+    """What keeps the repository agents of a model from letting it be loaded.
+
+    Args:
+        config: The config as it is written.
+        model: Model name.
+        directory: The model's directory.
+    """
+    for number, agent in enumerate(config.model_repository_agents.agents):
+        path = f"model_repository_agents.agents[{number}]"
+        found = yield from attempt(f"{path}.name", partial(find_hook, agent.name))
+        if found is Checksum:
+            checksum = Checksum(ModelContext(model, {}, dict(agent.parameters)))
+            yield from attempt(f"{path}.parameters", partial(checksum.load, directory))

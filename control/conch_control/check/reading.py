@@ -1,0 +1,225 @@
+"""Reads a config's text with all that is wrong with it.
+
+protobuf stops at the first mistake. Here the text is mended where it says there is one, by the nearest valid
+name or by leaving the field out, and parsed again, until it is a config or nothing helps. So the mistakes are
+protobuf's own, each with its place in the text as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.check.positions import Positions, Span, parent
+from conch_control.config.problems import Problem
+from conch_control.config.suggest import unknown_name
+
+_MOST = 100
+_POSITION = re.compile(r"^\d+:\d+ : ")
+_MISSING_SIGN = re.compile(r'Expected "([,:])"')
+_NOT_BLANK = re.compile(r"[^\n]")
+_SEPARATOR = re.compile(r"\s*[,;]")
+_LONGEST = 60
+_NO_TYPE = "TYPE_INVALID"
+
+# Brackets that are not there, or one too many: what is a field behind that is anyone's guess.
+_STRUCTURE = ('Expected "}', 'Expected ">', "Expected identifier")
+_NOT_OF_VALUES = (*_STRUCTURE, 'Expected ","', 'Expected ":"', "Message type", "Field ")
+
+_TYPES = {
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "a string in quotes",
+    FieldDescriptor.CPPTYPE_MESSAGE: "fields in braces",
+    FieldDescriptor.CPPTYPE_INT32: "a whole number from -2^31 to 2^31 - 1",
+    FieldDescriptor.CPPTYPE_INT64: "a whole number from -2^63 to 2^63 - 1",
+    FieldDescriptor.CPPTYPE_UINT32: "a whole number from 0 to 2^32 - 1",
+    FieldDescriptor.CPPTYPE_UINT64: "a whole number from 0 to 2^64 - 1",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something in the text that is no config.
+
+    Attributes:
+        problem: What it is.
+        line: Its line, counted from 1.
+        column: Its column, counted from 1.
+    """
+
+    problem: Problem
+    line: int
+    column: int
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was made of a text.
+
+    Attributes:
+        config: The config, without what could not be read; None if nothing could.
+        mistakes: What is wrong with the text.
+        left_out: Paths of fields that have a value in the text and none in the config.
+    """
+
+    config: ModelConfig | None
+    mistakes: list[Mistake]
+    left_out: frozenset[str]
+    _mended: _Mended
+
+    def place(self, path: str) -> tuple[int, int]:
+        """Line and column of a field's value, or of what is closest around it."""
+        span = self._mended.positions.nearest(path)
+        return self._mended.place(0 if span is None else span.value)
+
+    def text_of(self, path: str) -> str:
+        """The source text of a field's value; empty if it is not there."""
+        span = self._mended.positions.find(path)
+        return "" if span is None else self._mended.text[span.value : span.end]
+
+
+def read_text(text: str) -> Reading:
+    """Reads a config, whatever is wrong with it."""
+    mended = _Mended(text)
+    mistakes: list[Mistake] = []
+    left_out: set[str] = set()
+    config: ModelConfig | None = None
+    for _ in range(_MOST):
+        config = ModelConfig()
+        try:
+            text_format.Parse(mended.text, config)
+            break
+        except text_format.ParseError as error:
+            config = None
+            offset = mended.positions.offset(error.GetLine() or 1, error.GetColumn() or 1)
+            message = _plain(error, mended.text)
+        except ValueError as error:  # a string that is not UTF-8
+            config = None
+            mistakes.append(Mistake(Problem("", str(error)), 1, 1))
+            break
+        span = mended.positions.at(offset)
+        mistakes.append(Mistake(_problem(message, span, mended.text), *mended.place(offset)))
+        if not _mend(mended, message, offset, span, left_out):
+            break
+    return Reading(config, mistakes, frozenset(left_out), mended)
+
+
+def _plain(error: text_format.ParseError, text: str) -> str:
+    """A parser's message without the place and the line that it repeats."""
+    message = _POSITION.sub("", str(error))
+    lines = text.split("\n")
+    line = lines[min((error.GetLine() or 1), len(lines)) - 1]
+    return message.removeprefix(f"'{line}': ").removeprefix("'': ")
+
+
+def _problem(message: str, span: Span | None, text: str) -> Problem:
+    path = "" if span is None else span.path
+    unknown = unknown_name(message)
+    if unknown is not None:
+        name, near = unknown
+        return Problem(path, message, found=f"'{name}'", nearest=near, expected=_values(span))
+    if span is None or span.field is None or message.startswith(_NOT_OF_VALUES):
+        return Problem(path, message)
+    found = text[span.value : span.end]
+    return Problem(path, message, expected=_values(span), found=shortened(found) or "nothing")
+
+
+def _values(span: Span | None) -> str:
+    """What can stand in a field."""
+    known = None if span is None else span.field
+    if known is None:
+        return ""
+    if known.enum_type is not None:
+        return f"one of {', '.join(name for name in known.enum_type.values_by_name if name != _NO_TYPE)}"
+    return _TYPES.get(known.cpp_type, "")
+
+
+def shortened(text: str) -> str:
+    """A text in one line that is not too long."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _mend(mended: _Mended, message: str, offset: int, span: Span | None, left_out: set[str]) -> bool:
+    """Changes the text so that it has one mistake less; False if it can't be."""
+    sign = _MISSING_SIGN.match(message)
+    if sign is not None and mended.insert(offset, sign[1]):
+        return True
+    if span is None or message.startswith(_STRUCTURE):
+        return False
+    unknown = unknown_name(message)
+    if unknown is not None and unknown[1] and mended.text[offset:].startswith(unknown[0]):
+        name, near = unknown
+        place = parent(span.path)
+        taken = mended.positions.find(f"{place}.{near}" if place else near)
+        # A name that is there already would only be the next mistake.
+        if span.name != offset or taken is None or (taken.field is not None and taken.field.is_repeated):
+            return mended.replace(offset, offset + len(name), near)
+    whole = mended.positions.find(parent(span.path)) if span.element else span
+    if whole is None or not whole.name <= offset <= whole.end:
+        return False
+    if "should not have multiple" not in message:
+        left_out.add(whole.path)
+    return mended.leave_out(whole)
+
+
+class _Mended:
+    """A text with changes, and the way back to what it was."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._before = text
+        self._changes: list[tuple[int, int, int]] = []  # start, length now, length before
+        self._inserted: set[int] = set()
+
+    @cached_property
+    def positions(self) -> Positions:
+        """Where the fields are now; most configs are right, and nobody asks."""
+        return Positions(self.text)
+
+    @cached_property
+    def _original(self) -> Positions:
+        return Positions(self._before)
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column in the original text of what is at an offset now."""
+        return self._original.place(self.original(offset))
+
+    def original(self, offset: int) -> int:
+        """Where something in the text was before the changes."""
+        for start, now, before in reversed(self._changes):
+            if offset >= start + now:
+                offset += before - now
+            elif offset > start:
+                offset = start + min(offset - start, before)
+        return offset
+
+    def insert(self, offset: int, sign: str) -> bool:
+        """Puts a sign before an offset; False if one has been put there before."""
+        place = self.original(offset)
+        if place in self._inserted:
+            return False
+        self._inserted.add(place)
+        return self.replace(offset, offset, f" {sign} ")
+
+    def replace(self, start: int, end: int, text: str) -> bool:
+        """Puts something in place of what was there."""
+        if self.text[start:end] == text:
+            return False
+        self._changes.append((start, len(text), end - start))
+        self.text = self.text[:start] + text + self.text[end:]
+        vars(self).pop("positions", None)
+        return True
+
+    def leave_out(self, span: Span) -> bool:
+        """Takes a field out, and the separator behind it."""
+        separator = _SEPARATOR.match(self.text, span.end)
+        end = span.end if separator is None else separator.end()
+        return self.replace(span.name, end, _NOT_BLANK.sub(" ", self.text[span.name : end]))

@@ -1,0 +1,55 @@
+"""Where a model's file is, and what runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conch.core.backend import Backend
+from conch.core.errors import UnavailableError
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.paths import stays_within
+from conch_control.config.problems import Checked, Problem, Problems
+
+
+def runtime_problems(config: ModelConfig) -> Problems:
+    """What is wrong with a config's ``runtime``."""
+    # There are no libraries to choose from: the only runtime is the backend's own, by any of its names.
+    own = {"", f"libtriton_{config.backend}.so"}
+    if config.backend == "python":
+        own.add("model.py")
+    if config.runtime not in own:
+        yield Problem(
+            "runtime",
+            f"unable to find backend library '{config.runtime}' for model '{config.name}'",
+            expected="nothing: a backend has one runtime, its own",
+        )
+
+
+def checked_model_file(
+    config: ModelConfig, backend: Backend, directory: Path, version_directory: Path
+) -> Checked[str]:
+    """Name of the model's file, or folder, in a version directory, and why it can't be used.
+
+    Args:
+        config: The config.
+        backend: The backend that is to run the model.
+        directory: The model's directory.
+        version_directory: That of the version.
+    """
+    name = config.default_model_filename or backend.default_model_file
+    path = version_directory / name
+    if not stays_within(directory, f"{version_directory.name}/{name}"):
+        yield Problem(
+            "default_model_filename",
+            f"default_model_filename '{name}' must stay within the directory of model '{config.name}'",
+            expected="the name of a file in the version directories",
+        )
+    elif backend.needs_model_file and not path.exists():
+        yield Problem(
+            "default_model_filename",
+            f"unable to find '{path}' for model '{config.name}'",
+            expected=f"a file or folder '{name}' in version directory {version_directory.name}",
+            found="nothing of that name",
+            kind=UnavailableError,
+        )
+    return name

@@ -1,0 +1,55 @@
+"""What the data port may ask of the agent: as much as the model control mode lets clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conch.core.errors import UnavailableError
+from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
+
+
+class Gate:
+    """The agent as front ends see it; a `conch.core.server_core.RepositoryAgent`.
+
+    Args:
+        agent: The agent.
+        explicit: Whether clients decide what is loaded; else the control mode does.
+        allowed: Whether clients of the data port may; else only those of the control port.
+    """
+
+    def __init__(self, agent: RepositoryAgent, explicit: bool, allowed: bool = True) -> None:
+        self._agent = agent
+        self._explicit = explicit
+        self._allowed = allowed
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        """All models of the repositories with the state of each version."""
+        return self._agent.index(ready_only)
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """Loads or reloads a model, and returns when it is ready.
+
+        Raises:
+            UnavailableError: The control mode or the operator does not allow it.
+            ConchError: The model can't be loaded; the text is Triton's.
+        """
+        self._check()
+        self._agent.load(name, parameters)
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Starts unloading a model; one that is not loaded is no error.
+
+        Raises:
+            UnavailableError: The control mode or the operator does not allow it.
+        """
+        self._check()
+        self._agent.unload(name, unload_dependents)
+
+    def _check(self) -> None:
+        if not self._explicit:
+            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+        if not self._allowed:
+            raise UnavailableError(
+                "model load / unload is not allowed on this port: the server runs with "
+                "--allow-model-control=false"
+            )

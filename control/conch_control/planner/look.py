@@ -1,0 +1,92 @@
+"""Looks at repositories: what is there, in which state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from conch_control.dependencies import read_parts
+from conch_control.options import ControlOptions
+from conch_control.planner.plan import Found, Look
+from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import ModelSource
+
+log = logging.getLogger(__name__)
+
+
+class Looker:
+    """Looks at repositories, and remembers what need not be read twice.
+
+    Args:
+        repositories: The repositories.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
+        before: Called with each model before its state is taken.
+    """
+
+    def __init__(
+        self, repositories: Repositories, model_config_name: str, before: Callable[[ModelSource], None]
+    ) -> None:
+        self._repositories = repositories
+        self._options = ControlOptions((), model_config_name=model_config_name)
+        self._before = before
+        self._known: dict[str, Found] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def look(self, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
+        """Looks at all models, or only at some and those never seen; the others are just counted as there.
+
+        Args:
+            names: The models whose state to take; None for all.
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        scan = self._repositories.scan()
+        models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
+        for name in scan.duplicates:
+            self._report(
+                name,
+                scan.duplicates,
+                "failed to poll model '%s': not unique across all model repositories",
+            )
+        for name, source in scan.models.items():
+            if given_up():
+                return Look({}, partial=True)
+            wanted = names is None or name in names or name not in self._known
+            models[name] = self._found(source) if wanted else None
+        if not scan.unreadable:
+            for name in self._known.keys() - models.keys():
+                del self._known[name]
+        self._reported = {(name, text) for name, text in self._reported if name in models}
+        return Look(models, partial=bool(scan.unreadable))
+
+    def _found(self, source: ModelSource) -> Found | None:
+        name = source.name
+        try:
+            self._before(source)
+            state, markers = split_markers(source.fingerprint())
+        except OSError as error:
+            log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, error)
+            return None
+        known = self._known.get(name)
+        if known is not None and known.fingerprint == state and known.location == source.location:
+            if known.markers == markers:
+                found = known
+            else:
+                found = Found(known.fingerprint, markers, known.location, known.parts)
+        else:
+            found = Found(state, markers, source.location, read_parts(source, self._options))
+        self._known[name] = found
+        self._report(
+            name,
+            {name} if is_incomplete(markers) else (),
+            f"model '%s' is marked as incomplete by a file {INCOMPLETE}: changes wait until that is gone",
+        )
+        return found
+
+    def _report(self, name: str, having: Collection[str], text: str) -> None:
+        """Logs what is wrong with a model once, until it is not wrong any more."""
+        if name not in having:
+            self._reported.discard((name, text))
+        elif (name, text) not in self._reported:
+            self._reported.add((name, text))
+            log.warning(text, name)

@@ -1,0 +1,157 @@
+"""The agents of one load of a model, called in order and, afterwards, in reverse."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, as_conch_error
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.jsonform import to_json
+from conch_control.repoagents.base import ModelContext, RepositoryHook
+from conch_control.repoagents.checksum import Checksum
+
+log = logging.getLogger(__name__)
+
+GROUP = "conch.repoagents"
+"""The entry-point group; each entry names an agent and points to its `RepositoryHook` class."""
+
+HookClass = Callable[[ModelContext], RepositoryHook]
+FindHook = Callable[[str], HookClass]
+
+# Found without its entry point, and not to be replaced by another package's.
+_BUILT_IN: dict[str, HookClass] = {"checksum": Checksum}
+
+
+def find_hook(name: str) -> HookClass:
+    """The agent of a name.
+
+    Raises:
+        InvalidArgumentError: There is none, or something it needs is not installed.
+    """
+    built_in = _BUILT_IN.get(name)
+    if built_in is not None:
+        return built_in
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        names = ", ".join(sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))}))
+        raise InvalidArgumentError(f"unable to find repository agent '{name}'; there are: {names}")
+    try:
+        hook: HookClass = next(iter(found)).load()
+    except ImportError as error:
+        raise InvalidArgumentError(f"repository agent '{name}' can't be imported: {error}") from error
+    return hook
+
+
+class AgentChain:
+    """The agents of one load of a model.
+
+    Every hook is called at most once, and none that does not fit: unloading without having completed a load
+    does nothing, and `unloaded` calls what `unload` has not. Failures after the load are logged.
+
+    Args:
+        model: Model name.
+        hooks: Agents by name, in the order of the config.
+    """
+
+    def __init__(self, model: str = "", hooks: Sequence[tuple[str, RepositoryHook]] = ()) -> None:
+        self._model = model
+        self._hooks = hooks
+        self._lock = threading.RLock()  # held while hooks run, so that they follow one another
+        self._loaded: list[tuple[str, RepositoryHook]] = []  # those whose load has succeeded
+        self._next: list[str] = []  # what may still be called
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def load(self, directory: Path) -> Path:
+        """Calls all agents before a model is loaded.
+
+        Args:
+            directory: The model's directory.
+
+        Returns:
+            The directory to load the model from.
+
+        Raises:
+            ConchError: One of them does not allow it; those before it have been told.
+        """
+        self._next = ["completed"]
+        for name, hook in self._hooks:
+            try:
+                directory = Path(hook.load(directory))
+                if not directory.is_dir():
+                    raise InternalError(
+                        f"repository agent '{name}' has model '{self._model}' loaded from '{directory}', "
+                        f"which is not a directory"
+                    )
+            except BaseException as error:
+                self.completed(False)
+                if not isinstance(error, ConchError):
+                    log.exception("repository agent '%s' failed for model '%s'", name, self._model)
+                raise as_conch_error(error) from error
+            self._loaded.append((name, hook))
+        return directory
+
+    def completed(self, ok: bool) -> None:
+        """Tells the agents, the last one first, what has become of the load.
+
+        Args:
+            ok: Whether the model serves.
+        """
+        with self._lock:
+            if self._take("completed"):
+                self._call("load_complete" if ok else "load_failed", self._loaded[::-1])
+                self._next = ["unload", "unloaded"] if ok else []
+
+    def unload(self) -> None:
+        """Tells the agents that the model takes no more requests."""
+        with self._lock:
+            if self._take("unload"):
+                self._call("unload", self._loaded)
+
+    def unloaded(self) -> None:
+        """Tells the agents, the last one first, that nothing of the model is left."""
+        with self._lock:
+            self.unload()
+            if self._take("unloaded"):
+                self._call("unload_complete", self._loaded[::-1])
+
+    def _take(self, step: str) -> bool:
+        if step not in self._next:
+            return False
+        self._next.remove(step)
+        return True
+
+    def _call(self, method: str, hooks: Sequence[tuple[str, RepositoryHook]]) -> None:
+        for name, hook in hooks:
+            try:
+                getattr(hook, method)()
+            except Exception:
+                log.exception("repository agent '%s': %s failed for model '%s'", name, method, self._model)
+
+
+def make_chain(config: ModelConfig, model: str, find: FindHook = find_hook) -> AgentChain:
+    """The agents that a config names.
+
+    Args:
+        config: The model's config as its repository has it.
+        model: Model name.
+        find: Finds agents by name.
+
+    Raises:
+        ConchError: There is no such agent, or it can't be made.
+    """
+    hooks: list[tuple[str, RepositoryHook]] = []
+    for agent in config.model_repository_agents.agents:
+        make = find(agent.name)
+        try:
+            hook = make(ModelContext(model, to_json(config), dict(agent.parameters)))
+        except Exception as error:
+            log.exception("repository agent '%s' could not be made for model '%s'", agent.name, model)
+            raise as_conch_error(error) from error
+        hooks.append((agent.name, hook))
+    return AgentChain(model, hooks)

@@ -1,0 +1,56 @@
+"""The repositories of a server, looked at as one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from conch_control.repository.source import ModelSource, Repository, Scan
+
+log = logging.getLogger(__name__)
+
+
+class Repositories:
+    """The repositories of a server.
+
+    Args:
+        repositories: Each of them; one whose location is there already counts once.
+    """
+
+    def __init__(self, repositories: Iterable[Repository]) -> None:
+        self._repositories = tuple({each.location: each for each in repositories}.values())
+
+    def __iter__(self) -> Iterator[Repository]:
+        return iter(self._repositories)
+
+    def check(self) -> None:
+        """Checks that all repositories can be used.
+
+        Raises:
+            InvalidArgumentError: One of them can't.
+        """
+        for repository in self._repositories:
+            repository.check()
+
+    def close(self) -> None:
+        """Gives up what the repositories hold; nothing may be served from them any more."""
+        for repository in self._repositories:
+            repository.close()
+
+    def scan(self) -> Scan:
+        """Looks for models in all of them."""
+        models: dict[str, ModelSource] = {}
+        duplicates: set[str] = set()
+        unreadable: dict[str, str] = {}
+        for repository in self._repositories:
+            try:
+                found = repository.models()
+            except OSError as error:
+                log.error("failed to read model repository '%s': %s", repository.location, error)
+                unreadable[repository.location] = str(error)
+                continue
+            duplicates.update(found.keys() & models.keys())
+            models.update(found)
+        for name in duplicates:
+            del models[name]
+        return Scan(models, frozenset(duplicates), unreadable)

@@ -1,0 +1,74 @@
+"""Errors of the agent to gRPC statuses, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from conch.core.details import shown
+from conch.core.errors import (
+    ERRORS_BY_CODE,
+    CancelledError,
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    ResourceExhaustedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnsupportedError,
+)
+
+ERROR_KEY = "conch-error"
+"""Trailing metadata of an error that the service has answered with: Triton's name of the code."""
+
+STATUSES: Mapping[int, Any] = {status.value[0]: status for status in grpc.StatusCode}
+"""gRPC's status codes by number."""
+
+_BY_STATUS = {error.grpc_status: error for error in ERRORS_BY_CODE.values()}
+
+
+class UnreachableError(UnavailableError):
+    """There was no answer: nobody listens there, or not in the way we speak."""
+
+
+def abort(context: Any, error: ConchError) -> None:
+    """Ends a call with an error.
+
+    Args:
+        context: The call's `grpc.ServicerContext`.
+        error: The error.
+    """
+    context.set_trailing_metadata(((ERROR_KEY, error.code),))
+    context.abort(STATUSES[error.grpc_status], shown(error.message).decode())
+
+
+def error_of(call: Any, target: str) -> ConchError:
+    """The error that a call has ended with.
+
+    Args:
+        call: The `grpc.RpcError`, which is the call too.
+        target: Where it went to, for people.
+
+    Returns:
+        The agent's own error where it answered; else one that says what is wrong with the connection.
+    """
+    number = call.code().value[0]
+    text = call.details() or call.code().name
+    code = dict(call.trailing_metadata() or ()).get(ERROR_KEY)
+    if code is not None:
+        return ERRORS_BY_CODE.get(code, _BY_STATUS.get(number, InternalError))(text)
+    if number == UnavailableError.grpc_status:
+        return UnreachableError(f"{target} can't be reached: {text}")
+    if number == UnsupportedError.grpc_status:
+        return UnsupportedError(f"{target} has no control service: is it the control port?")
+    if number == DeadlineExceededError.grpc_status:
+        return UnreachableError(f"{target} has not answered in time")
+    if number in (
+        CancelledError.grpc_status,
+        ResourceExhaustedError.grpc_status,
+        UnauthenticatedError.grpc_status,
+    ):
+        return _BY_STATUS[number](text)
+    return InternalError(f"{target} has answered as no control service does: {text}")

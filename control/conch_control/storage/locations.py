@@ -1,0 +1,128 @@
+"""Where a repository is: a local path, or a place in an object store, as ``--model-repository`` spells it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from conch.core.errors import InvalidArgumentError
+
+Scheme = Literal["s3", "gs", "as"]
+
+SPELLINGS: dict[Scheme, str] = {
+    "s3": "s3://bucket/path, s3://host:port/bucket/path or s3://https://host:port/bucket/path",
+    "gs": "gs://bucket/path",
+    "as": "as://account/container/path",
+}
+"""The known schemes, and how locations of each are written."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_ENDPOINT = re.compile(rf"(?:(https?)://)?({_HOST}):([0-9]{{1,5}})(?:/(.*))?", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in an object store.
+
+    Attributes:
+        scheme: Which kind of store.
+        text: The location as it was given, without slashes at its end.
+        bucket: The bucket, or Azure's container.
+        prefix: What the names of all objects of the repository begin with: empty, or ending with a slash.
+        endpoint: URL of an S3 server of one's own; empty for the usual one.
+        account: Azure's storage account.
+    """
+
+    scheme: Scheme
+    text: str
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    account: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def is_url(text: str) -> bool:
+    """Whether a location has a scheme; others are local paths."""
+    return _URL.match(text) is not None
+
+
+def parse_location(text: str | Path) -> Location | Path:
+    """Reads a location.
+
+    Args:
+        text: A local path, or one of the `SPELLINGS`.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+    """
+    url = None if isinstance(text, Path) else _URL.fullmatch(text)
+    if url is None:
+        return Path(text)
+    scheme, rest = url.groups()
+    if scheme == "s3":
+        return _s3(str(text), rest)
+    if scheme == "gs":
+        bucket, prefix = _split(str(text), "gs", rest)
+        return Location("gs", _trimmed(text), bucket, prefix)
+    if scheme == "as":
+        account, _, place = rest.partition("/")
+        if not _NAME.fullmatch(account):
+            raise _wrong(str(text), "as", "the name of the account is missing or wrong")
+        bucket, prefix = _split(str(text), "as", place)
+        return Location("as", _trimmed(text), bucket, prefix, account=account)
+    known = ", ".join(f"{name}://" for name in SPELLINGS)
+    raise InvalidArgumentError(
+        f"model repository '{_shown(str(text))}': scheme '{scheme}' is not known; known are {known} and "
+        f"local paths without a scheme"
+    )
+
+
+def _s3(text: str, rest: str) -> Location:
+    endpoint = ""
+    found = _ENDPOINT.fullmatch(rest)
+    if found is not None:
+        # Plain HTTP unless it is said, as in Triton: servers of one's own seldom have certificates.
+        protocol, host, port, rest = found[1] or "http", found[2], int(found[3]), found[4] or ""
+        if not 0 < port < 65536:
+            raise _wrong(text, "s3", f"{port} is not a port")
+        endpoint = f"{protocol}://{host}:{port}"
+    elif (secure := re.fullmatch(rf"(https?)://({_HOST})(?:/(.*))?", rest, re.DOTALL)) is not None:
+        protocol, host, rest = secure[1], secure[2], secure[3] or ""
+        endpoint = f"{protocol}://{host}:{_DEFAULT_PORTS[protocol]}"
+    bucket, prefix = _split(text, "s3", rest)
+    return Location("s3", _trimmed(text), bucket, prefix, endpoint)
+
+
+def _split(text: str, scheme: Scheme, rest: str) -> tuple[str, str]:
+    """Bucket and prefix of ``bucket/path``."""
+    bucket, _, path = rest.partition("/")
+    kind = "container" if scheme == "as" else "bucket"
+    if not _NAME.fullmatch(bucket):
+        raise _wrong(text, scheme, f"the name of the {kind} is missing or wrong")
+    parts = [part for part in path.split("/") if part]  # Triton joins slashes that follow one another
+    if any(part in (".", "..") for part in parts):
+        raise _wrong(text, scheme, "its path must not hold '.' or '..'")
+    if not path.isprintable():
+        raise _wrong(text, scheme, "its path is not text")
+    return bucket, "".join(f"{part}/" for part in parts)
+
+
+def _trimmed(text: str | Path) -> str:
+    return str(text).rstrip("/")
+
+
+def _shown(text: str) -> str:
+    """The location without what may be a password."""
+    return re.sub(r"://[^/@]*@", "://***@", text)
+
+
+def _wrong(text: str, scheme: Scheme, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"model repository '{_shown(text)}': {reason}; write {SPELLINGS[scheme]}")

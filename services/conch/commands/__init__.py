@@ -1,0 +1,1 @@
+"""The commands of ``conch`` besides ``conch serve``, a module each."""

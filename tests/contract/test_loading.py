@@ -1,0 +1,211 @@
+"""Models that come with the request to load them, and who may load what."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.loading import (
+    BROKEN,
+    answer,
+    config_json,
+    files,
+    index,
+    load,
+    model_text,
+    settled,
+    unload,
+    write_number,
+)
+from tests.support.servers import RawClient, ServerProcess, client_of, eventually, serving, started
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+EXPLICIT = "--model-control-mode=explicit"
+UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path, Path]]:
+    """A server in explicit mode, its repository, and where it makes temporary directories."""
+    repository = tmp_path_factory.mktemp("models")
+    temporary = tmp_path_factory.mktemp("temporary")
+    write_number(repository, "m")
+    with serving(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
+        with closing(RawClient(server.address)) as client:
+            index(client)  # gRPC keeps what it makes for its first call
+        yield server, repository, temporary
+
+
+@pytest.fixture
+def raw(site: tuple[ServerProcess, Path, Path]) -> Iterator[RawClient]:
+    """A client of that server; leaves nothing loaded, and so no file behind."""
+    with closing(RawClient(site[0].address)) as client:
+        yield client
+        for name in ("m", "new"):
+            assert unload(client, name) == {}
+        assert settled(client)[0][:3] in (("m", "", ""), ("m", "1", "UNAVAILABLE"))
+        eventually(lambda: not os.listdir(site[2]), "the files are removed")
+
+
+def test_files_over_the_client_library(site: tuple[ServerProcess, Path, Path], raw: RawClient) -> None:
+    temporary = site[2]
+    with client_of(site[0]) as client:
+        contents = {"file:3/model.py": model_text(3).encode(), "file:3/more/data.bin": bytes(range(256))}
+        client.load_model("m", config=config_json(), files=contents)
+        assert answer(raw, "m") == 3.0
+        assert [line[:3] for line in index(raw)] == [("m", "3", "READY")]
+        (folder,) = temporary.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert (folder / "3" / "more" / "data.bin").read_bytes() == bytes(range(256))
+        client.load_model("m")
+        assert answer(raw, "m") == 1.0
+        with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
+            client.load_model("m", files=contents)
+        assert answer(raw, "m") == 1.0
+
+
+def test_a_model_that_no_repository_has(raw: RawClient) -> None:
+    assert load(raw, "new", files(v2=2)) == {}
+    assert answer(raw, "new") == 2.0
+    assert {line[0] for line in index(raw)} == {"m"}
+    text = "failed to load 'new', failed to poll from model repository"
+    assert load(raw, "new") == ("INTERNAL", text)
+    assert answer(raw, "new") == 2.0
+    assert load(raw, "new", files(v2=4)) == {}
+    assert answer(raw, "new") == 4.0
+    unload(raw, "new")
+    assert answer(raw, "new") == ("NOT_FOUND", "Request for unknown model: 'new' has no available versions")
+
+
+def test_files_that_fail_leave_what_serves(raw: RawClient) -> None:
+    assert load(raw, "m", files(v1=5)) == {}
+    code, text = load(raw, "m", files(v1=BROKEN))
+    assert code == "INVALID_ARGUMENT"
+    assert text.startswith(
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: ValueError: told to"
+    )
+    assert answer(raw, "m") == 5.0
+    assert load(raw, "m", {**files(v1=5), "config": "{"}) == UNPOLLED
+    assert answer(raw, "m") == 5.0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "..", "../x", "../../../../tmp/x", "/..", "1/../../x", "1/", "1", "1/model.py/x", "x\0y", "x" * 256,
+     "é" * 128, "1/" * 5000 + "x", "/".join(["x" * 255] * 20), "1/./model.py"],
+)  # fmt: skip
+def test_paths_that_are_refused(site: tuple[ServerProcess, Path, Path], raw: RawClient, path: str) -> None:
+    around = sorted(os.listdir(site[2].parent))
+    assert load(raw, "m", {**files(v1=2), f"file:{path}": b"evil"}) == UNPOLLED
+    assert os.listdir(site[2]) == []
+    assert sorted(os.listdir(site[2].parent)) == around
+    assert answer(raw, "m")[0] == "NOT_FOUND"
+
+
+def test_a_path_that_begins_with_a_slash_stays_inside(
+    site: tuple[ServerProcess, Path, Path], raw: RawClient, tmp_path: Path
+) -> None:
+    assert load(raw, "m", {**files(v1=2), f"file:{tmp_path}/evil": b"evil"}) == {}
+    assert os.listdir(tmp_path) == []
+    (folder,) = site[2].iterdir()
+    assert (folder / str(tmp_path / "evil").lstrip("/")).read_bytes() == b"evil"
+
+
+def test_hostile_parameters_harm_nobody(raw: RawClient) -> None:
+    chance = random.Random(4)
+    assert load(raw, "new", files(v1=8)) == {}
+    pieces = ("..", "/", "file:", "config", "1", "\0", ".", "é", "x" * 300, "\n", "%2e%2e", "\\", " ")
+    values: tuple[Any, ...] = (b"", b"\0\xff", "{", "{}", "\0", config_json(), True, -(2**63), "[]", "null")
+    for _ in range(300):
+        parameters = {
+            chance.choice(("", "file:", "file:1/")) + "".join(chance.choices(pieces, k=chance.randrange(4))):
+            chance.choice(values)
+            for _ in range(chance.randrange(1, 4))
+        }  # fmt: skip
+        if chance.random() < 0.7:
+            parameters["config"] = chance.choice(values)
+        outcome = load(raw, "m", parameters)
+        assert outcome == {} or outcome[0] in ("INVALID_ARGUMENT", "INTERNAL"), outcome
+        assert "could not be answered" not in str(outcome)
+    assert answer(raw, "new") == 8.0
+    assert load(raw, "m", files(v1=3)) == {}
+    assert answer(raw, "m") == 3.0
+
+
+def test_a_parameter_without_a_value(raw: RawClient) -> None:
+    for key, text in (
+        ("config", "invalid value type for load parameter 'config', expected string_param."),
+        ("file:1/a", "invalid value type for load parameter 'file:1/a', expected bytes_param."),
+        ("", "unrecognized load parameter ''."),
+    ):
+        request = service_pb2.RepositoryModelLoadRequest(model_name="m")
+        request.parameters[key].SetInParent()
+        with pytest.raises(Exception, match=text.replace(".", r"\.")):
+            raw("RepositoryModelLoad", request)
+
+
+def test_names_of_models_with_files(raw: RawClient) -> None:
+    for name in ("", " ", "..", " ../", "a/b"):
+        assert load(raw, name, files(v1=1))[0] == "INVALID_ARGUMENT", name
+    assert load(raw, "a\0b", files(v1=1))[0] == "INTERNAL"
+    for name in (".", "...", "x" * 1000, "é b"):
+        assert load(raw, name, files(v1=1)) == {}, name[:9]
+        assert answer(raw, name) == 1.0
+        assert unload(raw, name) == {}
+    settled(raw)
+
+
+def test_the_end_of_the_server_removes_the_files(tmp_path: Path) -> None:
+    repository, temporary = tmp_path / "models", tmp_path / "temporary"
+    repository.mkdir()
+    temporary.mkdir()
+    with serving(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
+        with closing(RawClient(server.address)) as client:
+            assert load(client, "m", files(v1=1)) == {}
+        assert len(os.listdir(temporary)) == 1
+    assert os.listdir(temporary) == []
+
+
+def test_the_operator_forbids_loading(tmp_path: Path) -> None:
+    write_number(tmp_path, "m")
+    write_number(tmp_path, "n")
+    flags = [EXPLICIT, "--allow-model-control=false", "--load-model=m"]
+    refused = (
+        "UNAVAILABLE",
+        "model load / unload is not allowed on this port: the server runs with --allow-model-control=false",
+    )
+    with serving(tmp_path, flags=flags) as server, closing(RawClient(server.address)) as client:
+        assert load(client, "n") == refused
+        assert load(client, "n", files(v1=2)) == refused
+        assert load(client, "") == refused
+        assert load(client, "n", {"x": 1}) == ("INVALID_ARGUMENT", "unrecognized load parameter 'x'.")
+        request = service_pb2.RepositoryModelUnloadRequest(model_name="m")
+        with pytest.raises(Exception, match="not allowed on this port"):
+            client("RepositoryModelUnload", request)
+        assert [line[:3] for line in index(client)] == [("m", "1", "READY"), ("n", "", "")]
+        assert answer(client, "m") == 1.0
+
+
+def test_the_mode_forbids_loading(tmp_path: Path) -> None:
+    write_number(tmp_path, "m")
+    refused = ("UNAVAILABLE", "explicit model load / unload is not allowed if polling is enabled")
+    with serving(tmp_path) as server, closing(RawClient(server.address)) as client:
+        assert load(client, "m") == refused
+        assert load(client, "m", files(v1=2)) == refused
+        assert load(client, "..") == refused
+        assert load(client, "m", {"x": 1}) == ("INVALID_ARGUMENT", "unrecognized load parameter 'x'.")
+
+
+def test_namespaces_are_refused(tmp_path: Path) -> None:
+    with started(f"--model-repository={tmp_path}", "--model-namespacing=true") as server:
+        assert server.wait() == 1
+        assert "--model-namespacing=true is not supported" in server.errors
+    with serving(tmp_path, flags=["--model-namespacing=false"]) as server:
+        assert "no effect" not in server.errors

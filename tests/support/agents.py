@@ -1,0 +1,95 @@
+"""An agent without models: it keeps what it is told, and answers as the test wants."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+
+from conch.core.errors import NotFoundError
+from conch.core.server_core import LoadParameter
+from conch_control.events import EventLog
+from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
+from conch_control.states import Phase
+
+
+class FakeAgent:
+    """An `AgentPort` with a real event log.
+
+    Args:
+        kept: Most events its log keeps.
+
+    Attributes:
+        events: Its log.
+        loads: What was loaded, with the parameters.
+        unloads: What was unloaded, with `unload_dependents`.
+        drains: How often it was drained.
+        failures: Make the errors that loads of a model end with, new ones each time: what has been raised
+            keeps the frames that it came through.
+        staging: Bytes fetched and to fetch of models being staged; the test may change them.
+        release: Loads wait for it after they have begun; set from the start.
+        loading: Set once a load has begun.
+    """
+
+    def __init__(self, kept: int = 100) -> None:
+        self.events = EventLog(lambda: 1_700_000_000.5, kept)
+        self.loads: list[tuple[str, dict[str, LoadParameter]]] = []
+        self.unloads: list[tuple[str, bool]] = []
+        self.drains = 0
+        self.failures: dict[str, Callable[[], Exception]] = {}
+        self.staging: dict[str, tuple[int, int]] = {}
+        self.release = threading.Event()
+        self.release.set()
+        self.loading = threading.Event()
+        self._phases: dict[str, tuple[Phase, str]] = {"resting": (Phase.UNLOADED, "unloaded")}
+
+    def set(self, name: str, phase: Phase, reason: str = "") -> None:
+        """Has a model's version 1 go into a phase."""
+        self._phases[name] = phase, reason
+        self.events.append(name, 1, phase, reason)
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """Goes through the phases of a load, or fails."""
+        self.loads.append((name, dict(parameters)))
+        if name in self.staging:
+            self.set(name, Phase.STAGING)
+        self.loading.set()
+        self.release.wait()
+        if name in self.failures:
+            self.set(name, Phase.FAILED, str(self.failures[name]()))
+            raise self.failures[name]()
+        self.set(name, Phase.LOADING)
+        self.set(name, Phase.READY)
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Goes through the phases of an unload."""
+        self.unloads.append((name, unload_dependents))
+        if name in self._phases:
+            self.set(name, Phase.DRAINING)
+            self.set(name, Phase.UNLOADED, "unloaded")
+
+    def models(self) -> Index:
+        """Each model with its one version."""
+        revision = self.events.revision
+        return Index(self.events.epoch, revision, tuple(map(self._status, sorted(self._phases))))
+
+    def describe(self, name: str) -> ModelDescription:
+        """The model, with a config."""
+        if name not in self._phases:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        config = json.dumps({"name": name, "max_batch_size": 8, "input": [{"name": "IN", "dims": [-1]}]})
+        origins = {"max_batch_size": "config.pbtxt", "input[0].dims": "model"}
+        return ModelDescription(
+            self._status(name), config, origins, (InstanceStatus(f"{name}_0", "KIND_CPU", -1, 2),)
+        )
+
+    def drain(self) -> None:
+        """Counts."""
+        self.drains += 1
+
+    def _status(self, name: str) -> ModelStatus:
+        phase, reason = self._phases[name]
+        done, total = self.staging.get(name, (0, 0)) if phase is Phase.STAGING else (0, 0)
+        memory = 3 << 20 if phase is Phase.READY else None
+        version = VersionStatus(1, phase, reason, 1_700_000_000.5, memory, done, total)
+        return ModelStatus(name, f"/models/{name}", (version,))

@@ -1,0 +1,65 @@
+"""Measuring what a version takes, and giving it back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+from conch_control import memory
+from conch_control.memory import MemoryMeter, give_back, resident_bytes
+
+
+def test_growth() -> None:
+    looks = iter([100, 150, 200, 170])
+    meter = MemoryMeter(lambda: next(looks))
+    assert meter.end(meter.begin()) == 50
+    assert meter.end(meter.begin()) == 0, "not less than nothing"
+
+
+def test_two_at_once_can_not_be_told_apart() -> None:
+    meter = MemoryMeter(lambda: 1)
+    first, second = meter.begin(), meter.begin()
+    assert meter.end(first) is None
+    third = meter.begin()
+    assert meter.end(second) is None
+    assert meter.end(third) is None
+    assert meter.end(meter.begin()) == 0
+
+
+def test_a_platform_that_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert (resident_bytes() or 0) > 1 << 20
+    monkeypatch.setattr(memory, "_STATM", tmp_path / "none")
+    assert resident_bytes() is None
+    meter = MemoryMeter()
+    assert meter.end(meter.begin()) is None
+
+
+def test_garbage_goes() -> None:
+    class Circle:
+        me: Circle
+
+    gc.disable()
+    try:
+        circle = Circle()
+        circle.me = circle
+        gone = weakref.ref(circle)
+        del circle
+        give_back()
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_large_blocks_return_to_the_system() -> None:
+    # Too small to be mapped one by one, so that they stay with the allocator when they are freed.
+    blocks = [bytearray(b"x" * 60_000) for _ in range(2_000)]
+    before = resident_bytes()
+    assert before is not None
+    del blocks
+    give_back()
+    after = resident_bytes()
+    assert after is not None
+    assert before - after > 60 << 20
