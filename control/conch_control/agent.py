@@ -122,7 +122,7 @@ class Agent:
             return []
         errors = self._composition.load(names, scan, self._loading(scan))
         failures = [self._failure(name, errors[name]) for name in names if name in errors]
-        self._missed_at_start = frozenset(self._book.failures)
+        self._missed_at_start = frozenset(self._book.failures.keys() & errors.keys())
         return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
@@ -268,8 +268,7 @@ class Agent:
             raise PollError(name, _DUPLICATE)
         source = scan.models.get(name)
         if source is None:
-            log.error("failed to poll model '%s': model not found in any model repository", name)
-            raise PollError(name, "model not found in any model repository")
+            raise _not_found(name, scan)
         self._lifecycle.load(source, override, asked)
 
 
@@ -280,6 +279,19 @@ def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
+
+
+def _not_found(name: str, scan: Scan) -> PollError:
+    """Why a model can't be looked at; caused by the storage if it may just not be seen now."""
+    reason = "model not found in any model repository"
+    if scan.unreadable:
+        failures = "; ".join(f"'{location}': {text}" for location, text in scan.unreadable.items())
+        reason += f" that can be read; some can not: {failures}"
+    log.error("failed to poll model '%s': %s", name, reason)
+    error = PollError(name, reason)
+    if scan.unreadable:
+        error.__cause__ = OSError(reason)  # what tells callers that another try may succeed
+    return error
 
 
 def _check_options(options: ControlOptions) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
+from conch.core.errors import ConchError
 from conch_control.dependencies import read_parts
 from conch_control.options import ControlOptions
 from conch_control.planner.plan import Found, Look
@@ -64,8 +65,9 @@ class Looker:
         try:
             self._before(source)
             state, markers = split_markers(source.fingerprint())
-        except OSError as error:
-            log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, error)
+        except (ConchError, OSError) as error:
+            reason = error.message if isinstance(error, ConchError) else error
+            log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)
             return None
         known = self._known.get(name)
         if known is not None and known.fingerprint == state and known.location == source.location:
