@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
@@ -34,7 +34,7 @@ from conch_control.port import Index, InstanceStatus, ModelDescription, ModelSta
 from conch_control.readiness import as_wanted
 from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Scan
+from conch_control.repository.source import ModelSource, Scan
 from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ class Agent:
         self._lifecycle = Lifecycle(options, registry, loader, self._book)
         self._composition = Composition(options, registry, self._lifecycle)
         self._missed_at_start: frozenset[str] = frozenset()
+        self._seen: Mapping[str, ModelSource] = {}  # at the last look
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -116,7 +117,7 @@ class Agent:
             InvalidArgumentError: A repository is not a directory.
         """
         self.repositories.check()
-        scan = self.repositories.scan()
+        scan = self._scan()
         names = self._startup_names(scan)
         if not names:
             return []
@@ -127,7 +128,7 @@ class Agent:
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
-        scan = self.repositories.scan()
+        scan = self._scan()
         failures = self._book.failures
         published = self._registry.entries
         lines: list[IndexEntry] = []
@@ -152,7 +153,7 @@ class Agent:
         _check_name(name)
         overrides = read_overrides(parameters)
         try:
-            scan = overridden(name, overrides, self.repositories.scan())
+            scan = overridden(name, overrides, self._scan())
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
@@ -176,7 +177,7 @@ class Agent:
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self.repositories.scan()
+        scan = self._scan()
         known = self._book.snapshot()
         found = []
         for name in sorted({*scan.models, *scan.duplicates, *known.versions, *known.failures}):
@@ -185,6 +186,20 @@ class Agent:
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
         return Index(self.events.epoch, known.revision, tuple(found))
+
+    def progress(self, names: Collection[str]) -> list[ModelStatus]:
+        """Some models with how far their files are fetched, by name, without a look at the storage."""
+        known, seen = self._book.snapshot(), self._seen
+        return [
+            ModelStatus(
+                name,
+                seen[name].location if name in seen else "",
+                tuple(status for _, status in sorted(known.versions[name].items())),
+                known.failures.get(name, ""),
+            )
+            for name in sorted(names)
+            if name in known.versions
+        ]
 
     def describe(self, name: str) -> ModelDescription:
         """All there is to say about one model.
@@ -229,6 +244,11 @@ class Agent:
         finally:
             self.events.close()
             self.repositories.close()
+
+    def _scan(self) -> Scan:
+        scan = self.repositories.scan()
+        self._seen = scan.models
+        return scan
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
         origin = self._lifecycle.origin(spec.name)

@@ -307,6 +307,8 @@ class Planner:
 
     def _start(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
+            if self._stopped:
+                return
             if operation.kind == "load":
                 log.info("model '%s' is new or has changed: loading it", operation.name)
             else:
