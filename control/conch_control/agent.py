@@ -230,6 +230,10 @@ class Agent:
         entries = self._registry.entries.values()
         return self._missed_at_start.isdisjoint(self._book.failures) and all(map(as_wanted, entries))
 
+    def stop_loads(self) -> None:
+        """Stops loads that are under way as far as they can be, and refuses all that come; for good."""
+        self._lifecycle.stop_loads()
+
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; further loads fail.
 
