@@ -18,6 +18,7 @@ from conch.core.errors import ConchError
 from conch.core.instances.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.advice import idle_settings
+from conch_control.check.agents import agent_notes, agent_problems
 from conch_control.check.findings import Checkup
 from conch_control.check.notes import Notes
 from conch_control.check.pythonfile import PythonFile, read_python
@@ -116,6 +117,9 @@ class ModelCheck:
     def _check(self, written: ModelConfig, paths: Sequence[str]) -> None:
         """Does what a load of the config does; the paths are those of the model's files."""
         versions = self._find_versions(paths)
+        run_code = self._rules.run_code
+        self.report(agent_problems(written, self._source.name, self._directory, run_code))
+        self.report(agent_notes(written, run_code), "note")
         config = ModelConfig()
         config.CopyFrom(written)
         self._define(config, paths, versions)
