@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.agents import FakeAgent
-from tests.support.leaks import no_leaks
 from tests.support.loading import write_number
 from tests.support.servers import WAIT_S, RawClient
 from tritonclient.grpc import service_pb2
@@ -19,6 +20,7 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError
 from conch.frontends.grpc.server import GrpcOptions
 from conch.options import ServerOptions
+from conch.running import run
 from conch.server import Server
 from conch_control.definition import PollError
 from conch_control.options import ControlOptions
@@ -105,10 +107,17 @@ def server(repository: Path, elsewhere: Elsewhere, **options: Any) -> Server:
     return made
 
 
-@pytest.fixture(autouse=True)
-def leaks() -> Iterator[None]:
-    with no_leaks():
-        yield
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Has gRPC open what it keeps for the life of the process."""
+    directory = tmp_path_factory.mktemp("warm")
+    write_number(directory, "m")
+    made = server(directory, Elsewhere())
+    with closing(RawClient(f"127.0.0.1:{made.grpc_port}")) as client:
+        calls = [call(client, "RepositoryIndex", service_pb2.RepositoryIndexRequest()) for _ in range(8)]
+        for each in calls:
+            each.result(WAIT_S)
+    assert made.stop()
 
 
 def test_a_stop_gives_up_loads_that_only_fetch(repository: Path) -> None:
@@ -173,3 +182,21 @@ def test_a_planner_elsewhere_knows_whether_another_try_may_succeed(
             assert outcome_of(caught.value) is outcome
     finally:
         assert port.stop(WAIT_S)
+
+
+def test_a_signal_is_heard_while_the_summary_of_a_start_waits_for_storage() -> None:
+    stopped = threading.Event()
+
+    class Quick:
+        def start(self) -> None:
+            """It serves at once."""
+
+        def stop(self) -> bool:
+            stopped.set()
+            return True
+
+    def summary() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopped.wait(5)
+
+    assert run(Quick(), summary) == 0

@@ -6,8 +6,9 @@ import asyncio
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,8 +30,10 @@ from conch_control.storage import open_repository
 from conch_control.storage.cache import ModelCache
 from conch_control.storage.connection import Connection, Patience
 from conch_control.storage.credentials import CredentialReader
+from conch_control.storage.listing import contents_of
 from conch_control.storage.locations import Location, parse_location
 from conch_control.storage.objects import ObjectRepository
+from conch_control.storage.staging import Stager
 from conch_control.storage.stores import StoredObject
 
 if TYPE_CHECKING:
@@ -381,3 +384,27 @@ def test_how_far_staging_is_asks_no_storage(
     finally:
         go.set()
         thread.join(WAIT_S)
+
+
+def test_a_fetch_that_is_given_up_before_it_begins_is_not_waited_for(tmp_path: Path) -> None:
+    """As when the repository is closed just then."""
+
+    class Closed:
+        location = parse_location("s3://b")
+
+        def start(self, work: Any) -> Future[None]:
+            future: Future[None] = Future()
+            future.cancel()
+            return future
+
+    item = StoredObject("m/1/x", 1, "etag", 0)
+    stager = Stager(cast("Connection", Closed()), cache := ModelCache(tmp_path))
+    end = time.monotonic() + 5
+    try:
+        with pytest.raises(OSError, match="closed"):
+            stager.stage(
+                "m", lambda: contents_of("m", [item]), lambda *_: None, lambda: time.monotonic() > end
+            )
+        assert time.monotonic() < end
+    finally:
+        cache.close()
