@@ -280,6 +280,8 @@ class Planner:
             if not look.partial:
                 self._watcher.keep(look.models.keys())
             self._poll_at = min(self._poll_at, began + self._poll_ns())
+        if look.failed:  # what has been touched will not be so again
+            self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
         self._start(self._plan.looked(look, began, now))
 
     def _poll_ns(self) -> int:

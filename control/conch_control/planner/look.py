@@ -49,16 +49,18 @@ class Looker:
                 scan.duplicates,
                 "failed to poll model '%s': not unique across all model repositories",
             )
+        failed = bool(scan.unreadable)
         for name, source in scan.models.items():
             if given_up():
                 return Look({}, partial=True)
             wanted = names is None or name in names or name not in self._known
-            models[name] = self._found(source) if wanted else None
+            found = models[name] = self._found(source) if wanted else None
+            failed = failed or (wanted and found is None)
         if not scan.unreadable:
             for name in self._known.keys() - models.keys():
                 del self._known[name]
         self._reported = {(name, text) for name, text in self._reported if name in models}
-        return Look(models, partial=bool(scan.unreadable))
+        return Look(models, partial=bool(scan.unreadable), failed=failed)
 
     def _found(self, source: ModelSource) -> Found | None:
         name = source.name

@@ -61,10 +61,12 @@ class Look:
         models: The models that are there; None for one of which nothing more is known, as its storage did not
             answer, nobody asked, or it is there twice.
         partial: Whether a repository could not be read, so that the absence of a model says nothing.
+        failed: Whether that, or a model, could not be read, so that a change may have been missed.
     """
 
     models: Mapping[str, Found | None]
     partial: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
