@@ -23,7 +23,7 @@ from tests.support.peers import NEEDS_TRITON, Both, compare, outcomes, serving_b
 from tests.support.servers import WAIT_S, RawClient, eventually, write_model
 from tritonclient.grpc import service_pb2
 
-pytestmark = NEEDS_TRITON
+pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
 ONE, TWO = [[1.0, 2.0, 3.0]], [[1.0, 2.0], [3.0, 4.0]]
 CODES = ("UNKNOWN", "INTERNAL", "NOT_FOUND", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED",

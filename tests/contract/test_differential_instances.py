@@ -10,7 +10,7 @@ from tests.support.peers import NEEDS_TRITON, Both, outcomes, serving_both
 from tests.support.servers import write_probe
 from tritonclient.grpc import service_pb2
 
-pytestmark = NEEDS_TRITON
+pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
 RATED = "instance_group {{ kind: KIND_CPU rate_limiter {{ resources {{ {} }} }} }}"
 MODELS = {

@@ -26,7 +26,7 @@ from tests.support.peers import NEEDS_TRITON, Both, compare, serving_both
 from tests.support.servers import RawClient, write_model
 from tritonclient.grpc import service_pb2
 
-pytestmark = NEEDS_TRITON
+pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
 EXPLICIT = "--model-control-mode=explicit"
 

@@ -13,7 +13,7 @@ from tests.support.peers import NEEDS_TRITON, Both, serving_both
 from tests.support.servers import WAIT_S, RawClient, eventually, write_model
 from tritonclient.grpc import service_pb2
 
-pytestmark = NEEDS_TRITON
+pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
 MODEL = """
 import json, os, time

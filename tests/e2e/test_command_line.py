@@ -65,7 +65,7 @@ def test_help_and_version() -> None:
         (["--exit-on-error=maybe"], "argument --exit-on-error: invalid value for bool option: maybe"),
         (
             ["--model-control-mode=poll", "--repository-poll-secs=0"],
-            "argument --repository-poll-secs: must be more than 0 and at most 1000000000, got 0",
+            "argument --repository-poll-secs: must be more than 0 seconds, got 0",
         ),
         (
             ["--model-namespacing"],
@@ -122,7 +122,8 @@ def test_unknown_address(repository: Path) -> None:
 def test_a_model_that_fails_ends_the_start(repository: Path) -> None:
     write_probe(repository, "broken", 'parameters { key: "fail" value { string_value: "no weights" } }')
     errors = fails(f"--model-repository={repository}", "--grpc-port=0")
-    assert errors.splitlines()[-1] == "error: creating server: Internal - failed to load all models"
+    # Models that are given up may end after that.
+    assert "error: creating server: Internal - failed to load all models" in errors.splitlines()
     assert "no weights" in errors
 
 

@@ -1,58 +1,48 @@
-"""Has the repository agents of a model see to it, as its load would."""
+"""What is wrong with the repository agents that a config names: those that are not there, wrong checksums.
+
+Only `checksum` is run: nobody knows what the others do.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from conch.core.errors import ConchError
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.problems import Problem
-from conch_control.config.suggest import nearest
-from conch_control.repoagents.chain import agent_names, is_built_in, make_chain
+from conch_control.config.problems import Problem, Problems, attempt
+from conch_control.repoagents import ModelContext
+from conch_control.repoagents.chain import agent_names, find_hook, is_built_in
+from conch_control.repoagents.checksum import Checksum
 
 
-def agent_problems(config: ModelConfig, name: str, directory: Path, run_code: bool) -> Iterator[Problem]:
-    """What the agents that a config names have against a load; ends at the first that is not run.
+def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:
+    """What keeps the repository agents of a model from letting it be loaded.
 
     Args:
         config: The config as it is written.
-        name: Model name.
+        model: Model name.
         directory: The model's directory.
-        run_code: Whether agents of other packages may run.
     """
-    with ExitStack() as loaded:
-        for number, agent in enumerate(config.model_repository_agents.agents):
-            path = f"model_repository_agents.agents[{number}]"
-            if not is_built_in(agent.name) and agent.name in agent_names() and not run_code:
-                return
-            alone = ModelConfig()
-            alone.CopyFrom(config)
-            del alone.model_repository_agents.agents[:]
-            alone.model_repository_agents.agents.append(agent)
-            try:
-                chain = make_chain(alone, name)
-                directory = chain.load(directory)
-            except ConchError as error:
-                unknown = agent.name not in agent_names()
-                yield Problem(
-                    f"{path}.name" if unknown else path,
-                    error.message,
-                    nearest=nearest(agent.name, agent_names()) if unknown else "",
-                )
-                return
-            loaded.callback(chain.completed, False)
-
-
-def agent_notes(config: ModelConfig, run_code: bool) -> Iterator[Problem]:
-    """What of a config's agents is not looked at."""
     for number, agent in enumerate(config.model_repository_agents.agents):
-        if is_built_in(agent.name) or agent.name not in agent_names():
-            continue
-        what = (
-            "what it makes of the model's files is not checked" if run_code else "not run without --run-code"
-        )
-        yield Problem(
-            f"model_repository_agents.agents[{number}].name", f"repository agent '{agent.name}': {what}"
-        )
+        path = f"model_repository_agents.agents[{number}]"
+        if _is_theirs(agent.name):
+            return  # it may leave anything to those that come after it
+        found = yield from attempt(f"{path}.name", partial(find_hook, agent.name))
+        if found is Checksum:
+            checksum = Checksum(ModelContext(model, {}, dict(agent.parameters)))
+            yield from attempt(f"{path}.parameters", partial(checksum.load, directory))
+
+
+def agent_notes(config: ModelConfig) -> Problems:
+    """Which repository agents of a model are not looked at."""
+    for number, agent in enumerate(config.model_repository_agents.agents):
+        if _is_theirs(agent.name):
+            yield Problem(
+                f"model_repository_agents.agents[{number}].name",
+                f"repository agent '{agent.name}' is not run: what it makes of the model is not checked",
+            )
+
+
+def _is_theirs(name: str) -> bool:
+    """Whether an agent comes with another package."""
+    return not is_built_in(name) and name in agent_names()

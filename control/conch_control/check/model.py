@@ -117,9 +117,6 @@ class ModelCheck:
     def _check(self, written: ModelConfig, paths: Sequence[str]) -> None:
         """Does what a load of the config does; the paths are those of the model's files."""
         versions = self._find_versions(paths)
-        run_code = self._rules.run_code
-        self.report(agent_problems(written, self._source.name, self._directory, run_code))
-        self.report(agent_notes(written, run_code), "note")
         config = ModelConfig()
         config.CopyFrom(written)
         self._define(config, paths, versions)
@@ -219,6 +216,8 @@ class ModelCheck:
         content = {path.removeprefix(start).partition("/")[0] for path in paths if path.startswith(start)}
         unknown = list(filling_backend(config, content.__contains__))
         self.report(unknown)
+        self.report(agent_problems(config, name, self._directory))
+        self.report(agent_notes(config), "note")
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # that it says no backend has been said

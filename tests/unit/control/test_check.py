@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.support.configs import Layout, layouts
 from tests.unit.control.conftest import Site as MakeSite
 
-from conch.core.errors import InvalidArgumentError
 from conch.core.instances.placement import Devices
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.findings import Checkup, Finding, Report
@@ -23,7 +22,7 @@ from conch_control.check.model import Rules
 from conch_control.check.output import as_json, as_text, is_clean
 from conch_control.check.repositories import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
-from conch_control.repoagents import RepositoryHook, chain
+from conch_control.repoagents import chain
 from conch_control.repository.local import LocalRepository
 
 if TYPE_CHECKING:
@@ -84,8 +83,8 @@ def errors(checkup: Checkup) -> list[Finding]:
         ('parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "x" } }', 64, 'parameters["CONCH_MAX_QUEUE_SIZE"].string_value', "must be a whole number", ('"x"', "")),
         ('parameters { key: "CONCH_PADDING" value { string_value: "{}" } }', 57, 'parameters["CONCH_PADDING"].string_value', "inputs: is missing", ('"{}"', "")),
         ("version_policy { specific { versions: [ 1, 0 ] } } input { is_shape_tensor: true }", 77, "input[1].is_shape_tensor", "not supported yet", ("true", "")),
-        ('model_repository_agents { agents { name: "checksums" } }', 42, "model_repository_agents.agents[0].name", "unable to find repository agent 'checksums'", ('"checksums"', "checksum")),
-        ('model_repository_agents { agents { name: "checksum" parameters { key: "MD5:1/model.echo" value: "00" } } }', 34, "model_repository_agents.agents[0]", "Mismatched MD5 hash for file 1/model.echo", None),
+        ("model_repository_agents { agents { name: \"checksam\" } }", 42, "model_repository_agents.agents[0].name", "unable to find repository agent 'checksam'; there are: checksum", None),
+        ("model_repository_agents { agents { name: \"checksum\" parameters { key: \"MD5:1/model.echo\" value: \"0\" } } }", 64, "model_repository_agents.agents[0].parameters", "Mismatched MD5 hash for file 1/model.echo, expect: 0, got: ", None),
         ("version_policy { specific { versions: 3 } }", 16, "version_policy", "at least one version must be available", ("version directories 1", "")),
         ("model_metrics { metric_control { metric_identifier {} histogram_options {} } }", 52, "model_metrics.metric_control[0].metric_identifier.family", "non-empty 'family'", ("nothing", "")),
     ],
@@ -103,31 +102,14 @@ def test_each_kind_of_problem_is_found_in_its_place(
         assert (finding.found, finding.nearest) == details
 
 
-@pytest.mark.parametrize("run_code", [False, True])
-def test_repository_agents_of_others_run_only_when_told_to(
-    site: Site, monkeypatch: pytest.MonkeyPatch, run_code: bool
-) -> None:
-    entry = EntryPoint("theirs", f"{__name__}:Refusing", chain.GROUP)
+def test_repository_agents_of_others_are_not_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("theirs", "no.such.module:Hook", chain.GROUP)
     monkeypatch.setattr(chain, "entry_points", EntryPoints([entry]).select)
-    agents = """model_repository_agents {
-        agents { name: "checksum" } agents { name: "theirs" } agents { name: "not got to" }
-    }"""
-    site.model("m", config=f'backend: "echo"\n{IO}{agents}')
-    rules = Rules(ControlOptions(repositories=()), site.get_backend, (), run_code)
-    (checkup,) = check_repositories([LocalRepository(site.repository)], rules, ()).models
-    found = [(each.severity, each.path, each.message) for each in checkup.findings]
-    theirs = "model_repository_agents.agents[1]"
-    if run_code:
-        assert ("error", theirs, "I do not like it") in found
-    else:
-        assert found == [("note", f"{theirs}.name", "repository agent 'theirs': not run without --run-code")]
-
-
-class Refusing(RepositoryHook):
-    """A repository agent of another package that allows no load."""
-
-    def load(self, directory: Path) -> Path:
-        raise InvalidArgumentError("I do not like it")
+    agents = """model_repository_agents { agents { name: "theirs" }
+        agents { name: "checksum" parameters { key: "MD5:of/what/it/makes" value: "0" } } }"""
+    (finding,) = model(site, f'backend: "echo"\n{IO}{agents}').findings
+    assert (finding.severity, finding.path) == ("note", "model_repository_agents.agents[0].name")
+    assert "'theirs' is not run" in finding.message
 
 
 def test_an_unknown_backend(site: Site) -> None:

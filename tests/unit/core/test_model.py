@@ -404,14 +404,16 @@ def test_a_delay_ends_although_nothing_else_comes(order: tuple[bool, ...], budge
 
     model = make_model(make_spec(8, batching=DynamicBatching((), 20 * MS)), note)
     answers = Answers()
+    begin = time.monotonic_ns()
     for may_lead in order:
         runner = model.submit(make_request(answers, 1), may_lead)
         assert (runner is not None) == may_lead
         if runner is not None:
             assert runner.lead(budget_ns) is False
+    late = time.monotonic_ns() - begin >= 20 * MS  # a machine so busy that the delay was over meanwhile
     assert answers.wait(2)
-    assert threading.current_thread() not in ran_on
     assert model.close()
+    assert late or threading.current_thread() not in ran_on
 
 
 class TestCancel:
