@@ -26,6 +26,7 @@ from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
+from conch_control.folders import remove_abandoned
 from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
@@ -117,6 +118,7 @@ class Agent:
             InvalidArgumentError: A repository is not a directory.
         """
         self.repositories.check()
+        remove_abandoned()
         scan = self._scan()
         names = self._startup_names(scan)
         if not names:
