@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -59,6 +61,38 @@ class Probe:
             grpc.RpcError: it can't be loaded.
         """
         self._call("RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name=model), 120.0)
+
+    def unload(self, model: str) -> None:
+        """Takes a model out of service; its requests finish in the background.
+
+        Raises:
+            grpc.RpcError: it can't be done.
+        """
+        self._call("RepositoryModelUnload", messages.RepositoryModelUnloadRequest(model_name=model), 120.0)
+
+    def index(self) -> int:
+        """How many models the repository index has.
+
+        Raises:
+            grpc.RpcError: it failed.
+        """
+        return len(self._index())
+
+    def wait_unloaded(self, model: str, timeout_s: float = 60.0) -> None:
+        """Waits until nothing of a model is being unloaded any more.
+
+        Raises:
+            TimeoutError: it takes too long.
+        """
+        end = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while any(line.name == model and line.state == "UNLOADING" for line in self._index()):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{model} is still being unloaded")
+            pause.wait(0.01)
+
+    def _index(self) -> Any:
+        return self._call("RepositoryIndex", messages.RepositoryIndexRequest(), 60.0).models
 
     def infer(self, model: str, values: npt.NDArray[np.float32]) -> float:
         """The first element of OUTPUT0 for an INPUT0.

@@ -163,6 +163,11 @@ class Server:
                 paths = (entry.path for entry in process.memory_maps())
                 self._regions.update(Path(path) for path in paths if path.startswith(STUB_REGIONS))
 
+    @property
+    def pid(self) -> int | None:
+        """Its main process, if it was started."""
+        return None if self._process is None else self._process.pid
+
     def running(self) -> bool:
         """Whether its main process lives."""
         return self._process is not None and self._process.poll() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
@@ -26,6 +26,7 @@ from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
+from conch_control.folders import remove_abandoned
 from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.options import WILDCARD, ControlOptions
@@ -34,7 +35,7 @@ from conch_control.port import Index, InstanceStatus, ModelDescription, ModelSta
 from conch_control.readiness import as_wanted
 from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Scan
+from conch_control.repository.source import ModelSource, Scan
 from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
@@ -105,6 +106,7 @@ class Agent:
         self._lifecycle = Lifecycle(options, registry, loader, self._book)
         self._composition = Composition(options, registry, self._lifecycle)
         self._missed_at_start: frozenset[str] = frozenset()
+        self._seen: Mapping[str, ModelSource] = {}  # at the last look
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -116,18 +118,19 @@ class Agent:
             InvalidArgumentError: A repository is not a directory.
         """
         self.repositories.check()
-        scan = self.repositories.scan()
+        remove_abandoned()
+        scan = self._scan()
         names = self._startup_names(scan)
         if not names:
             return []
         errors = self._composition.load(names, scan, self._loading(scan))
         failures = [self._failure(name, errors[name]) for name in names if name in errors]
-        self._missed_at_start = frozenset(self._book.failures)
+        self._missed_at_start = frozenset(self._book.failures.keys() & errors.keys())
         return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version."""
-        scan = self.repositories.scan()
+        scan = self._scan()
         failures = self._book.failures
         published = self._registry.entries
         lines: list[IndexEntry] = []
@@ -152,7 +155,7 @@ class Agent:
         _check_name(name)
         overrides = read_overrides(parameters)
         try:
-            scan = overridden(name, overrides, self.repositories.scan())
+            scan = overridden(name, overrides, self._scan())
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
@@ -176,7 +179,7 @@ class Agent:
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self.repositories.scan()
+        scan = self._scan()
         known = self._book.snapshot()
         found = []
         for name in sorted({*scan.models, *scan.duplicates, *known.versions, *known.failures}):
@@ -185,6 +188,20 @@ class Agent:
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
         return Index(self.events.epoch, known.revision, tuple(found))
+
+    def progress(self, names: Collection[str]) -> list[ModelStatus]:
+        """Some models with how far their files are fetched, by name, without a look at the storage."""
+        known, seen = self._book.snapshot(), self._seen
+        return [
+            ModelStatus(
+                name,
+                seen[name].location if name in seen else "",
+                tuple(status for _, status in sorted(known.versions[name].items())),
+                known.failures.get(name, ""),
+            )
+            for name in sorted(names)
+            if name in known.versions
+        ]
 
     def describe(self, name: str) -> ModelDescription:
         """All there is to say about one model.
@@ -215,6 +232,10 @@ class Agent:
         entries = self._registry.entries.values()
         return self._missed_at_start.isdisjoint(self._book.failures) and all(map(as_wanted, entries))
 
+    def stop_loads(self) -> None:
+        """Stops loads that are under way as far as they can be, and refuses all that come; for good."""
+        self._lifecycle.stop_loads()
+
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; further loads fail.
 
@@ -229,6 +250,11 @@ class Agent:
         finally:
             self.events.close()
             self.repositories.close()
+
+    def _scan(self) -> Scan:
+        scan = self.repositories.scan()
+        self._seen = scan.models
+        return scan
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
         origin = self._lifecycle.origin(spec.name)
@@ -268,8 +294,7 @@ class Agent:
             raise PollError(name, _DUPLICATE)
         source = scan.models.get(name)
         if source is None:
-            log.error("failed to poll model '%s': model not found in any model repository", name)
-            raise PollError(name, "model not found in any model repository")
+            raise _not_found(name, scan)
         self._lifecycle.load(source, override, asked)
 
 
@@ -280,6 +305,19 @@ def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
+
+
+def _not_found(name: str, scan: Scan) -> PollError:
+    """Why a model can't be looked at; caused by the storage if it may just not be seen now."""
+    reason = "model not found in any model repository"
+    if scan.unreadable:
+        failures = "; ".join(f"'{location}': {text}" for location, text in scan.unreadable.items())
+        reason += f" that can be read; some can not: {failures}"
+    log.error("failed to poll model '%s': %s", name, reason)
+    error = PollError(name, reason)
+    if scan.unreadable:
+        error.__cause__ = OSError(reason)  # what tells callers that another try may succeed
+    return error
 
 
 def _check_options(options: ControlOptions) -> None:

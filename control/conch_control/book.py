@@ -134,7 +134,8 @@ class Book:
                 )
             self._versions[name] = after
             self._publish(name, after, published)
-            for version in sorted(changes):
+            # What serves from now on first: no reader is to see a model without a version in between.
+            for version in sorted(changes, key=lambda each: (after[each].phase is not Phase.READY, each)):
                 status = after[version]
                 self._events.append(name, version, status.phase, status.reason)
             return after
@@ -157,6 +158,8 @@ class Book:
     def fetched(self, name: str, versions: Iterable[int], done: int, total: int) -> None:
         """Says how much of the files of versions is there; of their successors', where they serve."""
         with self._lock:
+            if name not in self._versions:
+                return
             statuses = dict(self.versions(name))
             for version in versions:
                 # Not those that drain: `drained` knows them by identity.

@@ -9,6 +9,7 @@ from enum import Enum
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.definition import Definition
 from conch_control.repository.layout import Fingerprint, of_all_versions, of_configs, of_version
+from conch_control.repository.markers import split_markers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,18 @@ def treat(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, T
         after: What is there now.
         versions: The versions.
     """
+    old, new = (split_markers(origin.state)[0] for origin in (before, after))
     config = _of_config(before, after)
     shared = (
         config is Treatment.LOAD
         # Each load has repository agents of its own, and the files that they may have made.
         or bool(before.definition.agents or after.definition.agents)
         or before.location != after.location
-        or of_all_versions(before.state) != of_all_versions(after.state)
+        or of_all_versions(old) != of_all_versions(new)
     )
 
     def changed(version: int) -> bool:
-        return shared or of_version(before.state, version) != of_version(after.state, version)
+        return shared or of_version(old, version) != of_version(new, version)
 
     return {version: Treatment.LOAD if changed(version) else config for version in versions}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from conch.core.errors import ConchError, as_conch_error
@@ -23,6 +24,18 @@ from conch_control.options import ControlOptions
 from conch_control.repository.source import Scan
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Left:
+    """An ensemble that waits for a part; each time it begins to wait anew.
+
+    Attributes:
+        override: Config in JSON to use in place of its file, or None.
+    """
+
+    override: str | None
+
 
 LoadOne = Callable[[str, str | None, int], None]
 """Loads a model by name, with a config in JSON to use in place of its file or None, and the ticket of the
@@ -44,9 +57,8 @@ class Composition:
         self._lifecycle = lifecycle
         self._lock = threading.Lock()  # guards these
         self._for_others: set[str] = set()  # loaded for ensembles only
-        # Ensembles that wait for a part, and configs in JSON to use in place of their files, or None.
-        self._left: dict[str, str | None] = {}
-        self._overrides: dict[str, str] = {}  # such configs of what is loaded
+        self._left: dict[str, _Left] = {}  # ensembles that wait for a part
+        self._overrides: dict[str, str] = {}  # configs in JSON in place of files, of what is loaded
 
     def load(
         self, names: Iterable[str], scan: Scan, load_one: LoadOne, override: str | None = None
@@ -83,6 +95,7 @@ class Composition:
                 raise EnsembleError(name, circle_text(name, turning[name]))
             self._check_parts(name, graph[name], failures)
             load_one(name, override if name in wanted else None, ticket)
+            self._check_whole(name)
 
         order = {name: () if name in turning else graph[name] for name in graph}
         failures = run_in_order(order, run, self._options.load_threads)
@@ -90,7 +103,7 @@ class Composition:
         changed = {name for name, before in served.items() if self._ready(name) != before}
         if changed:
             self._refresh(changed, served)
-            self._bring_back(scan, load_one)
+            self._bring_back(scan, load_one, changed)
         return failures
 
     def unload(self, name: str, with_parts: bool) -> None:
@@ -100,16 +113,24 @@ class Composition:
             name: The model; one that is not loaded is no error.
             with_parts: Whether to unload, when its requests are finished, what was loaded for it only.
         """
-        ensembles = self._above({name})
         with self._lock:
             self._left.pop(name, None)
             self._overrides.pop(name, None)
             self._for_others.discard(name)
-            self._left.update((ensemble, self._overrides.get(ensemble)) for ensemble in ensembles)
-        for ensemble in ensembles:
-            self._lifecycle.unload(ensemble)
+        self._unload_above(name)
         parts = sorted(set(parts_of(self._entry(name)))) if with_parts else []
         self._lifecycle.unload(name, then=lambda: self._unload_unneeded(parts))
+        # Ensembles whose loads were about to end; those that end later look themselves.
+        if not self._ready(name):
+            self._unload_above(name)
+
+    def _unload_above(self, name: str) -> None:
+        """Unloads the ensembles that need a model, until it is back."""
+        ensembles = self._above({name})
+        with self._lock:
+            self._left.update((ensemble, _Left(self._overrides.get(ensemble))) for ensemble in ensembles)
+        for ensemble in ensembles:
+            self._lifecycle.unload(ensemble)
 
     def _unload_unneeded(self, parts: Iterable[str]) -> None:
         for part in parts:
@@ -147,6 +168,19 @@ class Composition:
                 f"failed with error: {reason}",
             )
 
+    def _check_whole(self, name: str) -> None:
+        """Checks that no part of an ensemble was unloaded while it was loaded; else it goes too.
+
+        Raises:
+            EnsembleError: One was.
+        """
+        for part in parts_of(self._entry(name)):
+            if not self._ready(part):
+                self._lifecycle.unload(name)
+                raise EnsembleError(
+                    name, f"ensemble '{name}' depends on '{part}' which has no loaded version."
+                )
+
     def _note_loaded(
         self,
         wanted: frozenset[str],
@@ -167,7 +201,7 @@ class Composition:
                     self._overrides.pop(name, None)
             for name in wanted:
                 if isinstance(failures.get(name), EnsembleError) and not served[name]:
-                    self._left[name] = override
+                    self._left[name] = _Left(override)
 
     def _above(self, names: set[str]) -> list[str]:
         """Loaded ensembles that need any of some models, each after those that need it."""
@@ -198,27 +232,38 @@ class Composition:
                     error.message,
                 )
 
-    def _bring_back(self, scan: Scan, load_one: LoadOne) -> None:
-        """Loads ensembles again whose parts are all there again."""
-        progress = True
-        while progress:
-            progress = False
+    def _bring_back(self, scan: Scan, load_one: LoadOne, changed: Iterable[str]) -> None:
+        """Loads ensembles again whose parts are all there again; those that fail go on waiting.
+
+        Args:
+            scan: What the repositories hold.
+            load_one: Loads a model.
+            changed: Models that have changed: only what needs any of them has another chance.
+        """
+        fresh = set(changed)
+        while fresh:
             with self._lock:
-                waiting = sorted(self._left.items())
-            for name, override in waiting:
+                waiting = sorted(self._left.items(), key=lambda each: each[0])
+            back: set[str] = set()
+            for name, left in waiting:
                 source = scan.models.get(name)
                 if source is None:
                     continue
-                parts = read_parts(source, self._options, override)
-                if not all(self._ready(part) for part in parts):
+                parts = read_parts(source, self._options, left.override)
+                if fresh.isdisjoint(parts) or not all(self._ready(part) for part in parts):
                     continue
                 with self._lock:
-                    if name not in self._left:
+                    if self._left.get(name) is not left:
                         continue
-                    self._left.pop(name, None)
                     ticket = self._lifecycle.ticket()  # one that an unload on purpose would come after
                 try:
-                    load_one(name, override, ticket)
-                    progress = True
+                    load_one(name, left.override, ticket)
+                    self._check_whole(name)
                 except ConchError as error:
                     log.error("failed to load '%s' again: %s", name, error.message)
+                    continue
+                with self._lock:
+                    if self._left.get(name) is left:
+                        del self._left[name]
+                back.add(name)
+            fresh = back

@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from conch.core.errors import OutOfRangeError
 from conch_control.states import Phase
@@ -103,7 +104,7 @@ class EventLog:
             self._check(revision)
             self._changed.wait_for(lambda: self._revision > revision or self._closed or given_up(), timeout_s)
             self._check(revision)
-            return [event for event in self._events if event.revision > revision]
+            return self._newer_than(revision)
 
     def wake(self) -> None:
         """Has all who wait look whether they still want to."""
@@ -120,6 +121,10 @@ class EventLog:
     def closed(self) -> bool:
         """Whether nobody waits any more."""
         return self._closed
+
+    def _newer_than(self, revision: int) -> list[Event]:
+        # There are no gaps; every watch asks after every event, and the log may be long.
+        return list(islice(reversed(self._events), max(self._revision - revision, 0)))[::-1]
 
     def _check(self, revision: int) -> None:
         oldest = self._revision - len(self._events)

@@ -39,6 +39,7 @@ from conch_control.states import Phase
 log = logging.getLogger(__name__)
 
 _NO_ENTRY = Entry()
+_EXITING = "Server exiting"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,6 +187,10 @@ class Lifecycle:
             loaded.origin.definition.agents.unload()
             loaded.lease.drop()
 
+    def stop_loads(self) -> None:
+        """Stops loads that are under way as far as they can be, and refuses all that come; for good."""
+        self._operations.close(UnavailableError(_EXITING))
+
     def close(self, timeout_s: float) -> bool:
         """Unloads everything; loads that are under way fail.
 
@@ -197,7 +202,7 @@ class Lifecycle:
             Whether everything finished.
         """
         deadline = time.monotonic() + timeout_s
-        error = UnavailableError("Server exiting")
+        error = UnavailableError(_EXITING)
         self._drains.stop()
         self._operations.close(error)
         for names in waves(self._registry.entries):

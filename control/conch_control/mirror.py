@@ -97,7 +97,7 @@ class EventMirror(EventLog):
                 # Another reader has read the index already; this one has not.
                 raise self._lost()
             self._check(revision)
-            return [event for event in self._events if event.revision > revision]
+            return self._newer_than(revision)
 
     def _check(self, revision: int) -> None:
         if self._unseen:

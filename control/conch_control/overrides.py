@@ -6,20 +6,15 @@ place that knows what they may be.
 
 from __future__ import annotations
 
-import atexit
-import os
 import posixpath
-import shutil
 import stat
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 
 from conch.core.errors import CancelledError, InvalidArgumentError
 from conch.core.server_core import LoadParameter
+from conch_control.folders import Folder
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress, Scan
 
@@ -216,36 +211,6 @@ class Given:
             folder.release()
             raise
         return folder
-
-
-class Folder:
-    """A temporary directory that nobody else may look into; a `Staged`.
-
-    It is removed when it is released, or else when the process ends.
-
-    Args:
-        fingerprint: What is put into it.
-
-    Attributes:
-        directory: The directory.
-        fingerprint: What is in it.
-    """
-
-    def __init__(self, fingerprint: Fingerprint) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="conch-model-"))
-        self.fingerprint = fingerprint
-        self._remove = partial(_remove, os.fspath(self.directory), os.getpid())
-        atexit.register(self._remove)
-
-    def release(self) -> None:
-        """Removes the directory."""
-        atexit.unregister(self._remove)
-        self._remove()
-
-
-def _remove(directory: str, owner: int) -> None:
-    if os.getpid() == owner:  # and not a process that a model has forked, at its end
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _directories(path: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ planners in other processes. Errors are `ConchError`, whose texts are Triton's w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,6 +124,9 @@ class AgentPort(Protocol):
 
     def models(self) -> Index:
         """All models with their states."""
+
+    def progress(self, names: Collection[str]) -> Sequence[ModelStatus]:
+        """Some models with how far their files are fetched, by name, without a look at the storage."""
 
     def describe(self, name: str) -> ModelDescription:
         """All there is to say about one model.

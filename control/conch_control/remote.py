@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import ConchError, OutOfRangeError
 from conch.core.server_core import LoadParameter
 from conch_control.mirror import EventMirror
-from conch_control.port import Index, ModelDescription
+from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.service.client import After, ModelControlClient, Update, Watching
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,10 @@ class RemoteAgent:
         index = self._client.models()
         self.events.index_read(index.epoch, index.revision)
         return index
+
+    def progress(self, names: Collection[str]) -> list[ModelStatus]:
+        """Some models with how far their files are fetched; the server has a look at its storage for it."""
+        return [model for model in self._client.models().models if model.name in names]
 
     def describe(self, name: str) -> ModelDescription:
         """All there is to say about one model; see `AgentPort.describe`."""

@@ -128,7 +128,7 @@ def run(server: Startable, started: Callable[[], None]) -> int:
 
     Args:
         server: The server.
-        started: Called once it serves.
+        started: Called once it serves, on the thread that has started it.
 
     Returns:
         The exit code: 0 if all was finished. Where it was not, the process ends here with 1.
@@ -138,11 +138,15 @@ def run(server: Startable, started: Callable[[], None]) -> int:
     """
     signals = _Signals()
     with signals.caught():
-        start = _Task("conch-start", server.start, signals.wake)
+
+        def work() -> None:
+            server.start()
+            started()  # here, as it may look at storage, which may hang
+
+        start = _Task("conch-start", work, signals.wake)
         signals.wait_for(lambda: start.ended or signals.asked)
         if start.ended:
             start.get()
-            started()
         signals.wait_for(lambda: signals.asked)
         stop = _Task("conch-stop", server.stop, signals.wake)
         signals.wait_for(lambda: stop.ended)

@@ -141,6 +141,7 @@ class Server:
 
         if self._control is not None:
             self._control.refuse_changes()
+        self.agent.stop_loads()  # or a client's load would use up the time that requests have
         if self._start_lock.locked():
             self.agent.close(left())
         if not self._start_lock.acquire(timeout=left()):

@@ -129,7 +129,7 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([tmp_path, "--model", "n"], "no repository has a model 'n'"),
         ([tmp_path, "--gpus", "x"], "--gpus: expected numbers"),
         ([tmp_path, "--backend-config", "x"], "--backend-config"),
-        (["s3://bucket"], "repository 's3://bucket': only local directories can be checked"),
+        (["hdfs://bucket"], "hdfs://bucket"),
     ):
         assert main(["check", *map(str, arguments)]) == 2
         output, errors = capsys.readouterr()

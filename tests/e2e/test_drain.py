@@ -6,14 +6,15 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tests.support.servers import WAIT_S, RawClient, ServerProcess, eventually, serving, started, write_model
+from tests.support.draining import NOT_SERVING, SERVING, Client, Load, outcome, request_for
+from tests.support.servers import WAIT_S, ServerProcess, eventually, serving, started, write_model
 from tritonclient.grpc import service_pb2
 
 MODEL = """
@@ -52,9 +53,7 @@ CONFIG = """
     {more}
 """
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 } instance_group { count: 2 }"
-SERVICE = "/inference.GRPCInferenceService/"
 CLOSED = "GRPC server is shutting down and has stopped accepting new requests."
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 class Site:
@@ -88,139 +87,9 @@ def site(tmp_path: Path) -> Site:
     return made
 
 
-def request_for(name: str, **parameters: int | bool) -> Any:
-    request = service_pb2.ModelInferRequest(model_name=name, raw_input_contents=[b"\0" * 4])
-    request.inputs.add(name="IN", datatype="FP32", shape=[1])
-    for key, value in parameters.items():
-        if isinstance(value, bool):
-            request.parameters[key].bool_param = value
-        else:
-            request.parameters[key].int64_param = value
-    return request
-
-
-class Client(RawClient):
-    """A client with a connection of its own that says what came of a call in short."""
-
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
-
-    def send(self, name: str, **parameters: int | bool) -> Any:
-        """Sends a request; the future has the answer."""
-        method = self.channel.unary_unary(
-            SERVICE + "ModelInfer", request_serializer=service_pb2.ModelInferRequest.SerializeToString
-        )
-        return method.future(request_for(name, **parameters), timeout=WAIT_S)
-
-    def stream(self, requests: Iterator[Any]) -> Any:
-        """Opens a stream."""
-        method = self.channel.stream_stream(
-            SERVICE + "ModelStreamInfer",
-            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
-        )
-        return method(requests, timeout=WAIT_S)
-
-    def health(self) -> Any:
-        """What the health service says, or the code of an error."""
-        try:
-            return self.channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=WAIT_S)
-        except grpc.RpcError as error:
-            return error.code().name
-
-    def probes(self, model: str = "a") -> list[Any]:
-        """Live, ready, the model ready; for an error its code and text."""
-
-        def told(ask: Callable[[], bool]) -> Any:
-            try:
-                return ask()
-            except grpc.RpcError as error:
-                return error.code().name, error.details()
-
-        return [
-            told(lambda: self("ServerLive", service_pb2.ServerLiveRequest()).live),
-            told(lambda: self("ServerReady", service_pb2.ServerReadyRequest()).ready),
-            told(lambda: self("ModelReady", service_pb2.ModelReadyRequest(name=model)).ready),
-        ]
-
-
-def outcome(future: Any) -> str:
-    """How a request ended: ``OK``, or the code of its error."""
-    error = future.exception(WAIT_S)
-    return "OK" if error is None else str(error.code().name)
-
-
-class Load:
-    """Clients that send one request after the other, half of them over streams, and count what comes of it.
-
-    Args:
-        address: The server's.
-        polite: Whether they send no more once the health service says that the server is not ready.
-    """
-
-    def __init__(self, address: str, polite: bool) -> None:
-        self._address = address
-        self._lock = threading.Lock()
-        self.answered = 0
-        self.failures: list[tuple[str, str]] = []
-        self.enough = threading.Event()
-        work = [self._unary, self._unary, self._stream, self._stream]
-        self._threads = [
-            threading.Thread(target=each) for each in (*work, *([self._watch] if polite else []))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(WAIT_S)
-            assert not thread.is_alive()
-
-    def _count(self) -> None:
-        with self._lock:
-            self.answered += 1
-
-    def _unary(self) -> None:
-        with closing(Client(self._address)) as client:
-            while not self.enough.is_set():
-                error = client.send("a").exception(WAIT_S)
-                if error is not None:
-                    self.failures.append((error.code().name, error.details()))
-                    return
-                self._count()
-
-    def _stream(self) -> None:
-        answers: queue.Queue[None] = queue.Queue()
-
-        def requests() -> Iterator[Any]:
-            yield request_for("a")
-            yield request_for("a")  # so that there always is one in flight
-            while not self.enough.is_set():
-                answers.get(timeout=WAIT_S)
-                yield request_for("a")
-
-        with closing(Client(self._address)) as client:
-            try:
-                for response in client.stream(requests()):
-                    assert not response.error_message, response.error_message
-                    self._count()
-                    answers.put(None)
-            except grpc.RpcError as error:
-                self.failures.append((error.code().name, error.details()))
-                answers.put(None)
-                self.enough.set()
-
-    def _watch(self) -> None:
-        with closing(Client(self._address)) as client:
-            while not self.enough.is_set():
-                if client.health() != SERVING:
-                    self.enough.set()
-                self.enough.wait(0.01)
-
-
 def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Site) -> None:
     with serving(site.models, flags=["--drain-delay=1.5"]) as server:
-        load = Load(server.address, polite=True)
+        load = Load(server.address, "a", polite=True)
         eventually(lambda: load.answered > 50, "there is load")
         before = time.monotonic()
         server.signal(signal.SIGTERM)
@@ -234,7 +103,7 @@ def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Sit
 
 def test_no_request_that_was_accepted_fails(site: Site) -> None:
     with serving(site.models) as server:
-        load = Load(server.address, polite=False)
+        load = Load(server.address, "a", polite=False)
         eventually(lambda: load.answered > 50, "there is load")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import NotFoundError
 from conch.core.server_core import LoadParameter
@@ -72,6 +72,10 @@ class FakeAgent:
         """Each model with its one version."""
         revision = self.events.revision
         return Index(self.events.epoch, revision, tuple(map(self._status, sorted(self._phases))))
+
+    def progress(self, names: Collection[str]) -> list[ModelStatus]:
+        """The models as they are."""
+        return [self._status(name) for name in sorted(names) if name in self._phases]
 
     def describe(self, name: str) -> ModelDescription:
         """The model, with a config."""

@@ -18,7 +18,7 @@ from conch.core.errors import ConchError
 from conch.core.instances.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.advice import idle_settings
-from conch_control.check.agents import agent_problems
+from conch_control.check.agents import agent_notes, agent_problems
 from conch_control.check.findings import Checkup
 from conch_control.check.notes import Notes
 from conch_control.check.pythonfile import PythonFile, read_python
@@ -217,6 +217,7 @@ class ModelCheck:
         unknown = list(filling_backend(config, content.__contains__))
         self.report(unknown)
         self.report(agent_problems(config, name, self._directory))
+        self.report(agent_notes(config), "note")
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # that it says no backend has been said

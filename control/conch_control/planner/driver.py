@@ -16,10 +16,7 @@ from typing import Literal, Protocol
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import (
     ConchError,
-    DeadlineExceededError,
     OutOfRangeError,
-    ResourceExhaustedError,
-    UnavailableError,
     as_conch_error,
 )
 from conch.core.server_core import LoadParameter
@@ -32,6 +29,7 @@ from conch_control.port import Index
 from conch_control.repository.local import LocalModel
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
+from conch_control.retrying import may_pass
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +40,6 @@ _REST = 10
 _RECHECK_S = 300.0
 """How often everything is looked at although it is watched: not every change is promised to be an event."""
 _OUTDATED = "Newer operation has been applied to the model lifecycle"
-_WILL_FAIL_AGAIN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +280,8 @@ class Planner:
             if not look.partial:
                 self._watcher.keep(look.models.keys())
             self._poll_at = min(self._poll_at, began + self._poll_ns())
+        if look.failed:  # what has been touched will not be so again
+            self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
         self._start(self._plan.looked(look, began, now))
 
     def _poll_ns(self) -> int:
@@ -307,6 +306,8 @@ class Planner:
 
     def _start(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
+            if self._stopped:
+                return
             if operation.kind == "load":
                 log.info("model '%s' is new or has changed: loading it", operation.name)
             else:
@@ -340,12 +341,7 @@ def outcome_of(error: BaseException) -> Outcome:
     """What an error of a load or an unload says of another try."""
     if isinstance(error, ConchError) and _OUTDATED in error.message:
         return Outcome.DONE  # somebody else has decided since
-    for each in (error, error.__cause__):
-        if isinstance(each, UnavailableError | DeadlineExceededError | ResourceExhaustedError):
-            return Outcome.TRANSIENT
-        if isinstance(each, OSError) and not isinstance(each, _WILL_FAIL_AGAIN):
-            return Outcome.TRANSIENT
-    return Outcome.FAILED
+    return Outcome.TRANSIENT if may_pass(error) else Outcome.FAILED
 
 
 def _log_end(operation: Operation, error: BaseException | None) -> None:

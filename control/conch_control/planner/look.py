@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
+from conch.core.errors import ConchError
 from conch_control.dependencies import read_parts
 from conch_control.options import ControlOptions
 from conch_control.planner.plan import Found, Look
@@ -48,24 +49,27 @@ class Looker:
                 scan.duplicates,
                 "failed to poll model '%s': not unique across all model repositories",
             )
+        failed = bool(scan.unreadable)
         for name, source in scan.models.items():
             if given_up():
                 return Look({}, partial=True)
             wanted = names is None or name in names or name not in self._known
-            models[name] = self._found(source) if wanted else None
+            found = models[name] = self._found(source) if wanted else None
+            failed = failed or (wanted and found is None)
         if not scan.unreadable:
             for name in self._known.keys() - models.keys():
                 del self._known[name]
         self._reported = {(name, text) for name, text in self._reported if name in models}
-        return Look(models, partial=bool(scan.unreadable))
+        return Look(models, partial=bool(scan.unreadable), failed=failed)
 
     def _found(self, source: ModelSource) -> Found | None:
         name = source.name
         try:
             self._before(source)
             state, markers = split_markers(source.fingerprint())
-        except OSError as error:
-            log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, error)
+        except (ConchError, OSError) as error:
+            reason = error.message if isinstance(error, ConchError) else error
+            log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)
             return None
         known = self._known.get(name)
         if known is not None and known.fingerprint == state and known.location == source.location:

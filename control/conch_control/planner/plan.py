@@ -61,10 +61,12 @@ class Look:
         models: The models that are there; None for one of which nothing more is known, as its storage did not
             answer, nobody asked, or it is there twice.
         partial: Whether a repository could not be read, so that the absence of a model says nothing.
+        failed: Whether that, or a model, could not be read, so that a change may have been missed.
     """
 
     models: Mapping[str, Found | None]
     partial: bool = False
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,14 @@ class Plan:
         return name in self._models
 
     def adopt(self, look: Look, now: int) -> None:
-        """Takes what was found for what has been asked for already, but for what is marked incomplete."""
+        """Takes what was found for what has been asked for already, but for what is marked incomplete.
+
+        Of what could not be looked at it is not known, so it is not forgotten when it is gone.
+        """
         for name, found in look.models.items():
-            if found is not None:
+            if found is None:
+                self._models[name] = _Model(now, done=_UNKNOWN, looked_for=False)
+            else:
                 done = None if found.incomplete else found
                 self._models[name] = _Model(now, found, settled=done is not None, done=done)
 

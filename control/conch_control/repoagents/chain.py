@@ -26,6 +26,16 @@ FindHook = Callable[[str], HookClass]
 _BUILT_IN: dict[str, HookClass] = {"checksum": Checksum}
 
 
+def is_built_in(name: str) -> bool:
+    """Whether an agent comes with conch."""
+    return name in _BUILT_IN
+
+
+def agent_names() -> list[str]:
+    """Names of the agents there are, ascending."""
+    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
 def find_hook(name: str) -> HookClass:
     """The agent of a name.
 
@@ -37,7 +47,7 @@ def find_hook(name: str) -> HookClass:
         return built_in
     found = entry_points(group=GROUP, name=name)
     if not found:
-        names = ", ".join(sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))}))
+        names = ", ".join(agent_names())
         raise InvalidArgumentError(f"unable to find repository agent '{name}'; there are: {names}")
     try:
         hook: HookClass = next(iter(found)).load()

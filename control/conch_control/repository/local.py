@@ -81,6 +81,7 @@ class LocalRepository:
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
+        self._device: int | None = None  # the file system that models were seen on last
 
     @property
     def location(self) -> str:
@@ -100,10 +101,17 @@ class LocalRepository:
         """The models it has now.
 
         Raises:
-            OSError: The directory can't be read.
+            OSError: The directory can't be read, or it is what was below a file system that has gone.
         """
         with os.scandir(self._path) as entries:
             names = [entry.name for entry in entries if is_directory(entry)]
+        device = os.stat(self._path).st_dev
+        if names:
+            self._device = device
+        elif self._device not in (None, device):
+            raise OSError(
+                "it is empty, and on another file system than its models were: is that not mounted?"
+            )
         models: dict[str, ModelSource] = {}
         for name in names:
             if _KUBERNETES.fullmatch(name):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from conch.core.errors import ConchError
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import ModelSource, Scan
 
@@ -65,7 +66,7 @@ def vouched_for(
 def _marked(source: ModelSource) -> bool:
     try:
         return is_incomplete(split_markers(source.fingerprint())[1])
-    except OSError:
+    except (ConchError, OSError):
         return False  # whoever loads it will see
 
 

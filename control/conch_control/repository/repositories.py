@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+from conch.core.errors import ConchError
 from conch_control.repository.source import ModelSource, Repository, Scan
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,10 @@ class Repositories:
         for repository in self._repositories:
             try:
                 found = repository.models()
-            except OSError as error:
-                log.error("failed to read model repository '%s': %s", repository.location, error)
-                unreadable[repository.location] = str(error)
+            except (ConchError, OSError) as error:  # the former of credentials that have become wrong
+                reason = error.message if isinstance(error, ConchError) else str(error)
+                log.error("failed to read model repository '%s': %s", repository.location, reason)
+                unreadable[repository.location] = reason
                 continue
             duplicates.update(found.keys() & models.keys())
             models.update(found)

@@ -186,7 +186,8 @@ class ModelControlClient:
         try:
             return self._unary[method](request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise error_of(error, self.target) from None
+            found = error_of(error, self.target)
+            raise found from found.__cause__
 
 
 _METHODS: Mapping[str, tuple[Any, Any]] = {

@@ -23,6 +23,9 @@ from conch.core.errors import (
 ERROR_KEY = "conch-error"
 """Trailing metadata of an error that the service has answered with: Triton's name of the code."""
 
+MAY_PASS_KEY = "conch-may-pass"
+"""Trailing metadata of an error that may be gone at the next try although its code does not say so."""
+
 STATUSES: Mapping[int, Any] = {status.value[0]: status for status in grpc.StatusCode}
 """gRPC's status codes by number."""
 
@@ -33,14 +36,16 @@ class UnreachableError(UnavailableError):
     """There was no answer: nobody listens there, or not in the way we speak."""
 
 
-def abort(context: Any, error: ConchError) -> None:
+def abort(context: Any, error: ConchError, passing: bool = False) -> None:
     """Ends a call with an error.
 
     Args:
         context: The call's `grpc.ServicerContext`.
         error: The error.
+        passing: Whether it may be gone at the next try; see `may_pass`.
     """
-    context.set_trailing_metadata(((ERROR_KEY, error.code),))
+    metadata = ((ERROR_KEY, error.code), (MAY_PASS_KEY, "1"))
+    context.set_trailing_metadata(metadata if passing else metadata[:1])
     context.abort(STATUSES[error.grpc_status], shown(error.message).decode())
 
 
@@ -52,13 +57,18 @@ def error_of(call: Any, target: str) -> ConchError:
         target: Where it went to, for people.
 
     Returns:
-        The agent's own error where it answered; else one that says what is wrong with the connection.
+        The agent's own error where it answered, with a cause if it may pass; else one that says what is wrong
+        with the connection.
     """
     number = call.code().value[0]
     text = call.details() or call.code().name
-    code = dict(call.trailing_metadata() or ()).get(ERROR_KEY)
+    metadata = dict(call.trailing_metadata() or ())
+    code = metadata.get(ERROR_KEY)
     if code is not None:
-        return ERRORS_BY_CODE.get(code, _BY_STATUS.get(number, InternalError))(text)
+        error = ERRORS_BY_CODE.get(code, _BY_STATUS.get(number, InternalError))(text)
+        if MAY_PASS_KEY in metadata:
+            error.__cause__ = UnavailableError(f"{target} says that another try may succeed")
+        return error
     if number == UnavailableError.grpc_status:
         return UnreachableError(f"{target} can't be reached: {text}")
     if number == UnsupportedError.grpc_status:

@@ -21,6 +21,7 @@ from conch.core.errors import (
 )
 from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort
+from conch_control.retrying import may_pass
 from conch_control.service.convert import description_message, index_message, load_parameters
 from conch_control.service.errors import abort
 from conch_control.service.watching import STOPPED, Watch
@@ -176,17 +177,19 @@ class ModelControl:
     def _answering(self, kind: Any, answer: Callable[[Any], Message]) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             error: ConchError
+            passing = False
             try:
                 with self._counted():
                     return answer(kind.FromString(data)).SerializeToString()
             except ConchError as raised:
+                passing = may_pass(raised)
                 error = without_traceback(raised)
             except DecodeError as raised:
                 error = _malformed(raised)
             except Exception as raised:
                 log.exception("%s could not be answered", kind.__name__)
                 error = _failed(raised)
-            abort(context, error)
+            abort(context, error, passing)
             raise AssertionError("abort raises")
 
         return handle

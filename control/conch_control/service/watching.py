@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import ConchError, InvalidArgumentError, OutOfRangeError, UnavailableError
+from conch.core.errors import InvalidArgumentError, OutOfRangeError, UnavailableError
 from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort, ModelStatus
 from conch_control.service.convert import event_message, index_message, status_message
@@ -132,12 +132,7 @@ class Watch:
         if self._interval_ns is None or not self._staging or now < self._next_progress_ns:
             return []
         self._next_progress_ns = now + self._interval_ns
-        found: dict[str, ModelStatus] = {}
-        for name in sorted({model for model, _ in self._staging}):
-            try:
-                found[name] = self._port.describe(name).status
-            except ConchError:
-                continue  # gone, or it can't be said now: the events will tell
+        found = {model.name: model for model in self._port.progress({model for model, _ in self._staging})}
         changed = [status for name, status in found.items() if self._progress.get(name) != status]
         self._progress = found
         return changed

@@ -80,15 +80,18 @@ class ModelCache:
         self._own = self._owners / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._opening = threading.Lock()
         self._held: int | None = None
+        self._closed = False
         self._numbers = itertools.count()
 
     def open(self) -> None:
         """Makes the directory where it is missing, and removes what dead servers have left in it.
 
         Raises:
-            OSError: It can't be written.
+            OSError: It can't be written, or has been closed.
         """
         with self._opening:
+            if self._closed:  # whoever still looks at the repository must not leave another directory
+                raise OSError(errno.EBADF, f"the model cache '{self.directory}' has been closed")
             if self._held is not None:
                 return
             self.directory.mkdir(0o700, parents=True, exist_ok=True)
@@ -104,6 +107,7 @@ class ModelCache:
     def close(self) -> None:
         """Removes the trees; what is in use must not be any more. The blobs stay."""
         with self._opening:
+            self._closed = True
             held, self._held = self._held, None
             if held is not None:
                 shutil.rmtree(self._own, ignore_errors=True)

@@ -73,6 +73,7 @@ class Connection:
         self._secrets: tuple[str, ...] = ()
         self._store: Store | None = None  # this and the next are the loop's
         self._opening = asyncio.Lock()
+        self._closing = threading.Lock()  # held while it is closed
         self._lock = threading.Lock()  # guards what follows
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -171,7 +172,11 @@ class Connection:
         return OSError(text)
 
     def close(self) -> None:
-        """Ends what is under way, and the thread."""
+        """Ends what is under way, and the thread; a second call waits for the first one."""
+        with self._closing:
+            self._close()
+
+    def _close(self) -> None:
         with self._lock:
             self._closed = True
             loop, thread, running = self._loop, self._thread, list(self._running)

@@ -73,6 +73,7 @@ class Fetch:
         self._checksums = checksums
         self._done: dict[str, int] = dict.fromkeys(files, 0)
         self._complete = 0
+        self.begun = False
         self.ended = threading.Event()
 
     @property
@@ -91,6 +92,7 @@ class Fetch:
         Raises:
             OSError: One can't be fetched.
         """
+        self.begun = True
         try:
             queue = deque(self._files.items())
             blocks = asyncio.Semaphore(_BLOCKS)

@@ -82,9 +82,11 @@ class ObjectRepository:
         Raises:
             OSError: The store can't say now.
         """
-        listed_at = self._clock()
         models: dict[str, ModelSource] = {}
-        for name, objects in by_model(self._list("")).items():
+        objects_by_model = by_model(self._list(""))
+        # From its end: one that takes long would else be of no use, and each model be listed once more.
+        listed_at = self._clock()
+        for name, objects in objects_by_model.items():
             if name.isprintable():
                 models[name] = ObjectModel(self, name, Listed(listed_at, tuple(objects)))
             else:
@@ -117,7 +119,7 @@ class Listed:
     """What a listing of the whole repository has said of a model.
 
     Attributes:
-        at: When it began, in seconds.
+        at: When it ended, in seconds.
         objects: The model's objects.
     """
 

@@ -190,7 +190,7 @@ class Stager:
         told = -1
         logged = self._clock()
         try:
-            while not fetch.ended.wait(_LOOK_S):
+            while not (fetch.ended.wait(_LOOK_S) or future.done()):
                 if cancelled():
                     raise CancelledError(f"staging of model '{name}' was cancelled")
                 done = fetch.done
@@ -207,7 +207,8 @@ class Stager:
             raise OSError(f"model repository '{self._connection.location}' has been closed") from None
         finally:
             future.cancel()
-            fetch.ended.wait(_END_S)
+            if fetch.begun:  # else it was given up before
+                fetch.ended.wait(_END_S)
 
     def _forget(self, files: dict[str, Wanted]) -> None:
         """Drops what was fetched of objects that have changed meanwhile: it may be of either state."""

@@ -41,6 +41,7 @@ class EchoInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> list[InferenceResponse]:
         if self._gate is not None:
+            self._backend.waiting.release()
             assert self._gate.wait(WAIT_S)
         self._backend.on_execute(batch)
         return [InferenceResponse(list(request.inputs.values())) for request in batch.requests]
@@ -73,6 +74,7 @@ class EchoBackend(Backend):
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.loading = threading.Semaphore(0)
+        self.waiting = threading.Semaphore(0)  # released for each execution that waits for the gate
         self.loaded: list[ModelSpec] = []
         self.closed: list[str] = []
         self.placements: list[Placement] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from conch_control.check.model import Rules
 from conch_control.check.output import as_json, as_text, is_clean
 from conch_control.check.repositories import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
+from conch_control.repoagents import chain
 from conch_control.repository.local import LocalRepository
 
 if TYPE_CHECKING:
@@ -98,6 +100,16 @@ def test_each_kind_of_problem_is_found_in_its_place(
     assert finding.file == str(site.repository / "m" / "config.pbtxt")
     if details is not None:
         assert (finding.found, finding.nearest) == details
+
+
+def test_repository_agents_of_others_are_not_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("theirs", "no.such.module:Hook", chain.GROUP)
+    monkeypatch.setattr(chain, "entry_points", EntryPoints([entry]).select)
+    agents = """model_repository_agents { agents { name: "theirs" }
+        agents { name: "checksum" parameters { key: "MD5:of/what/it/makes" value: "0" } } }"""
+    (finding,) = model(site, f'backend: "echo"\n{IO}{agents}').findings
+    assert (finding.severity, finding.path) == ("note", "model_repository_agents.agents[0].name")
+    assert "'theirs' is not run" in finding.message
 
 
 def test_an_unknown_backend(site: Site) -> None:
@@ -461,6 +473,10 @@ FRAGMENTS = [
     "model_metrics { metric_control { } }",
     "optimization { graph { level: 1 } }",
     'model_repository_agents { agents { name: "a" } }',
+    'model_repository_agents { agents { name: "checksum" } }',
+    'model_repository_agents { agents { name: "checksum" parameters { key: "MD5:1/model.echo" value: "" } } }',
+    'model_repository_agents { agents { name: "checksum" parameters { key: "MD5:1/model.echo" value:'
+    ' "444bcb3a3fcf8389296c49467f27e1d6" } } }',
     'cc_model_filenames { key: "7.5" value: "x" }',
     "nonsense: 3",
     "max_batch_size: x",

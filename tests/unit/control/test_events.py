@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from conch.core.errors import OutOfRangeError
-from conch_control.events import EventLog
+from conch_control.events import KEPT, EventLog
 from conch_control.states import Phase
 
 
@@ -79,3 +80,15 @@ def test_every_phase_can_be_left_and_ends(phase: Phase) -> None:
     assert reached == set(Phase)
     assert not Phase.READY.may_become(Phase.FAILED)
     assert not Phase.UNLOADED.may_become(Phase.READY)
+
+
+def test_what_is_new_costs_no_look_at_what_is_old() -> None:
+    """Every watch asks after every event."""
+    log = EventLog(lambda: 0.0)
+    for _ in range(KEPT):
+        log.append("m", 1, Phase.READY)
+    began = time.process_time()
+    for _ in range(2_000):
+        log.append("m", 1, Phase.READY)
+        assert log.after(log.revision - 1)
+    assert time.process_time() - began < 0.1

@@ -98,6 +98,8 @@ def test_a_busy_instance_goes_when_it_is_done(site: Site) -> None:
 def test_an_unload_while_a_busy_instance_goes(site: Site) -> None:
     agent = loaded(site, "instance_group { count: 2 }", versions={1: "slow"})
     answers = [site.send("m") for _ in range(4)]
+    for _ in range(2):  # else the one that goes may have nothing to finish
+        assert site.backend.waiting.acquire(timeout=20)
     assert reload(site, agent, "instance_group { count: 1 }")
     agent.unload("m", False)
     assert site.backend.closed == []

@@ -365,7 +365,7 @@ def check_registry(snapshot: Snapshot, registry: Registry) -> None:
 @pytest.fixture(autouse=True)
 def collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes long in a process with all the test tools, and has tests of its own."""
-    monkeypatch.setattr(draining, "give_back", lambda: None)
+    monkeypatch.setattr(draining, "give_back", lambda also_frozen=False: None)
 
 
 TestLifecycle, TestLifecycleForLong = run_machine(LifecycleMachine, 50)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from conch.core.errors import CancelledError, ConchError, InternalError, InvalidArgumentError
 from conch.core.server_core import IndexEntry
+from conch_control.folders import Folder, remove_abandoned
 from conch_control.overrides import Given, Overrides, arranged, placed, read_overrides
 from conch_control.repository.layout import fingerprint
 
@@ -224,7 +226,7 @@ def test_a_disk_that_is_full_leaves_nothing() -> None:
 
 
 def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) -> None:
-    program = "from conch_control.overrides import Folder\nkept = Folder(())\nprint(kept.directory.is_dir())"
+    program = "from conch_control.folders import Folder\nkept = Folder(())\nprint(kept.directory.is_dir())"
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "temporary")}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
@@ -234,7 +236,7 @@ def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) ->
 
 FORKING = """
 import multiprocessing
-from conch_control.overrides import Folder
+from conch_control.folders import Folder
 
 folder = Folder(())
 child = multiprocessing.get_context("fork").Process(target=folder.release)
@@ -251,6 +253,54 @@ def test_a_process_that_was_forked_removes_nothing() -> None:
     # Not here: libraries that other tests have used have hooks of their own for forks.
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
+    program = (
+        "import os, signal\nfrom conch_control.folders import Folder\nkept = Folder(())\n"
+        "(kept.directory / 'x').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folders)}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == -9
+    (left,) = folders.iterdir()
+    mine = Folder(())
+    for name, target in (("conch-model-link", left), ("conch-model-nothing", folders / "nothing")):
+        (folders / name).symlink_to(target)
+    (folders / "conch-model-file").touch()
+    (folders / "others").mkdir()
+    remove_abandoned()
+    assert not left.exists()
+    kept = {mine.directory.name, "conch-model-link", "conch-model-nothing", "conch-model-file", "others"}
+    assert set(os.listdir(folders)) == kept
+    mine.release()
+    for path in folders.iterdir():
+        path.rmdir() if path.name == "others" else path.unlink()
+
+
+def test_a_directory_that_is_found_before_it_is_locked(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has made it makes another one."""
+    made: list[str] = []
+    make, lock = tempfile.mkdtemp, fcntl.flock
+
+    def mkdtemp(prefix: str) -> str:
+        made.append(make(prefix=prefix))
+        if len(made) == 1:
+            remove_abandoned()
+        return made[-1]
+
+    def flock(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_SH and len(made) == 2:
+            os.rmdir(made[-1])
+        lock(descriptor, how)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    folder = Folder(())
+    assert len(made) == 3
+    assert os.listdir(folders) == [folder.directory.name]
+    folder.release()
 
 
 def test_files_replace_the_whole_model(site: Site, folders: Path) -> None:

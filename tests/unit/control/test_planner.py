@@ -25,7 +25,7 @@ from conch_control.planner.paths import resolve
 from conch_control.planner.plan import Outcome
 from conch_control.planner.watch import Watcher
 from conch_control.port import Index, ModelStatus, VersionStatus
-from conch_control.repository.local import LocalRepository
+from conch_control.repository.local import LocalModel, LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
 from conch_control.states import Phase
@@ -392,6 +392,32 @@ def test_models_are_kept_while_a_repository_can_not_be_read(
         away.rename(place.repository)
         place.runs("other", "one")
     assert place.port.asked == ["load other"]
+
+
+@watched
+@pytest.mark.parametrize("failing", ["the repository", "the model"])
+def test_a_change_is_not_missed_by_a_look_that_fails(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    write(place.repository / "m")
+    failures = [OSError("it hiccups")]
+
+    def fails_once(function: Any) -> Any:
+        def call(self: Any) -> Any:
+            if armed.is_set() and failures:
+                raise failures.pop()
+            return function(self)
+
+        return call
+
+    armed = threading.Event()
+    kind, method = (LocalRepository, "models") if failing == "the repository" else (LocalModel, "fingerprint")
+    monkeypatch.setattr(kind, method, fails_once(getattr(kind, method)))
+    with place.planner("watch", 0.1):
+        armed.set()
+        write(place.repository / "m", "two")
+        eventually(lambda: place.port.running["m"]["1/model"] == "two", "it is loaded", 5.0)
+    assert failures == []
 
 
 def test_a_planner_that_does_not_know_what_runs_asks_for_everything(place: Place) -> None:

@@ -151,9 +151,8 @@ SITUATIONS: MappingProxyType[str, Callable[[Situation], None]] = MappingProxyTyp
 
 def table() -> dict[str, list[str]]:
     """The lines of the table: state, and what probes are told."""
-    lines = re.findall(
-        r"^\| (.*?)(?: \(.*?\))? \| (yes|no|error) \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE
-    )
+    _, section = DOCUMENT.read_text().split("\n## Readiness\n")
+    lines = re.findall(r"^\| (.*?)(?: \(.*?\))? \| (yes|no|error) \|(.*)\|$", section, re.MULTILINE)
     return {state: [live, *(cell.strip() for cell in rest.split("|")[:3])] for state, live, rest in lines}
 
 

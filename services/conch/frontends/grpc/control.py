@@ -38,14 +38,18 @@ class ControlHandlers:
     Args:
         core: The server.
         quick: Runs what reads the repository, off the polling threads.
+        unloads: Runs unloads, which do not.
         slow: Runs loads.
         checks: Waits for models that look whether they are ready.
     """
 
-    def __init__(self, core: ServerCore, quick: Executor, slow: Executor, checks: Executor) -> None:
+    def __init__(
+        self, core: ServerCore, quick: Executor, unloads: Executor, slow: Executor, checks: Executor
+    ) -> None:
         self._checks = checks
         self._core = core
         self._quick = quick
+        self._unloads = unloads
         self._slow = slow
 
     def handlers(self) -> dict[str, UnaryHandler]:
@@ -61,7 +65,7 @@ class ControlHandlers:
         later: dict[str, tuple[Any, Callable[[Any], Any], Executor]] = {
             "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index, self._quick),
             "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load, self._slow),
-            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload, self._quick),
+            "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload, self._unloads),
         }
         table: dict[str, UnaryHandler] = {
             service + name: answering(kind, answer) for name, (kind, answer) in quick.items()

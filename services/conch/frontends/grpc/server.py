@@ -23,6 +23,7 @@ MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
 _QUICK_THREADS = 2
+_UNLOAD_THREADS = 2
 _SLOW_THREADS = 32
 _CHECK_THREADS = 4
 _QUIET_S = 0.05
@@ -100,12 +101,14 @@ class GrpcFrontEnd:
         self._options = options
         # Apart, so that loads, however many and slow, hold up nothing but further loads.
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
+        # An index may wait for storage that hangs; whoever wants a model gone must not.
+        self._unloads = ThreadPoolExecutor(_UNLOAD_THREADS, "conch-grpc-unload")
         self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-load")
         self._checks = ThreadPoolExecutor(_CHECK_THREADS, "conch-grpc-ready")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         unary: dict[str, UnaryHandler] = ControlHandlers(
-            core, self._quick, self._slow, self._checks
+            core, self._quick, self._unloads, self._slow, self._checks
         ).handlers()
         self._infer = InferHandler(core, self._get_server, encoder, clock, forward, options.compression)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
@@ -157,6 +160,7 @@ class GrpcFrontEnd:
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # A load may take longer than the grace; its thread ends when the load does.
         self._quick.shutdown(wait=ended)
+        self._unloads.shutdown(wait=ended)
         self._checks.shutdown(wait=ended)
         self._slow.shutdown(wait=ended, cancel_futures=True)
         return ended
