@@ -39,6 +39,8 @@ TEMPLATE = REPOSITORIES / "common" / "identity_fp32"
 POLL_S = 15.0
 SETTLED = 50
 """Cycles after which a server has what it needs for one more."""
+AFTER_START_S = 3.0
+"""What planners do once, right after a server's start, is over by then."""
 MODES = ("none", "poll", "watch")
 
 
@@ -163,6 +165,7 @@ def measure_idle(servers: dict[str, Server], seconds: float, watch_seconds: floa
     """CPU time of servers nobody asks for anything, over the same time."""
     used: dict[str, list[float]] = {}
     pause = threading.Event()
+    pause.wait(AFTER_START_S)
     begin = time.monotonic()
     before = {mode: server.cpu_seconds() for mode, server in servers.items()}
     for until in (watch_seconds, seconds):
