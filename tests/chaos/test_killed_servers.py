@@ -27,6 +27,9 @@ MODES = {
     "poll": ["--repository-poll-secs=0.2"],
     "watch": ["--repository-poll-secs=0.2"],  # for the store, which tells of nothing
 }
+IN_EACH_MODE = pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=() if mode == "watch" else pytest.mark.slow) for mode in MODES]
+)
 UNFINISHED = (Phase.STAGING, Phase.LOADING, Phase.WARMING)
 
 
@@ -161,7 +164,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@IN_EACH_MODE
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
 def test_the_next_one_serves_what_the_repositories_have(place: Place, mode: str, moment: Moment) -> None:
     with place.serving(mode) as server, client_of(server) as client, ThreadPoolExecutor() as pool:

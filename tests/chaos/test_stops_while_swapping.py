@@ -24,6 +24,9 @@ MODES = {
     "poll": ["--repository-poll-secs=0.1", "--repository-settle-secs=0.05"],
     "watch": ["--repository-settle-secs=0.05"],
 }
+IN_EACH_MODE = pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=() if mode == "poll" else pytest.mark.slow) for mode in MODES]
+)
 DELAY_S = 1.5
 
 
@@ -63,7 +66,7 @@ def ask_for_load(address: str) -> object:
         return load_model(client, "m")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@IN_EACH_MODE
 @pytest.mark.parametrize("moment", ["load", "warm-up"])
 def test_the_next_version_is_under_way(place: Place, mode: str, moment: str) -> None:
     with place.serving(mode) as server, ThreadPoolExecutor(1) as pool:
@@ -85,7 +88,7 @@ def test_the_next_version_is_under_way(place: Place, mode: str, moment: str) -> 
     assert place.steering.ran() == load.answered, "what was run was answered"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@IN_EACH_MODE
 def test_the_version_before_still_answers(place: Place, mode: str) -> None:
     """It has requests of unary calls and of streams in it; the new one has others."""
     with place.serving(mode) as server, ThreadPoolExecutor(1) as pool:
@@ -110,7 +113,7 @@ def test_the_version_before_still_answers(place: Place, mode: str) -> None:
     assert place.steering.ran() == old.answered + new.answered, "what was run was answered"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@IN_EACH_MODE
 def test_swaps_go_on_during_the_drain_delay(place: Place, mode: str) -> None:
     """Clients that stop when readiness goes off lose no request, though the model is swapped all the time."""
     enough = threading.Event()
