@@ -268,8 +268,10 @@ def _row(name: str, mode: str, result: Result) -> str:
             cells += [window.replace("|", "/")[:120], "-"]
         else:
             cells += [f"{window.throughput:,.0f}", f"{window.p99:,.0f}"]
-    both = not isinstance(quiet, str) and not isinstance(swapping, str)
-    cells.append(f"{swapping.p99 / quiet.p99:.2f}" if both else "-")  # type: ignore[union-attr]
+    if isinstance(quiet, Window) and isinstance(swapping, Window):
+        cells.append(f"{swapping.p99 / quiet.p99:.2f}")
+    else:
+        cells.append("-")
     delays = f"{median(result.delays):.2f} [{max(result.delays):.2f}]" if result.delays else "-"
     heavy = f"{result.heavy[0]:.1f}" if result.heavy else "-"
     return " | ".join([*cells, str(result.swaps), str(result.failed), str(result.stale), delays, heavy])

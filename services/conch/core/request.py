@@ -201,9 +201,15 @@ class InferenceRequest:
         """What responses are handed to now."""
         return self._responder
 
-    def intercept(self, between: Callable[[Responder], Responder]) -> None:
-        """Puts something between the request and its responder: what `between` makes of the one it has."""
+    def intercept(self, between: Callable[[Responder], Responder], waits: bool = False) -> None:
+        """Puts something between the request and its responder.
+
+        Args:
+            between: Makes it of the responder that there is.
+            waits: Whether it may keep responses for a while; see `responses_wait`.
+        """
         self._responder = between(self._responder)
+        self.responses_wait |= waits
 
     def is_abandoned(self, now_ns: int) -> bool:
         """Whether nobody waits for the answer any more: it was cancelled, or its deadline has passed."""
@@ -212,11 +218,6 @@ class InferenceRequest:
     def fail(self, error: ConchError) -> None:
         """Answers the request with an error, finally."""
         self.respond(InferenceResponse([], error), True)
-
-    def divert(self, responder: Responder) -> Responder:
-        """Has responses go to another responder, which passes them on; returns the one they went to."""
-        diverted, self._responder = self._responder, responder
-        return diverted
 
     @property
     def log_prefix(self) -> str:

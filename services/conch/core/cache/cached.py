@@ -159,11 +159,11 @@ class CachedModel:
             may_lead: Whether the caller is willing to run batches soon.
         """
         keeper = _Keeper(self, key, missed_ns)
-        keeper.responder = request.divert(keeper)
+        request.intercept(keeper.before)
         try:
             return self.model.submit(request, may_lead)
         except BaseException:
-            request.divert(keeper.responder)  # the same request may be submitted to a successor
+            request.intercept(lambda _: keeper.responder)  # the same request may be submitted to a successor
             raise
 
     def _read(self, entry: bytes | bytearray | memoryview) -> InferenceResponse | None:
@@ -210,6 +210,11 @@ class _Keeper:
         self._key = key
         self._missed_ns = missed_ns
         self._partial = False
+
+    def before(self, responder: Responder) -> _Keeper:
+        """Itself, in front of a responder."""
+        self.responder = responder
+        return self
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         model = self._model

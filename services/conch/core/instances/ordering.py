@@ -57,8 +57,7 @@ class ResponseOrder:
                 self._places.append(place)
             return place
 
-        request.responses_wait = True
-        request.intercept(place_for)
+        request.intercept(place_for, waits=True)
 
     def _say(self, place: _Place, said: _Said) -> None:
         with self._lock:

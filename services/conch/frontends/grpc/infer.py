@@ -66,8 +66,7 @@ class InferHandler:
             self._check(request)
             model = core.model_for(request)
             if model.spec.decoupled:
-                request.responses_wait = True
-                request.intercept(lambda responder: SingleResponse(responder, core.cancel))
+                request.intercept(lambda responder: SingleResponse(responder, core.cancel), waits=True)
             call.watch(core.cancel, request)
             to_lead = core.submit(request, True, model)
             if to_lead is not None:
