@@ -13,6 +13,7 @@ from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
     NotFoundError,
+    UnsupportedError,
     as_conch_error,
 )
 from conch.core.instances.placement import devices_of
@@ -29,14 +30,13 @@ from conch_control.events import EventLog
 from conch_control.folders import remove_abandoned
 from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
+from conch_control.opening import open_repositories
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.readiness import as_wanted
 from conch_control.repository.markers import without_incomplete
-from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Scan
-from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +96,9 @@ class Agent:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self.repositories = Repositories(
-            open_repository(location, options.storage) for location in options.repositories
-        )
+        self.repositories = open_repositories(options)
+        if options.namespacing:
+            registry.namespaces = tuple(repository.location for repository in self.repositories)
         self._on_drain = on_drain
         self.events = EventLog(wall_seconds)
         self._book = Book(registry, self.events)
@@ -106,7 +106,9 @@ class Agent:
         self._lifecycle = Lifecycle(options, registry, loader, self._book)
         self._composition = Composition(options, registry, self._lifecycle)
         self._missed_at_start: frozenset[str] = frozenset()
-        self._seen: Mapping[str, ModelSource] = {}  # at the last look
+        # At the last look:
+        self._seen: Mapping[str, ModelSource] = {}
+        self._identifiers: Mapping[str, tuple[str, ...]] = {}
 
     def start(self) -> list[LoadFailure]:
         """Loads the models of the start, several at a time.
@@ -133,49 +135,57 @@ class Agent:
         scan = self._scan()
         failures = self._book.failures
         published = self._registry.entries
+        shown = self._registry.name_of
         lines: list[IndexEntry] = []
-        for name in sorted({*scan.models, *scan.duplicates}):
+        for name in sorted({*scan.models, *scan.duplicates}, key=lambda each: (shown(each), each)):
             if name in scan.duplicates:
                 lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
             else:
-                lines.extend(_lines(name, published.get(name, Entry()), failures.get(name)))
+                lines.extend(_lines(shown(name), published.get(name, Entry()), failures.get(name)))
         return [line for line in lines if line.state == "READY"] if ready_only else lines
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
         """Loads or reloads a model, and returns when it is ready.
 
         Args:
-            name: Model name.
+            name: Model name, for all models of that name where they have namespaces; or an identifier.
             parameters: ``config`` replaces the model's config with one in JSON; ``file:<path>``, beside it,
                 all its files.
 
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
         """
-        _check_name(name)
+        _check_name(self._registry.name_of(name))
         overrides = read_overrides(parameters)
+        scan = self._scan()
+        names = scan.identified(name)
+        if overrides.files and self._registry.namespaces:
+            raise UnsupportedError("files can't be given with a load where models have namespaces")
         try:
-            scan = overridden(name, overrides, self._scan())
+            scan = overridden(name, overrides, scan)
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
-        errors = self._composition.load([name], scan, self._loading(scan), overrides.config)
-        error = errors.get(name)
-        if error is not None:
+        errors = self._composition.load(names, scan, self._loading(scan), overrides.config)
+        for each in names:
+            error = errors.get(each)
             if isinstance(error, EnsembleError):
-                log.error("failed to load '%s': %s", name, error.reason)
+                log.error("failed to load '%s': %s", each, error.reason)
                 if overrides.config is None:
-                    self._book.failed(name, error.reason)
-            raise error
+                    self._book.failed(each, error.reason)
+            if error is not None:
+                raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Starts unloading a model; one that is not loaded is no error.
 
         Args:
-            name: Model name.
+            name: Model name, for all models of that name where they have namespaces; or an identifier.
             unload_dependents: Also unload the models of an ensemble that were loaded for it only.
         """
-        self._composition.unload(name, unload_dependents)
+        known = dict.fromkeys((*self._registry.identifiers(name), *self._identifiers.get(name, ())))
+        for identifier in known or (name,):
+            self._composition.unload(identifier, unload_dependents)
 
     def models(self) -> Index:
         """All models with their states, by name."""
@@ -209,10 +219,16 @@ class Agent:
         Raises:
             NotFoundError: There is no such model.
         """
-        status = next((model for model in self.models().models if model.name == name), None)
-        if status is None:
+        found = [
+            each for each in self.models().models if name in (each.name, self._registry.name_of(each.name))
+        ]
+        if not found:
             raise NotFoundError(f"Request for unknown model: '{name}' is not found")
-        newest = self._registry.entries.get(name, Entry()).latest
+        if len(found) > 1:
+            names = ", ".join(each.name for each in found)
+            raise InvalidArgumentError(f"several repositories have a model '{name}': name one of {names}")
+        (status,) = found
+        newest = self._registry.entries.get(status.name, Entry()).latest
         if newest is None:
             return ModelDescription(status, "", {}, ())
         spec = newest.spec
@@ -253,11 +269,11 @@ class Agent:
 
     def _scan(self) -> Scan:
         scan = self.repositories.scan()
-        self._seen = scan.models
+        self._seen, self._identifiers = scan.models, scan.identifiers
         return scan
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
-        origin = self._lifecycle.origin(spec.name)
+        origin = self._lifecycle.origin(spec.identifier)
         if origin is None:
             return {}
         effective = ModelConfig.FromString(spec.config_message)
@@ -272,7 +288,7 @@ class Agent:
             names = sorted({*scan.models, *scan.duplicates})
             # The planner has those loaded when they are complete.
             return names if self._options.mode in ("none", "explicit") else without_incomplete(names, scan)
-        return list(dict.fromkeys(startup))
+        return list(dict.fromkeys(each for name in startup for each in scan.identified(name)))
 
     def _failure(self, name: str, error: Exception) -> LoadFailure:
         shown = as_conch_error(error)

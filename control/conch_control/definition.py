@@ -61,6 +61,8 @@ class Definition:
         versions: Versions that have a directory, ascending.
         written: Its config as somebody has written it; never changed.
         agents: Its repository agents, to be told what becomes of the load.
+        namespace: Its namespace; empty where models have none, and part of the name where they have.
+        parts: If it is an ensemble of models with namespaces, the identifiers of those of its steps.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Definition:
     versions: tuple[int, ...]
     written: ModelConfig = field(default_factory=ModelConfig, compare=False)
     agents: AgentChain = field(default_factory=AgentChain, compare=False)
+    namespace: str = ""
+    parts: tuple[str, ...] = ()
 
 
 def read_definition(
@@ -77,17 +81,19 @@ def read_definition(
     options: ControlOptions,
     override: str | None = None,
     find: FindHook = find_hook,
+    namespace: str = "",
 ) -> Definition:
     """Reads a model's definition, after its repository agents have seen to its directory.
 
     Whoever asks for it tells the definition's agents what becomes of the load.
 
     Args:
-        name: Name of the model's directory.
+        name: Name of the model's directory, or the model's identifier.
         directory: That directory.
         options: Settings of the control plane.
         override: A config in JSON that replaces the file, if any.
         find: Finds repository agents by name.
+        namespace: The model's namespace, if models have one.
 
     Raises:
         PollError: The config is missing or wrong, the directory can't be read, or an agent does not allow the
@@ -97,12 +103,12 @@ def read_definition(
         config = _read_config(directory, options, override)
         agents = make_chain(config, name, find)
         if not agents:
-            return _read(name, directory, options, config, agents)
+            return _read(name, namespace, directory, options, config, agents)
         prepared = agents.load(directory)
         try:
             if prepared != directory and override is None:
                 config = _read_config(prepared, options, None)
-            return _read(name, prepared, options, config, agents)
+            return _read(name, namespace, prepared, options, config, agents)
         except BaseException:
             agents.completed(False)
             raise
@@ -122,8 +128,14 @@ def _read_config(directory: Path, options: ControlOptions, override: str | None)
 
 
 def _read(
-    name: str, directory: Path, options: ControlOptions, config: ModelConfig, agents: AgentChain
+    identifier: str,
+    namespace: str,
+    directory: Path,
+    options: ControlOptions,
+    config: ModelConfig,
+    agents: AgentChain,
 ) -> Definition:
+    name = identifier.removeprefix(f"{namespace}::") if namespace else identifier
     if config.name and config.name != name:
         raise InvalidArgumentError(
             f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model "
@@ -139,4 +151,4 @@ def _read(
     validate_config(config)
     if options.strict_model_config:
         validate_tensors(config)  # else they may be completed later
-    return Definition(name, directory, config, tuple(versions), written, agents)
+    return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

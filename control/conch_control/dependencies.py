@@ -13,6 +13,7 @@ from conch_control.config.jsonform import parse_override
 from conch_control.config.parse import decode_config
 from conch_control.options import ControlOptions
 from conch_control.repository.layout import CONFIG_FILE, variant_path
+from conch_control.repository.namespaces import Namespaced
 from conch_control.repository.source import ModelSource
 
 Graph = dict[str, tuple[str, ...]]
@@ -20,7 +21,7 @@ Graph = dict[str, tuple[str, ...]]
 
 
 def read_parts(source: ModelSource, options: ControlOptions, override: str | None = None) -> tuple[str, ...]:
-    """Names of the models that an ensemble's config names; none for one that can't be read.
+    """Models that an ensemble's config names, by identifier; none for one that can't be read.
 
     Whoever loads it finds out again why it can't.
     """
@@ -34,7 +35,10 @@ def read_parts(source: ModelSource, options: ControlOptions, override: str | Non
             config = decode_config(content, source.location)
     except (ConchError, OSError):
         return ()
-    names = (step.model_name for step in config.ensemble_scheduling.step)
+    if isinstance(source, Namespaced):
+        names: Iterable[str] = source.identify(config)
+    else:
+        names = (step.model_name for step in config.ensemble_scheduling.step)
     return tuple(dict.fromkeys(name for name in names if name))
 
 

@@ -44,7 +44,7 @@ class Drains:
         """
         for model in models:
             if needed or model.spec.sequence is not None:
-                self._registry.begin_draining(model.spec.name, model)
+                self._registry.begin_draining(model.spec.identifier, model)
 
     def users_of(self, name: str) -> list[threading.Thread]:
         """Threads that wait for the last requests of ensembles which need a model."""
@@ -80,13 +80,13 @@ class Drains:
                 for user in users:
                     user.join()
                 model.close()
-                log.info("successfully unloaded '%s' version %d", spec.name, spec.version)
+                log.info("successfully unloaded '%s' version %d", spec.identifier, spec.version)
             finally:
-                self._registry.end_draining(spec.name, model)
+                self._registry.end_draining(spec.identifier, model)
                 if lease is not None:
                     lease.drop()
                 if status is not None:
-                    self._book.drained(spec.name, status)
+                    self._book.drained(spec.identifier, status)
                 done()
 
         self.start(model, unload, lease is not None and lease.early)

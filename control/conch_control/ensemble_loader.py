@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from conch.core.cache.service import CacheService
 from conch.core.ensemble.model import EnsembleModel
@@ -67,17 +68,19 @@ class EnsembleLoader:
     def _prepare(self, definition: Definition, version: int) -> EnsembleModel:
         config = ModelConfig()
         config.CopyFrom(definition.config)
-        check_supported(config)
+        check_supported(config, namespaces=bool(definition.namespace))
         normalize(config)
         validate_config(config)
         validate_tensors(config)
         name = definition.name
-        self._check_circle(name, config)
+        self._check_circle(
+            name, definition.parts or [step.model_name for step in config.ensemble_scheduling.step]
+        )
 
         def find_model(step: EnsembleStep) -> ModelSpec:
             return self._find(name, step)
 
-        spec = build_spec(config, definition.directory, version, "", {})
+        spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
         plan = plan_ensemble(spec, find_model)
         # Known only now, whatever the config says; Triton prints it so.
         config.model_transaction_policy.decoupled = plan.decoupled
@@ -88,7 +91,8 @@ class EnsembleLoader:
             )
         if spec.cached and any(part.spec.sequence is not None for part in all_parts(spec, self._registry)):
             raise InvalidArgumentError(uncacheable_text(name, "sequence batching scheduler"))
-        spec = completed(build_spec(config, definition.directory, version, "", {}), plan, find_model)
+        spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
+        spec = completed(spec, plan, find_model)
         return EnsembleModel(spec, plan, self._registry)
 
     def _find(self, ensemble: str, step: EnsembleStep) -> ModelSpec:
@@ -106,19 +110,28 @@ class EnsembleLoader:
             )
         return model.spec
 
-    def _check_circle(self, name: str, config: ModelConfig) -> None:
+    def _check_circle(self, name: str, parts: Iterable[str]) -> None:
         """Checks that none of the loaded models contains the ensemble, as a version loaded before may."""
         seen: set[str] = set()
-        unseen = [step.model_name for step in config.ensemble_scheduling.step]
+        unseen = list(parts)
         while unseen:
             model = unseen.pop()
             if model in seen:
                 continue
             seen.add(model)
-            parts = set(parts_of(self._registry.entries.get(model, Entry())))
-            if name in parts:
+            below = set(parts_of(self._registry.entries.get(model, Entry())))
+            if name in below:
                 raise InvalidArgumentError(circle_text(name, model))
-            unseen += parts
+            unseen += below
+
+
+def _identified(spec: ModelSpec, definition: Definition) -> ModelSpec:
+    """A spec that says which models are meant where names do not."""
+    if not definition.namespace or spec.ensemble is None:
+        return spec
+    steps = zip(spec.ensemble.steps, definition.parts, strict=True)
+    ensemble = replace(spec.ensemble, steps=tuple(replace(step, model_name=part) for step, part in steps))
+    return replace(spec, ensemble=ensemble, namespace=definition.namespace)
 
 
 def parts_of(entry: Entry) -> Iterator[str]:

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.registry import Entry, Registry
@@ -31,6 +31,7 @@ from conch_control.memory import MemoryMeter
 from conch_control.operations import Operation, Operations
 from conch_control.options import ControlOptions
 from conch_control.outcomes import cleared, failed, swapped
+from conch_control.repository.namespaces import Namespaced, namespace_of
 from conch_control.repository.source import ModelSource
 from conch_control.repository.versions import select_versions
 from conch_control.staging import Lease, look
@@ -228,7 +229,12 @@ class Lifecycle:
             try:
                 operation.check()
                 self._operations.fetched(operation, lease.fingerprint, looked)
-                definition = read_definition(name, lease.directory, self._options, operation.override)
+                namespace = namespace_of(source)
+                definition = read_definition(
+                    name, lease.directory, self._options, operation.override, namespace=namespace
+                )
+                if isinstance(source, Namespaced):
+                    definition = replace(definition, parts=source.identify(definition.config))
                 # Nothing of the model is left when nobody needs its files.
                 lease.before_release(definition.agents.unloaded)
                 origin = Origin(

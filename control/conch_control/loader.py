@@ -92,6 +92,7 @@ class Loader:
         backend = self._get_backend(config.backend)
         raise_first(runtime_problems(config))
         spec, warmup = self._finish(config, backend, definition.directory, version)
+        spec = replace(spec, namespace=definition.namespace)
         # Before anything is loaded: what changes from here on must not pass for what was.
         before = load_identity(self._cache, spec)
         model = Model.create(

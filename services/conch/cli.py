@@ -107,10 +107,6 @@ def _control_options(flags: FlagValues) -> ControlOptions:
     mode = flags["model-control-mode"]
     if not repositories:
         raise FlagError("--model-repository must be specified")
-    if flags["model-namespacing"]:
-        raise FlagError(
-            "--model-namespacing=true is not supported; model names must be unique across all repositories"
-        )
     if startup and mode != "explicit":
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:
@@ -128,6 +124,7 @@ def _control_options(flags: FlagValues) -> ControlOptions:
         max_queue_size=flags["max-queue-size"],
         rate_limits=rate_limits(flags),
         storage=storage_options(flags),
+        namespacing=flags["model-namespacing"],
     )
 
 

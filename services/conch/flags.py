@@ -152,7 +152,12 @@ FLAGS: tuple[Flag, ...] = (
         True,
         "let clients of the inference ports load and unload models in explicit mode",
     ),
-    Flag("model-namespacing", parse_bool, False, "not supported: model names must be unique"),
+    Flag(
+        "model-namespacing",
+        parse_bool,
+        False,
+        "let several repositories have models of one name, for ensembles of the same repository",
+    ),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
     Flag("model-load-retry-count", _natural, 0, "how often a version that failed to load is tried again"),

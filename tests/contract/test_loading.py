@@ -23,7 +23,7 @@ from tests.support.loading import (
     unload,
     write_number,
 )
-from tests.support.servers import RawClient, ServerProcess, client_of, eventually, serving, started
+from tests.support.servers import RawClient, ServerProcess, client_of, eventually, serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -201,11 +201,3 @@ def test_the_mode_forbids_loading(tmp_path: Path) -> None:
         assert load(client, "m", files(v1=2)) == refused
         assert load(client, "..") == refused
         assert load(client, "m", {"x": 1}) == ("INVALID_ARGUMENT", "unrecognized load parameter 'x'.")
-
-
-def test_namespaces_are_refused(tmp_path: Path) -> None:
-    with started(f"--model-repository={tmp_path}", "--model-namespacing=true") as server:
-        assert server.wait() == 1
-        assert "--model-namespacing=true is not supported" in server.errors
-    with serving(tmp_path, flags=["--model-namespacing=false"]) as server:
-        assert "no effect" not in server.errors

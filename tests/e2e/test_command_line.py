@@ -68,10 +68,6 @@ def test_help_and_version() -> None:
             "argument --repository-poll-secs: must be more than 0 seconds, got 0",
         ),
         (
-            ["--model-namespacing"],
-            "--model-namespacing=true is not supported; model names must be unique across all repositories",
-        ),
-        (
             ["--load-model=simple"],
             "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
         ),

@@ -36,7 +36,7 @@ _ENSEMBLE = """
     output {{ name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }}
     ensemble_scheduling {{
         step {{
-            model_name: "{part}"
+            model_name: "{part}" {more}
             model_version: -1
             input_map {{ key: "IN" value: "IN" }}
             output_map {{ key: "OUT" value: "OUT" }}
@@ -63,9 +63,9 @@ def write_number(
     return write_model(repository, name, _CONFIG.format(extra=extra), files, versions)
 
 
-def write_ensemble(repository: Path, name: str, part: str) -> Path:
-    """Writes an ensemble of one model."""
-    return write_model(repository, name, _ENSEMBLE.format(part=part), {})
+def write_ensemble(repository: Path, name: str, part: str, more: str = "") -> Path:
+    """Writes an ensemble of one model, with more in its step."""
+    return write_model(repository, name, _ENSEMBLE.format(part=part, more=more), {})
 
 
 def config_json(**more: Any) -> str:

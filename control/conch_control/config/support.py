@@ -16,13 +16,17 @@ _MOST_LEVELS = 1000
 _MOST_ROWS = 100_000
 
 
-def check_supported(config: ModelConfig) -> None:
+def check_supported(config: ModelConfig, namespaces: bool = False) -> None:
     """Checks that everything a config asks for is there.
+
+    Args:
+        config: The config.
+        namespaces: Whether models have namespaces.
 
     Raises:
         UnsupportedError: Something is not; the text names the fields.
     """
-    fields = list(_unsupported(config))
+    fields = list(_unsupported(config, namespaces))
     if fields:
         names = ", ".join(f"'{name}'" for _, name in fields)
         raise UnsupportedError(f"model '{config.name}' uses {names}: not supported yet")
@@ -30,7 +34,7 @@ def check_supported(config: ModelConfig) -> None:
 
 def support_problems(config: ModelConfig) -> Problems:
     """What a config asks for that is not there, each thing by itself."""
-    for path, name in _unsupported(config):
+    for path, name in _unsupported(config, False):
         yield Problem(
             path,
             f"model '{config.name}' uses '{name}': not supported yet",
@@ -39,10 +43,10 @@ def support_problems(config: ModelConfig) -> Problems:
         )
 
 
-def _unsupported(config: ModelConfig) -> Iterator[tuple[str, str]]:
+def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, str]]:
     """Paths of fields and what messages call them; a name for each thing, if many fields ask for it."""
     for number, step in enumerate(config.ensemble_scheduling.step):
-        if step.model_namespace:
+        if step.model_namespace and not namespaces:
             path = f"ensemble_scheduling.step[{number}].model_namespace"
             yield path, "ensemble_scheduling.step.model_namespace"
             break

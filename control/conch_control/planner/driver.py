@@ -27,6 +27,7 @@ from conch_control.planner.running import Running
 from conch_control.planner.watch import Touched, Watcher
 from conch_control.port import Index
 from conch_control.repository.local import LocalModel
+from conch_control.repository.namespaces import in_repository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
 from conch_control.retrying import may_pass
@@ -295,8 +296,9 @@ class Planner:
         return at if wake_at is None else min(at, wake_at)
 
     def _about_to_look(self, source: ModelSource) -> None:
-        if self._watcher is not None and isinstance(source, LocalModel):
-            self._watcher.cover(source.name, str(source.directory))
+        local = in_repository(source)
+        if self._watcher is not None and isinstance(local, LocalModel):
+            self._watcher.cover(source.name, str(local.directory))
 
     def _on_touched(self) -> None:
         with self._changed:

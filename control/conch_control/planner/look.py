@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import ConchError
 from conch_control.dependencies import read_parts
@@ -32,6 +32,7 @@ class Looker:
         self._options = ControlOptions((), model_config_name=model_config_name)
         self._before = before
         self._known: dict[str, Found] = {}
+        self._identifiers: Mapping[str, tuple[str, ...]] = {}
         self._reported: set[tuple[str, str]] = set()
 
     def look(self, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
@@ -42,6 +43,8 @@ class Looker:
             given_up: Asked between models whether nobody wants to know any more.
         """
         scan = self._repositories.scan()
+        if scan.identifiers != self._identifiers:  # names may mean other models now, in any config
+            names, self._identifiers = None, scan.identifiers
         models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
         for name in scan.duplicates:
             self._report(

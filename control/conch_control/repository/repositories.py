@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from conch.core.errors import ConchError
+from conch_control.repository.namespaces import ReadParts, namespaced
 from conch_control.repository.source import ModelSource, Repository, Scan
 
 log = logging.getLogger(__name__)
@@ -16,9 +17,13 @@ class Repositories:
 
     Args:
         repositories: Each of them; one whose location is there already counts once.
+        read_parts: Reads what an ensemble is made of; given where models of one name may be in several
+            repositories, and are told apart by these.
     """
 
-    def __init__(self, repositories: Iterable[Repository]) -> None:
+    def __init__(self, repositories: Iterable[Repository], read_parts: ReadParts | None = None) -> None:
+        self._read_parts = read_parts
+        self._names: dict[str, tuple[str, ...]] = {}  # at the last look that could be had, by location
         self._repositories = tuple({each.location: each for each in repositories}.values())
 
     def __iter__(self) -> Iterator[Repository]:
@@ -43,6 +48,7 @@ class Repositories:
         models: dict[str, ModelSource] = {}
         duplicates: set[str] = set()
         unreadable: dict[str, str] = {}
+        by_repository: dict[str, Mapping[str, ModelSource]] = {}
         for repository in self._repositories:
             try:
                 found = repository.models()
@@ -51,8 +57,15 @@ class Repositories:
                 log.error("failed to read model repository '%s': %s", repository.location, reason)
                 unreadable[repository.location] = reason
                 continue
+            if self._read_parts is not None:
+                by_repository[repository.location] = found
+                continue
             duplicates.update(found.keys() & models.keys())
             models.update(found)
+        if self._read_parts is not None:
+            # Names that are just not seen now go on meaning what they did.
+            self._names |= {location: tuple(found) for location, found in by_repository.items()}
+            return namespaced(by_repository, self._names, unreadable, self._read_parts)
         for name in duplicates:
             del models[name]
         return Scan(models, frozenset(duplicates), unreadable)

@@ -97,12 +97,18 @@ class Scan:
     """The models found at one moment in all repositories.
 
     Attributes:
-        models: Each model whose name is unique.
-        duplicates: Names that more than one repository has.
+        models: Each model whose name is unique; all of them, by identifier, where models have namespaces.
+        duplicates: Names that more than one repository has; none where models have namespaces.
         unreadable: Repositories that could not say what they have, with the reason: that a model is missing
             from the scan says nothing while there are any.
+        identifiers: Identifiers of models by name, where models have namespaces.
     """
 
     models: Mapping[str, ModelSource]
     duplicates: frozenset[str] = frozenset()
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    identifiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def identified(self, name: str) -> tuple[str, ...]:
+        """The models that a name, or an identifier, stands for: several only where models have namespaces."""
+        return (name,) if name in self.models else self.identifiers.get(name, (name,))

@@ -22,13 +22,14 @@ from conch.commands.connection import (
 )
 from conch.core.errors import ConchError
 from conch.observe.logs import LogOptions, configure, unconfigure
+from conch_control.opening import open_repositories
+from conch_control.options import ControlOptions
 from conch_control.planner.driver import Planner, PlannerOptions
 from conch_control.remote import RemoteAgent
 from conch_control.repository.repositories import Repositories
 from conch_control.service.client import ModelControlClient
 from conch_control.service.errors import UnreachableError
 from conch_control.service.options import ConnectionOptions
-from conch_control.storage import open_repository
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
         settings = PlannerOptions(
             values.model_control_mode, values.repository_poll_secs, values.repository_settle_secs
         )
-        repositories = Repositories(map(open_repository, values.model_repository))
+        repositories = open_repositories(
+            ControlOptions(tuple(values.model_repository), namespacing=values.model_namespacing)
+        )
         repositories.check()
     except UsageError as error:
         print(f"conch control: {error}", file=sys.stderr)
@@ -138,6 +141,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LOCATION",
         help="directory of models, which the server must have under the same path, or URL of an object "
         "store; may be repeated",
+    )
+    parser.add_argument(
+        "--model-namespacing",
+        action="store_true",
+        help="several repositories may have models of one name; for servers with that flag",
     )
     parser.add_argument(
         "--model-control-mode",

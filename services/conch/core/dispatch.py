@@ -36,7 +36,7 @@ class Dispatcher:
 
         For these only: for everybody else it is gone, as `find` says.
         """
-        models = self._registry.draining.get(request.model_name, ())
+        models = self._registry.draining_of(request.model_name)
         number = parse_version(request.model_version)
         fitting = [model for model in models if number in (-1, model.spec.version)]
         # The last to go; of versions that went together, the one that was the newest.
@@ -84,11 +84,12 @@ class Dispatcher:
 
     def _draining(self, request: InferenceRequest) -> Servable | None:
         """A version that is being replaced or unloaded and has the request's sequence."""
-        models = self._registry.draining.get(request.model_name)
-        if models is None:
+        models = self._registry.draining_of(request.model_name)
+        if not models:
             return None
         number = parse_version(request.model_version)
-        entry = self._registry.entries.get(request.model_name)
+        known = self._registry.identifiers(request.model_name)
+        entry = self._registry.entries.get(known[0]) if len(known) == 1 else None
         ready = None if entry is None else entry.latest if number < 0 else entry.ready.get(number)
         if ready is not None and ready.continues(request):
             return None  # its id has been used again since

@@ -2,6 +2,9 @@
 
 Readers take no lock: each name maps to an immutable `Entry`, and publishing swaps the reference. The
 texts for models that can't be had are Triton's.
+
+Where models have namespaces, entries go by identifiers (`ModelSpec.identifier`), and clients' names find the
+only model of that name that serves.
 """
 
 from __future__ import annotations
@@ -82,12 +85,14 @@ class Registry:
     """The models of a server.
 
     Attributes:
+        namespaces: The namespaces that models may have; none where names are unique.
         draining: By name, versions that are being replaced or unloaded and may have live sequences, oldest
             first; the mapping is never changed, only replaced.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.namespaces: tuple[str, ...] = ()
         self.draining: Mapping[str, tuple[Servable, ...]] = MappingProxyType({})
         self._entries: Mapping[str, Entry] = MappingProxyType({})
         self._latest: dict[str, Servable] = {}
@@ -106,6 +111,7 @@ class Registry:
                 self._latest.pop(name, None)
             else:
                 self._latest[name] = latest
+            self._rename(name)
 
     def remove(self, name: str) -> None:
         """Forgets a name altogether."""
@@ -114,12 +120,72 @@ class Registry:
             self._entries = MappingProxyType(
                 {key: entry for key, entry in self._entries.items() if key != name}
             )
+            self._rename(name)
+
+    def name_of(self, identifier: str) -> str:
+        """The name that clients know a model by."""
+        for namespace in self.namespaces:
+            if identifier.startswith(f"{namespace}::"):
+                return identifier[len(namespace) + 2 :]
+        return identifier
+
+    def identifiers(self, name: str) -> list[str]:
+        """What models of a name are published as; an identifier is its own."""
+        known = self._entries
+        if name in known or not self.namespaces:
+            return [name] if name in known else []
+        found = (f"{namespace}::{name}" for namespace in self.namespaces)
+        return [identifier for identifier in found if identifier in known]
+
+    def find(self, name: str) -> tuple[str, Entry]:
+        """What is known of a model by the name that clients have for it.
+
+        Returns:
+            What it is published as, and its entry.
+
+        Raises:
+            InvalidArgumentError: Several models of that name serve.
+            NotFoundError: There is none, or none that serves.
+        """
+        entry = self._entries.get(name)
+        if entry is not None:
+            return name, entry
+        known = self.identifiers(name)
+        if not known:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        ready = [identifier for identifier in known if self._entries[identifier].ready]
+        if len(ready) > 1:
+            raise InvalidArgumentError(
+                f"There are {len(ready)} identifiers of model '{name}' in global map, model namespace must "
+                f"be provided to resolve ambiguity."
+            )
+        if not ready:
+            raise NotFoundError(f"Identifier of model '{name}' is not found in global map")
+        return ready[0], self._entries[ready[0]]
+
+    def _rename(self, identifier: str) -> None:
+        """Has a name lead to the only model of that name that serves; under the lock."""
+        name = self.name_of(identifier)
+        if name != identifier:
+            ready = [self._latest[each] for each in self.identifiers(name) if each in self._latest]
+            if len(ready) == 1:
+                self._latest[name] = ready[0]
+            else:
+                self._latest.pop(name, None)
 
     def begin_draining(self, name: str, model: Servable) -> None:
         """Keeps a version in reach of its live sequences; to be called before its successor is published."""
         with self._lock:
             models = (*self.draining.get(name, ()), model)
             self.draining = MappingProxyType({**self.draining, name: models})
+
+    def draining_of(self, name: str) -> tuple[Servable, ...]:
+        """The versions that are being drained of what clients know by a name, or of an identifier."""
+        found = self.draining.get(name, ())
+        if found or not self.namespaces:
+            return found
+        each = (self.draining.get(f"{namespace}::{name}", ()) for namespace in self.namespaces)
+        return tuple(model for models in each for model in models)
 
     def end_draining(self, name: str, model: Servable) -> None:
         """Forgets a version that was being drained, if it is known."""
@@ -147,9 +213,7 @@ class Registry:
             if model is not None:
                 return model
         number = parse_version(version)
-        entry = self._entries.get(name)
-        if entry is None:
-            raise NotFoundError(f"Request for unknown model: '{name}' is not found")
+        _, entry = self.find(name)
         if number < 0:
             model = entry.latest
             if model is None:

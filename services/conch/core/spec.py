@@ -158,7 +158,7 @@ class EnsembleStep:
     """One model of an ensemble.
 
     Attributes:
-        model_name: The model's name.
+        model_name: The model's name; its identifier, once that is known, where models have namespaces.
         model_version: Its version; -1 for the newest that is ready.
         input_map: Ensemble tensor by input of the model.
         output_map: Ensemble tensor by output of the model.
@@ -293,6 +293,11 @@ class WarmupSample:
     count: int = 1
 
 
+def identifier(namespace: str, name: str) -> str:
+    """The identifier of a model, as Triton writes it; its name, where it has no namespace."""
+    return f"{namespace}::{name}" if namespace else name
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One version of one model, ready to be loaded.
@@ -323,6 +328,7 @@ class ModelSpec:
         config: The whole config as Triton prints it in JSON: snake_case keys, enum names.
         config_message: The whole config as a serialised ``inference.ModelConfig``.
         backend_options: Options of the backend given on the command line.
+        namespace: What tells the model from others of its name; empty where names are unique.
     """
 
     name: str
@@ -350,6 +356,12 @@ class ModelSpec:
     config: Mapping[str, object] = field(default_factory=dict)
     config_message: bytes = b""
     backend_options: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
+
+    @property
+    def identifier(self) -> str:
+        """What the model is published as; its name, where it has no namespace."""
+        return identifier(self.namespace, self.name)
 
     def full_dims(self, tensor: TensorSpec) -> tuple[int, ...]:
         """The shape clients see: the dims, with the batch dimension where the model batches."""

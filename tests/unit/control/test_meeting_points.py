@@ -71,7 +71,7 @@ class Store:
 def with_store(site: Site, monkeypatch: pytest.MonkeyPatch, store: Store, mode: str = "explicit") -> Any:
     """An agent with a store besides the repository."""
     monkeypatch.setattr(
-        "conch_control.agent.open_repository",
+        "conch_control.opening.open_repository",
         lambda location, *rest: store if location == store.location else open_repository(location, *rest),
     )
     return site.agent(mode, repositories=(site.repository, store.location))

@@ -107,7 +107,7 @@ class ControlHandlers:
         if request.version:
             versions = [model.spec.version]
         else:
-            versions = ready_versions(self._core.registry.entries[request.name])
+            versions = ready_versions(self._core.registry.find(request.name)[1])
         return metadata_message(model.spec, versions)
 
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
@@ -115,13 +115,15 @@ class ControlHandlers:
         return pb.ModelConfigResponse(config=config_pb.ModelConfig.FromString(spec.config_message))
 
     def _model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        entries = self._core.registry.entries
+        registry = self._core.registry
+        entries = registry.entries
         version = parse_version(request.version)
-        if request.name and request.name not in entries:
+        names = registry.identifiers(request.name) if request.name else sorted(entries)
+        if request.name and not names:
             raise InvalidArgumentError(f"requested model '{request.name}' is not available")
         models = [
             entries[name].ready[number]
-            for name in ([request.name] if request.name else sorted(entries))
+            for name in names
             for number in ready_versions(entries[name])
             if version in (-1, number)
         ]

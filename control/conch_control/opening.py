@@ -1,0 +1,20 @@
+"""The repositories that options name, opened."""
+
+from __future__ import annotations
+
+from conch_control.dependencies import read_parts
+from conch_control.options import ControlOptions
+from conch_control.repository.repositories import Repositories
+from conch_control.storage import open_repository
+
+
+def open_repositories(options: ControlOptions) -> Repositories:
+    """Opens all repositories; nothing of them is read yet.
+
+    Raises:
+        InvalidArgumentError: A location makes no sense, or what it needs is not installed.
+    """
+    opened = [open_repository(location, options.storage) for location in options.repositories]
+    if not options.namespacing:
+        return Repositories(opened)
+    return Repositories(opened, lambda source: read_parts(source, options))
