@@ -9,7 +9,7 @@ import numpy as np
 
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 _ALIGNMENT = 64  # as models' own memory has it
 _LEAST_BYTES = 64 * 1024
@@ -52,6 +52,7 @@ class InPlace:
             and min(tensor.backend_dims, default=0) >= 0
             and tensor.datatype in ELEMENT_SIZES
             and tensor.datatype in NUMPY_DTYPES
+            and tensor.datatype not in POSITIONS  # a model may read what it has written
         }
 
     def places(
