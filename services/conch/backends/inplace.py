@@ -20,7 +20,7 @@ _LEAST_BYTES = 64 * 1024
 class WritesInPlace(Protocol):
     """An array function that can write its outputs to memory that it is given."""
 
-    def write(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the model once.
 
         Args:
