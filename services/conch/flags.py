@@ -153,6 +153,12 @@ FLAGS: tuple[Flag, ...] = (
         "let clients of the inference ports load and unload models in explicit mode",
     ),
     Flag(
+        "allow-client-shm",
+        parse_bool,
+        True,
+        "let clients register system and CUDA shared memory; see docs/shared-memory.md",
+    ),
+    Flag(
         "model-namespacing",
         parse_bool,
         False,
@@ -276,7 +282,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "allow-cpu-metrics",
             "allow-sagemaker",
             "allow-vertex-ai",
-            "allow-client-shm",
             "enable-peer-access",
         ),
         parse_bool,

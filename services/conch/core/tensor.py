@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,13 @@ ELEMENT_SIZES: dict[str, int] = {
     "BF16": 2,
 }
 """Bytes per element of every datatype of fixed size; BYTES is not among them."""
+
+POSITIONS = frozenset(("BOOL", "INT32", "INT64"))
+"""Datatypes whose values kernels take for positions and counts.
+
+They check them first, so such values must not lie where a client can change them in between: it would have
+the server read and write anywhere.
+"""
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -66,7 +73,10 @@ class Tensor:
         name: Name of the input or output.
         datatype: Protocol name of the element type, such as ``FP32``.
         shape: Dimensions, batch dimension included.
+        shared: Whether a client may write to its memory at any time.
     """
+
+    shared: ClassVar[bool] = False
 
     __slots__ = ("_array", "_data", "datatype", "name", "shape")
 
