@@ -1,0 +1,189 @@
+"""Tensors in the memory of a device, as far as the core has to know of them: where they are.
+
+What opens, copies and frees such memory is behind `DeviceMemory`; the one there is for CUDA is in
+`conch.memory.cuda`. A `DeviceTensor` is a `Tensor`: whoever asks it for bytes or an array gets a copy in host
+memory, made once; whoever can use the memory where it is asks `on_device` first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conch.core import dlpack
+from conch.core.errors import InvalidArgumentError
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, Tensor
+
+
+class DeviceMemory(ABC):
+    """A piece of a device's memory; it is there at least as long as this object.
+
+    Every copy has happened when its method returns, and what the device was to do with the memory before in
+    the order of its default stream has happened before it.
+
+    Attributes:
+        pointer: Its address.
+        device_id: Number of the device.
+        nbytes: Its size.
+    """
+
+    __slots__ = ()
+
+    pointer: int
+    device_id: int
+    nbytes: int
+
+    @abstractmethod
+    def part(self, offset: int, nbytes: int) -> DeviceMemory:
+        """A piece of it, which must lie inside."""
+
+    @abstractmethod
+    def read(self) -> memoryview:
+        """A copy in host memory.
+
+        Raises:
+            ConchError: The device failed.
+        """
+
+    @abstractmethod
+    def write(self, parts: Iterable[Buffer | DeviceMemory]) -> None:
+        """Copies what comes from the host or a device into it, one after the other from its beginning.
+
+        Raises:
+            ConchError: The device failed.
+        """
+
+    @abstractmethod
+    def another(self, nbytes: int) -> DeviceMemory | None:
+        """New memory on the same device; None where it can't give and take memory without stopping others.
+
+        Raises:
+            ConchError: The device failed, or has too little.
+        """
+
+
+class DeviceTensor(Tensor):
+    """A tensor in the memory of a device, never one of BYTES.
+
+    Attributes:
+        memory: Where it is.
+    """
+
+    on_device: ClassVar[bool] = True
+
+    __slots__ = ("memory",)
+
+    def __init__(
+        self,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        memory: DeviceMemory,
+        data: Buffer | None = None,
+    ) -> None:
+        super().__init__(name, datatype, shape, data)
+        self.memory = memory
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.memory.nbytes
+
+    @property
+    def data(self) -> Buffer:
+        """A copy in host memory, made when first asked for."""
+        data = self._data
+        if data is None:
+            data = self._data = self.memory.read().toreadonly() if self.memory.nbytes else b""
+        return data
+
+    def fetch(self) -> int:
+        """Copies it to host memory unless that has been done; returns how many bytes that took."""
+        if self._data is not None:
+            return 0
+        return memoryview(self.data).nbytes
+
+    def numpy(self) -> Array:
+        """A copy in host memory as an array of its shape, which can't be written to."""
+        self.fetch()
+        return super().numpy()
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The numpy dtype of its elements; None for BF16."""
+        return NUMPY_DTYPES.get(self.datatype)
+
+    def rows(self, start: int, end: int) -> DeviceTensor:
+        """The elements from one index of the first dimension to another, without a copy."""
+        size = prod(self.shape[1:]) * ELEMENT_SIZES[self.datatype]
+        memory = self.memory.part(start * size, (end - start) * size)
+        return DeviceTensor(self.name, self.datatype, (end - start, *self.shape[1:]), memory)
+
+    def reshaped(self, shape: tuple[int, ...]) -> DeviceTensor:
+        """The same elements under another shape of the same size, without a copy."""
+        return self.renamed(self.name, shape)
+
+    def renamed(self, name: str, shape: tuple[int, ...]) -> DeviceTensor:
+        """The same elements under another name and another shape of the same size, without a copy."""
+        if prod(shape) != prod(self.shape):
+            raise InvalidArgumentError(
+                f"tensor '{self.name}' of shape {list(self.shape)} can't have shape {list(shape)}"
+            )
+        return DeviceTensor(name, self.datatype, shape, self.memory, self._data)
+
+    def detached(self, name: str) -> Tensor:
+        """The same elements under another name, in host memory."""
+        return Tensor(name, self.datatype, self.shape, bytes(self.data))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as numba, cupy and others take it; its contents are ready on every stream."""
+        dtype = self.dtype
+        if dtype is None:
+            raise AttributeError(f"{self.datatype} has no type string; use DLPack")
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": dtype.str,
+            "data": (self.memory.pointer, False),
+            "strides": None,
+            "stream": None,
+        }
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        """A DLPack capsule of the memory itself.
+
+        Args:
+            stream: Where the consumer will use it. Nothing is to be done for that: clients have written their
+                memory before they name it, and every copy of ours is over when it returns.
+            options: Whatever newer versions of the protocol ask for, all of which may be left alone.
+        """
+        memory = self.memory
+        return dlpack.export(memory.pointer, self.__dlpack_device__(), self.datatype, self.shape, memory)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self.memory.device_id
+
+
+def concatenated(name: str, tensors: list[Tensor], device_id: int) -> DeviceTensor | None:
+    """The rows of several tensors of one datatype one after the other, in memory of a device.
+
+    Args:
+        name: Name of the result.
+        tensors: The tensors, wherever they are; at least one must be on that device.
+        device_id: Number of the device.
+
+    Returns:
+        The rows; None where the device can't give memory for it without stopping others.
+    """
+    near = next(t for t in tensors if isinstance(t, DeviceTensor) and t.memory.device_id == device_id)
+    memory = near.memory.another(sum(tensor.nbytes for tensor in tensors))
+    if memory is None:
+        return None
+    memory.write(tensor.memory if isinstance(tensor, DeviceTensor) else tensor.data for tensor in tensors)
+    rows = sum(tensor.shape[0] for tensor in tensors)
+    return DeviceTensor(name, near.datatype, (rows, *near.shape[1:]), memory)
