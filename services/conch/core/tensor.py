@@ -67,9 +67,11 @@ class Tensor:
         datatype: Protocol name of the element type, such as ``FP32``.
         shape: Dimensions, batch dimension included.
         on_device: Whether it is a `conch.core.device.DeviceTensor`, whose bytes have to be copied to be seen.
+        shared: Whether a client may write to its memory at any time.
     """
 
     on_device: ClassVar[bool] = False
+    shared: ClassVar[bool] = False
 
     __slots__ = ("_array", "_data", "datatype", "name", "shape")
 
