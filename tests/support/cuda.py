@@ -1,7 +1,7 @@
-"""CUDA for machines without it: a driver whose devices' memory is files, and clients that allocate such memory.
+"""CUDA for machines without it: a driver whose devices' memory is files, and clients that allocate it.
 
-The driver is a library of its own, fake_cuda.c, named like the real one. So everything that is ours runs as it
-does with a GPU, ctypes included, also in a server process that finds it through ``LD_LIBRARY_PATH``.
+The driver is a library of its own, fake_cuda.c, named like the real one. So everything that is ours runs as
+it does with a GPU, ctypes included, also in a server process that finds it through ``LD_LIBRARY_PATH``.
 """
 
 from __future__ import annotations

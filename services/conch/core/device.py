@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -55,6 +55,16 @@ class DeviceMemory(ABC):
 
         Raises:
             ConchError: The device failed.
+        """
+
+    @abstractmethod
+    def owned(self, pointer: int, nbytes: int, owner: object) -> DeviceMemory:
+        """Memory on the same device that somebody else has.
+
+        Args:
+            pointer: Its address.
+            nbytes: Its size.
+            owner: What has to be kept as long as it is used.
         """
 
     @abstractmethod
@@ -103,9 +113,7 @@ class DeviceTensor(Tensor):
 
     def fetch(self) -> int:
         """Copies it to host memory unless that has been done; returns how many bytes that took."""
-        if self._data is not None:
-            return 0
-        return memoryview(self.data).nbytes
+        return 0 if self._data is not None else memoryview(self.data).nbytes
 
     def numpy(self) -> Array:
         """A copy in host memory as an array of its shape, which can't be written to."""
@@ -117,8 +125,9 @@ class DeviceTensor(Tensor):
         """The numpy dtype of its elements; None for BF16."""
         return NUMPY_DTYPES.get(self.datatype)
 
-    def rows(self, start: int, end: int) -> DeviceTensor:
-        """The elements from one index of the first dimension to another, without a copy."""
+    def __getitem__(self, rows: slice) -> DeviceTensor:
+        """Some of its rows, which must be there, without a copy."""
+        start, end = rows.start, rows.stop
         size = prod(self.shape[1:]) * ELEMENT_SIZES[self.datatype]
         memory = self.memory.part(start * size, (end - start) * size)
         return DeviceTensor(self.name, self.datatype, (end - start, *self.shape[1:]), memory)
@@ -169,6 +178,36 @@ class DeviceTensor(Tensor):
         return dlpack.CUDA, self.memory.device_id
 
 
+class FetchedTensor(DeviceTensor):
+    """A tensor on a device, for somebody who only wants to know of host memory; copied when it is looked at.
+
+    Args:
+        tensor: The tensor.
+        batch: The batch it runs in, which counts the copy.
+    """
+
+    on_device: ClassVar[bool] = False
+
+    __slots__ = ("_batch",)
+
+    def __init__(self, tensor: DeviceTensor, batch: Counting) -> None:
+        super().__init__(tensor.name, tensor.datatype, tensor.shape, tensor.memory, tensor._data)
+        self._batch = batch
+
+    @property
+    def data(self) -> Buffer:
+        """A copy in host memory, made when first asked for."""
+        if self._data is None:
+            self._batch.bytes_copied += self.memory.nbytes
+        return super().data
+
+
+class Counting(Protocol):
+    """What counts copies."""
+
+    bytes_copied: int
+
+
 def concatenated(name: str, tensors: list[Tensor], device_id: int) -> DeviceTensor | None:
     """The rows of several tensors of one datatype one after the other, in memory of a device.
 
@@ -185,5 +224,7 @@ def concatenated(name: str, tensors: list[Tensor], device_id: int) -> DeviceTens
     if memory is None:
         return None
     memory.write(tensor.memory if isinstance(tensor, DeviceTensor) else tensor.data for tensor in tensors)
+    if len(tensors) == 1:
+        return DeviceTensor(name, near.datatype, near.shape, memory)
     rows = sum(tensor.shape[0] for tensor in tensors)
     return DeviceTensor(name, near.datatype, (rows, *near.shape[1:]), memory)

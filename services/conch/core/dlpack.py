@@ -103,6 +103,16 @@ def export(
     return capsule
 
 
+def device_of(capsule: Any) -> tuple[int, int]:
+    """Kind and number of the device that a capsule's memory is on.
+
+    Raises:
+        ValueError: It is no capsule, or has been consumed.
+    """
+    tensor = _DLTensor.from_address(_get_pointer(capsule, _NAME))
+    return tensor.device_type, tensor.device_id
+
+
 def describe(capsule: Any) -> Described:
     """Reads a capsule without consuming it: its memory stays as long as the capsule is kept.
 
@@ -120,8 +130,8 @@ def describe(capsule: Any) -> Described:
     datatype = _DATATYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if datatype is None:
         raise ValueError(
-            f"DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes has no datatype "
-            f"in the protocol"
+            f"DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes has no "
+            f"datatype in the protocol"
         )
     return Described(
         (tensor.data or 0) + tensor.byte_offset,

@@ -124,6 +124,10 @@ class Tensor:
             self._data = data
         return data
 
+    def fetch(self) -> int:
+        """Has its bytes in host memory; returns how many had to be copied for that."""
+        return 0
+
     def numpy(self) -> Array:
         """The tensor as an array of its shape; BYTES as an object array of `bytes`.
 

@@ -1,9 +1,9 @@
 """Memory of CUDA devices: what other processes have allocated and we have opened, and what is our own.
 
-A handle is opened once for each device, however many regions name it, because the driver refuses a second time
-or counts, depending on its age. It is closed when nothing uses the memory any more: no region, no tensor, and
-no array of a framework that a model has made of a tensor and kept. To touch closed memory would end the CUDA
-context of the whole server.
+A handle is opened once for each device, however many regions name it, because the driver refuses a second
+time or counts, depending on its age. It is closed when nothing uses the memory any more: no region, no
+tensor, and no array of a framework that a model has made of a tensor and kept. To touch closed memory would
+end the CUDA context of the whole server.
 """
 
 from __future__ import annotations
@@ -213,6 +213,10 @@ class CudaMemory(DeviceMemory):
             kept.append(part)
         if copies:
             self._copy(copies)
+
+    def owned(self, pointer: int, nbytes: int, owner: object) -> CudaMemory:
+        """Memory on the same device that somebody else has."""
+        return CudaMemory(self._device, pointer, nbytes, owner)
 
     def another(self, nbytes: int) -> CudaMemory | None:
         """New memory on the same device."""

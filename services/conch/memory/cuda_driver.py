@@ -1,9 +1,9 @@
 """The CUDA driver, as much of it as shared memory needs, through ctypes.
 
-The driver's library is on every machine with a usable GPU, so nothing has to be installed and no CUDA version
-chosen for what takes a dozen functions; cupy and cuda-python are some hundred megabytes that come with both.
-Addresses are the same for all who use a device's primary context, which torch, cupy, ONNX Runtime and whatever
-else is built on the CUDA runtime do.
+The driver's library is on every machine with a usable GPU, so for what takes a dozen functions nothing has to
+be installed and no CUDA version chosen, which cupy and cuda-python would ask for. Addresses are the same for
+all who use a device's primary context, and that torch, cupy, ONNX Runtime and whatever else is built on the
+CUDA runtime do.
 
 Calls release the interpreter's lock.
 """

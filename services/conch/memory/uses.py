@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Tensor
@@ -81,6 +82,11 @@ class Uses:
         if place is None or byte_size > place[2]:
             return None
         return place[0].buffer(place[1], byte_size)
+
+    def device(self, name: str) -> DeviceMemory | None:
+        """Where an output goes in the memory of a device; None if it goes elsewhere."""
+        place = self._places.get(name)
+        return None if place is None else place[0].device(place[1], place[2])
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes a response on its way to the responder."""

@@ -218,7 +218,7 @@ def test_host_and_device_are_written_one_after_the_other(cuda: FakeCuda, devices
     theirs = cuda.allocate(np.zeros(6, np.float32))
     target = devices.open(theirs.handle, 0)
     host = np.array([21, 22], np.float32)
-    target.write([source.part(4, 8), b"", memoryview(host), host[:1].tobytes()])
+    target.write([source.part(4, 8), b"", memoryview(host.tobytes()), host[:1].tobytes()])
     assert theirs.array.tolist() == [1, 2, 21, 22, 21, 0]
 
 
