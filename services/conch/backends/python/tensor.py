@@ -140,7 +140,9 @@ class Tensor:
             if kind == dlpack.CUDA:
                 return Tensor._of(_on_device(name, source))
             if kind not in (dlpack.CPU, dlpack.CUDA_HOST):
-                raise BufferError(f"it is on a device of kind {int(kind)}, which is neither the host nor CUDA")
+                raise BufferError(
+                    f"it is on a device of kind {int(kind)}, which is neither the host nor CUDA"
+                )
             try:
                 array = np.from_dlpack(source)
             except (BufferError, RuntimeError, TypeError) as error:
