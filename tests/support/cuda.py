@@ -6,7 +6,9 @@ it does with a GPU, ctypes included, also in a server process that finds it thro
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 import os
 import shutil
 import struct
@@ -99,7 +101,27 @@ class Allocation:
         path = directory / self.name
         path.write_bytes(values.tobytes())
         self.handle = _HANDLE.pack(b"FAKE", device, values.nbytes, pid, self.name.encode())
-        self.array = np.memmap(path, values.dtype, "r+", shape=values.shape)
+        self._mapping = _mapping(path, values.nbytes)
+        self.array = np.frombuffer(self._mapping, values.dtype).reshape(values.shape)
+
+
+def _mapping(path: Path, nbytes: int) -> Any:
+    """A file's content, for as long as the process lives; `mmap.mmap` would keep a descriptor too."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        address = libc.mmap(
+            None,
+            ctypes.c_size_t(nbytes),
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_SHARED,
+            descriptor,
+            ctypes.c_long(0),
+        )
+    finally:
+        os.close(descriptor)
+    return (ctypes.c_char * nbytes).from_address(address)
 
 
 def without_gpu() -> str:

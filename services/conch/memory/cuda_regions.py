@@ -105,6 +105,7 @@ def cuda_opener(devices: Callable[[], CudaDevices] = cuda_devices) -> CudaOpener
         except CudaError as error:
             raise InvalidArgumentError(f"{start}: failed to open CUDA IPC handle: {error}") from error
         if not 0 < byte_size <= memory.nbytes:
+            del memory  # before the error, which might keep it
             raise InvalidArgumentError(f"{start}: invalid args")
         return OpenedRegion(name, byte_size, memory)
 
