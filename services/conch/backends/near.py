@@ -61,6 +61,8 @@ class Near:
         self._gather = gather_for(spec)
         # Padded and ragged inputs, and those made of others, are made in host memory.
         self._joins = not needs_arrays(spec)
+        # Outputs that are cut or split, or kept for a sequence, are not what goes to the client.
+        self._leaves = not (spec.batch_outputs or spec.padding or spec.sequence)
 
     def inputs(self, batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array | DeviceTensor]:
         """The inputs of a batch; those that are on the device, or partly, in memory of the device."""
@@ -82,7 +84,10 @@ class Near:
     def places(self, requests: list[InferenceRequest], outputs: tuple[str, ...]) -> Places:
         """The outputs that all requests want on the device, with their places."""
         places: dict[str, tuple[DeviceMemory, ...]] = {}
-        uses = [request.uses for request in requests if hasattr(request, "uses")]
+        if not self._leaves or not all(hasattr(request, "uses") for request in requests):
+            return places
+        # Whoever else looks at a response on its way, such as a cache, must not see memory of the client.
+        uses = [request.uses for request in requests if request.responder is request.uses]
         for name in outputs:
             wanted = tuple([memory for use in uses if (memory := use.device(name)) is not None])
             if len(wanted) == len(requests) and all(m.device_id == self._device_id for m in wanted):

@@ -84,6 +84,7 @@ class DeviceTensor(Tensor):
     """
 
     on_device: ClassVar[bool] = True
+    shared: ClassVar[bool] = True  # most are in regions of clients
 
     __slots__ = ("memory",)
 
