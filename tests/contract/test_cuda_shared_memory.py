@@ -16,7 +16,6 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tests.support.cuda import FakeCuda, build
 from tests.support.servers import (
-    EXAMPLES,
     WAIT_S,
     ServerProcess,
     client_of,
@@ -308,9 +307,10 @@ def test_copies_that_fail_are_the_requests_errors(client: Client, cuda: FakeCuda
 
 def test_without_cuda_and_when_clients_may_not(tmp_path: Path) -> None:
     handle = base64.b64encode(b"x" * 64)
+    copy_example(tmp_path / "models", "simple")
     empty = {"LD_LIBRARY_PATH": str(tmp_path)}
     (tmp_path / "libcuda.so.1").write_text("no library")
-    with serving(EXAMPLES, environment=empty) as server, client_of(server) as client:
+    with serving(tmp_path / "models", environment=empty) as server, client_of(server) as client:
         assert refusal(client.register_cuda_shared_memory, "n", handle, 0, 64) == (
             "INVALID_ARGUMENT",
             "failed to register CUDA shared memory region: 'n', GPUs not supported",
@@ -318,7 +318,7 @@ def test_without_cuda_and_when_clients_may_not(tmp_path: Path) -> None:
         assert not client.get_cuda_shared_memory_status().regions
         client.unregister_cuda_shared_memory("n")
     flags = ["--allow-client-shm=false"]
-    with serving(EXAMPLES, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path / "models", flags=flags) as server, client_of(server) as client:
         text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
         assert refusal(client.register_cuda_shared_memory, "n", handle, 0, 64) == ("UNIMPLEMENTED", text)
         assert refusal(client.unregister_cuda_shared_memory, "n") == ("UNIMPLEMENTED", text)
