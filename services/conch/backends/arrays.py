@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from conch.backends.gather import gather_for
+from conch.backends.inplace import InPlace, WritesInPlace
 from conch.backends.near import DeviceFunction, Near
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
@@ -85,6 +86,7 @@ class ArrayInstance(BackendInstance):
         self._scatter = scatter_for(spec).split
         device_id = getattr(function, "device_id", None)
         self._near = None if device_id is None else Near(spec, device_id)
+        self._in_place = InPlace(spec, function) if isinstance(function, WritesInPlace) else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
         """Gathers, runs and scatters; requests that can't share a call get one each."""
@@ -105,7 +107,10 @@ class ArrayInstance(BackendInstance):
             return self._run_near(self._near, batch, requests, wanted)
         inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
-        results = self._function(inputs, wanted)
+        places = None
+        if self._in_place is not None and len(requests) == 1 and hasattr(requests[0], "uses"):
+            places = self._in_place.places(requests[0], wanted, inputs)
+        results = self._function(inputs, wanted) if places is None else self._write(inputs, places)
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
 
@@ -120,6 +125,11 @@ class ArrayInstance(BackendInstance):
         results = function.on_device(inputs, wanted, places)
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
+
+    def _write(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
+        assert self._in_place is not None, "there are no places without it"
+        self._in_place.function.write(inputs, places)
+        return places
 
     def _wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:
         """The outputs any of the requests wants, in the config's order."""
