@@ -241,8 +241,8 @@ def test_inputs_that_are_not_there(client: triton.InferenceServerClient, cuda: F
 def test_what_can_not_be_registered(client: triton.InferenceServerClient, cuda: FakeCuda) -> None:
     allocation = cuda.allocate(VALUES, 1)
     handle = base64.b64encode(allocation.handle)
-    start = "failed to register CUDA shared memory region 'n': "
-    opening = start + "failed to open CUDA IPC handle: "
+    start = "failed to register shared memory region 'n': "
+    opening = "failed to register CUDA shared memory region 'n': failed to open CUDA IPC handle: "
     for arguments, text in (
         ((base64.b64encode(b"x" * 64), 0, 256), opening + "invalid argument"),
         ((b"", 0, 0), opening + "invalid argument"),

@@ -95,7 +95,6 @@ def cuda_opener(devices: Callable[[], CudaDevices] = cuda_devices) -> CudaOpener
     """
 
     def open_region(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
-        start = f"failed to register CUDA shared memory region '{name}'"
         try:
             memory = devices().open(raw_handle, device_id)
         except CudaUnavailableError as error:
@@ -103,10 +102,13 @@ def cuda_opener(devices: Callable[[], CudaDevices] = cuda_devices) -> CudaOpener
                 f"failed to register CUDA shared memory region: '{name}', GPUs not supported"
             ) from error
         except CudaError as error:
-            raise InvalidArgumentError(f"{start}: failed to open CUDA IPC handle: {error}") from error
+            raise InvalidArgumentError(
+                f"failed to register CUDA shared memory region '{name}': failed to open CUDA IPC handle: {error}"
+            ) from error
         if not 0 < byte_size <= memory.nbytes:
             del memory  # before the error, which might keep it
-            raise InvalidArgumentError(f"{start}: invalid args")
+            # Without "CUDA", as Triton has it and its own tests look for it.
+            raise InvalidArgumentError(f"failed to register shared memory region '{name}': invalid args")
         return OpenedRegion(name, byte_size, memory)
 
     return open_region
