@@ -310,6 +310,9 @@ class CudaDevices:
                 raise CudaError("invalid argument")
             opened = self._opened.get(key)
             if opened is None:
+                for other, its_handle in self._opened:
+                    if its_handle == handle:  # the driver may confuse who has what open
+                        raise CudaError(f"the memory is on device {other}, not on device {number}")
                 opened = self._opened[key] = _Opened(*device.open(handle))
             opened.uses += 1
             owner = _Held()

@@ -13,6 +13,8 @@ from conch.memory.cuda import CudaDevices, CudaMemory, cuda_devices
 from conch.memory.cuda_driver import HANDLE_BYTES, CudaError, CudaUnavailableError
 from conch.memory.region import CudaOpener, CudaRegion
 
+_MOST_STRINGS = 2**31 - 1  # as in a message: the host may have far less memory than its GPUs
+
 
 def decoded_handle(text: str) -> bytes:
     """A handle as REST clients send it.
@@ -59,6 +61,11 @@ class OpenedRegion(CudaRegion):
         """
         part = self._part(offset, byte_size)
         size = ELEMENT_SIZES.get(datatype)
+        if size is None and byte_size > _MOST_STRINGS:
+            raise InvalidArgumentError(
+                f"input '{name}' has {byte_size} bytes of type {datatype} on a GPU; at most {_MOST_STRINGS} can "
+                f"be copied to host memory"
+            )
         if size is None or part.pointer % size:
             return Tensor(name, datatype, shape, part.read())
         return DeviceTensor(name, datatype, shape, part)
@@ -103,7 +110,8 @@ def cuda_opener(devices: Callable[[], CudaDevices] = cuda_devices) -> CudaOpener
             ) from error
         except CudaError as error:
             raise InvalidArgumentError(
-                f"failed to register CUDA shared memory region '{name}': failed to open CUDA IPC handle: {error}"
+                f"failed to register CUDA shared memory region '{name}': failed to open CUDA IPC handle: "
+                f"{error}"
             ) from error
         if not 0 < byte_size <= memory.nbytes:
             del memory  # before the error, which might keep it

@@ -67,7 +67,11 @@ def test_a_handle_of_another_device_is_closed_again(cuda: FakeCuda, devices: Cud
     with pytest.raises(CudaError, match=r"^the memory is on device 1, not on device 0$"):
         devices.open(theirs.handle, 0)
     assert cuda.open_handles == set()
-    assert devices.open(theirs.handle, 1).nbytes == VALUES.nbytes
+    memory = devices.open(theirs.handle, 1)
+    assert memory.nbytes == VALUES.nbytes
+    with pytest.raises(CudaError, match=r"^the memory is on device 1, not on device 0$"):
+        devices.open(theirs.handle, 0)
+    assert bytes(memory.read()) == VALUES.tobytes()
 
 
 @pytest.mark.parametrize("handle", [b"", b"x" * 63, b"x" * 64, b"\0" * 64, b"x" * 65])

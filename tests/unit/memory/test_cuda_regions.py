@@ -20,8 +20,8 @@ from conch.core.errors import (
 )
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor, encode_bytes
-from conch.memory.cuda import CudaDevices
-from conch.memory.cuda_regions import cuda_opener, decoded_handle
+from conch.memory.cuda import CudaDevice, CudaDevices, CudaMemory
+from conch.memory.cuda_regions import OpenedRegion, cuda_opener, decoded_handle
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 
@@ -246,6 +246,15 @@ def test_strings_and_odd_addresses_come_as_copies(cuda: FakeCuda, regions: Regio
     assert not tensor.on_device
     assert tensor.numpy().tolist() == VALUES.tolist()
     uses.release()
+
+
+def test_more_strings_than_a_message_has_are_refused() -> None:
+    device = CudaDevice.__new__(CudaDevice)
+    device.number = 0
+    region = OpenedRegion("r", 2**33, CudaMemory(device, 4096, 2**33, None))
+    error = refusal(region.tensor, 0, 2**31, "S", "BYTES", (1,))
+    assert isinstance(error, InvalidArgumentError)
+    assert error.message.startswith("input 'S' has 2147483648 bytes of type BYTES on a GPU; at most 2147483647 ")
 
 
 @pytest.mark.parametrize(
