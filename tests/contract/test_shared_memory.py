@@ -20,6 +20,7 @@ import tritonclient.utils.shared_memory as shm
 from PIL import Image
 from tests.support.servers import (
     EXAMPLES,
+    ROOT,
     WAIT_S,
     RawClient,
     ServerProcess,
@@ -154,6 +155,20 @@ def test_the_utilities_of_the_client(client: Client) -> None:
         )
         client.unregister_system_shared_memory()
         assert not client.get_system_shared_memory_status().regions
+
+
+def test_the_example_of_the_docs(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "shared-memory.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert "localhost:8001" in code
+    names: dict[str, Any] = {}
+    exec(code.replace("localhost:8001", server.address), names)
+    names["client"].close()
+    sums, differences = np.fromstring(
+        capsys.readouterr().out.replace("[", " ").replace("]", " "), np.int64, sep=" "
+    ).reshape(2, 16)
+    assert sums.tolist() == [2 * number for number in range(16)]
+    assert not differences.any()
 
 
 def test_cuda_without_a_gpu(client: Client, memory: SharedObject) -> None:

@@ -110,7 +110,7 @@ class ArrayInstance(BackendInstance):
         places = None
         if self._in_place is not None and len(requests) == 1 and hasattr(requests[0], "uses"):
             places = self._in_place.places(requests[0], wanted, inputs)
-        results = self._function(inputs, wanted) if places is None else self._write(inputs, places)
+        results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
 
@@ -126,9 +126,9 @@ class ArrayInstance(BackendInstance):
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
 
-    def _write(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
+    def _run_into(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
         assert self._in_place is not None, "there are no places without it"
-        self._in_place.function.write(inputs, places)
+        self._in_place.function.run_into(inputs, places)
         return places
 
     def _wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 _ALIGNMENT = 64  # as models' own memory has it
 _LEAST_BYTES = 64 * 1024
@@ -20,7 +20,7 @@ _LEAST_BYTES = 64 * 1024
 class WritesInPlace(Protocol):
     """An array function that can write its outputs to memory that it is given."""
 
-    def write(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the model once.
 
         Args:
@@ -52,6 +52,7 @@ class InPlace:
             and min(tensor.backend_dims, default=0) >= 0
             and tensor.datatype in ELEMENT_SIZES
             and tensor.datatype in NUMPY_DTYPES
+            and tensor.datatype not in POSITIONS  # a model may read what it has written
         }
 
     def places(

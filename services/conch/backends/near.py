@@ -13,7 +13,7 @@ from conch.core.device import DeviceMemory, DeviceTensor, concatenated
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
-from conch.core.tensor import Array
+from conch.core.tensor import POSITIONS, Array
 
 ALIGNMENT = 256
 """What addresses of inputs and outputs have to be multiples of: frameworks have kernels that read many
@@ -101,7 +101,12 @@ class Near:
         if not any(isinstance(t, DeviceTensor) and t.memory.device_id == device_id for t in tensors):
             return None
         first = tensors[0]
-        if len(tensors) == 1 and isinstance(first, DeviceTensor) and not first.memory.pointer % ALIGNMENT:
+        if (
+            len(tensors) == 1
+            and isinstance(first, DeviceTensor)
+            and not first.memory.pointer % ALIGNMENT
+            and first.datatype not in POSITIONS  # which kernels check before they use them
+        ):
             return first
         joined = concatenated(name, tensors, device_id)
         if joined is not None:

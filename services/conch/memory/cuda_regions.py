@@ -13,7 +13,7 @@ from conch.memory.cuda import CudaDevices, CudaMemory, cuda_devices
 from conch.memory.cuda_driver import HANDLE_BYTES, CudaError, CudaUnavailableError
 from conch.memory.region import CudaOpener, CudaRegion
 
-_MOST_STRINGS = 2**31 - 1  # as in a message: the host may have far less memory than its GPUs
+_MOST_COPIED_BYTES = 2**31 - 1  # as much as a message may have; the host may have less memory than its GPUs
 
 
 def decoded_handle(text: str) -> bytes:
@@ -61,12 +61,12 @@ class OpenedRegion(CudaRegion):
         """
         part = self._part(offset, byte_size)
         size = ELEMENT_SIZES.get(datatype)
-        if size is None and byte_size > _MOST_STRINGS:
-            raise InvalidArgumentError(
-                f"input '{name}' has {byte_size} bytes of type {datatype} on a GPU; at most {_MOST_STRINGS} can "
-                f"be copied to host memory"
-            )
         if size is None or part.pointer % size:
+            if byte_size > _MOST_COPIED_BYTES:
+                raise InvalidArgumentError(
+                    f"input '{name}' in shared memory region '{self.name}' has {byte_size} bytes, but of datatype "
+                    f"{datatype} at most {_MOST_COPIED_BYTES} are taken there"
+                )
             return Tensor(name, datatype, shape, part.read())
         return DeviceTensor(name, datatype, shape, part)
 

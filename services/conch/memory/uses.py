@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from conch.core.device import DeviceMemory
-from conch.core.errors import ConchError, InternalError, without_traceback
+from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Tensor
 from conch.memory.keys import check_part
 from conch.memory.region import Region
 from conch.memory.regions import Regions
+
+log = logging.getLogger(__name__)
 
 
 class PlacedTensor(Tensor):
@@ -83,22 +87,24 @@ class Uses:
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
         """Memory to which an output can be written directly; None where there is none, or not enough."""
         place = self._places.get(name)
-        if place is None or byte_size > place[2]:
+        if place is None or byte_size > place[2] or self._released:
             return None
         return place[0].buffer(place[1], byte_size)
 
     def device(self, name: str) -> DeviceMemory | None:
         """Where an output goes in the memory of a device; None if it goes elsewhere."""
         place = self._places.get(name)
-        return None if place is None else place[0].device(place[1], place[2])
+        return None if place is None or self._released else place[0].device(place[1], place[2])
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes a response on its way to the responder."""
         if response is not None and response.error is None:
             try:
                 response = self._placed(response)
-            except ConchError as error:
-                response = InferenceResponse([], without_traceback(error))
+            except Exception as error:  # an output may be anything that a model calls one
+                if not isinstance(error, ConchError):
+                    log.exception("an output of model '%s' could not be written", request.model_name)
+                response = InferenceResponse([], without_traceback(as_conch_error(error)))
         try:
             self.responder(request, response, final)
         finally:

@@ -187,6 +187,21 @@ def test_inputs_of_odd_alignment_are_moved(harness: Harness, client: Client) -> 
     assert places["SUM"][:2].tolist() == [6, 6]
 
 
+def test_positions_are_moved_to_where_no_client_can_change_them(harness: Harness, client: Client) -> None:
+    spec = harness.spec("m", tensor_specs(A=("INT32", (2,))), SUM_DIFF)
+    request, _ = client.request({"A": rows(5)})
+    tensor = request.inputs["A"]
+    assert isinstance(tensor, DeviceTensor)
+    request.inputs["A"] = DeviceTensor("A", "INT32", tensor.shape, tensor.memory)
+    batch = batch_of(request)
+    moved = near.Near(spec, 1).inputs(batch, [request])["A"]
+    assert isinstance(moved, DeviceTensor)
+    assert moved.memory.pointer != tensor.memory.pointer
+    assert bytes(moved.data) == bytes(tensor.data)
+    assert batch.bytes_copied == 8
+    request.discard()
+
+
 def test_what_is_all_in_host_memory_stays_there(harness: Harness, client: Client) -> None:
     instance, function = instance_of(harness)
     request, _ = client.request({}, host={"A": rows(5), "B": rows(1)})

@@ -12,6 +12,7 @@ from tests.support.sharing import SharedObject, shared_object
 from tests.unit.backends.harness import Answer, Harness, tensor_specs
 from tests.unit.backends.test_onnxruntime import S, graph, node
 
+from conch.backends.inplace import WritesInPlace
 from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.core.instances.placement import place
 from conch.core.model import Model
@@ -174,5 +175,5 @@ def test_models_with_strings_do_not_write_in_place(harness: Harness, backend: On
         model_file="model.onnx",
     )
     harness.load(backend, spec)
-    function = backend.open(spec, place(spec.instance_groups)[0])
-    assert not hasattr(function, "write")
+    function: object = backend.open(spec, place(spec.instance_groups)[0])
+    assert not isinstance(function, WritesInPlace)

@@ -254,7 +254,10 @@ def test_more_strings_than_a_message_has_are_refused() -> None:
     region = OpenedRegion("r", 2**33, CudaMemory(device, 4096, 2**33, None))
     error = refusal(region.tensor, 0, 2**31, "S", "BYTES", (1,))
     assert isinstance(error, InvalidArgumentError)
-    assert error.message.startswith("input 'S' has 2147483648 bytes of type BYTES on a GPU; at most 2147483647 ")
+    assert error.message == (
+        "input 'S' in shared memory region 'r' has 2147483648 bytes, but of datatype BYTES at most 2147483647 are "
+        "taken there"
+    )
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ class _WritingSessionFunction(_SessionFunction):
         kind = _pybind_state.OrtDevice
         self._device = kind(kind.cpu(), kind.default_memory(), 0)
 
-    def write(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the session once; see `WritesInPlace`."""
         native = getattr(self._session, "_sess", self._session)
         given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}

@@ -9,7 +9,7 @@ from typing import Any
 from conch.backends.near import ALIGNMENT, Places
 from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.spec import ModelSpec
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 
 class Binder:
@@ -72,8 +72,8 @@ class Binder:
         spec = self._outputs[name]
         shape = spec.backend_dims if rows is None else (rows, *spec.backend_dims)
         place = places[0]
-        if len(places) > 1 or -1 in shape or place.pointer % ALIGNMENT:
-            return None
+        if len(places) > 1 or -1 in shape or place.pointer % ALIGNMENT or spec.datatype in POSITIONS:
+            return None  # of positions because a model may read what it has written
         nbytes = prod(shape) * ELEMENT_SIZES[spec.datatype]
         if nbytes > place.nbytes:
             return None  # whoever writes it there says so
