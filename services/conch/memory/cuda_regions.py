@@ -64,8 +64,8 @@ class OpenedRegion(CudaRegion):
         if size is None or part.pointer % size:
             if byte_size > _MOST_COPIED_BYTES:
                 raise InvalidArgumentError(
-                    f"input '{name}' in shared memory region '{self.name}' has {byte_size} bytes, but of datatype "
-                    f"{datatype} at most {_MOST_COPIED_BYTES} are taken there"
+                    f"input '{name}' in shared memory region '{self.name}' has {byte_size} bytes, but of "
+                    f"datatype {datatype} at most {_MOST_COPIED_BYTES} are taken there"
                 )
             return Tensor(name, datatype, shape, part.read())
         return DeviceTensor(name, datatype, shape, part)
