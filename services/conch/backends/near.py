@@ -62,7 +62,7 @@ class Near:
         # Padded and ragged inputs, and those made of others, are made in host memory.
         self._joins = not needs_arrays(spec)
         # Outputs that are cut or split, or kept for a sequence, are not what goes to the client.
-        self._leaves = not (spec.batch_outputs or spec.padding or spec.sequence)
+        self._leaves = self._joins and not (spec.batch_outputs or spec.sequence)
 
     def inputs(self, batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array | DeviceTensor]:
         """The inputs of a batch; those that are on the device, or partly, in memory of the device."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.instances.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
-from conch.core.spec import ModelSpec
+from conch.core.spec import BatchInput, BatchOutput, ModelSpec, SequenceBatching
 from conch.core.tensor import Array, Tensor
 from conch.memory import cuda as memory
 from conch.memory.cuda import CudaDevices
@@ -337,6 +339,42 @@ def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
     uses.attach(request)
     run(instance, batch_of(request))
     assert client.memory.array[0, :width].tolist() == values[0, ::-1].tolist()
+
+
+def test_outputs_over_each_other_are_written_one_after_the_other(bound: Any, client: Client) -> None:
+    """What the client gets is the second one, whole."""
+    request, _ = client.request({"A": rows(5), "B": rows(1)})
+    uses = Uses(client.regions)
+    for name in ("SUM", "DIFF"):
+        uses.output("r", 31 * 256, 256, name)
+    other = InferenceRequest("m", "", dict(request.inputs), client._respond, 0)
+    uses.attach(other)
+    run(bound, batch_of(other))
+    assert client.memory.array[31, :2].tolist() == [4, 4]
+    request.discard()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sequence": SequenceBatching()},
+        {"batch_outputs": (BatchOutput("BATCH_SCATTER_WITH_INPUT_SHAPE", ("SUM",), "A"),)},
+        {"batch_inputs": (BatchInput("BATCH_ELEMENT_COUNT", ("N",), "FP32", "A"),)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_outputs_that_are_not_as_clients_get_them_do_not_stay_on_the_device(
+    harness: Harness, client: Client, changes: dict[str, Any]
+) -> None:
+    spec = harness.spec("m", AB, SUM_DIFF)
+    request, _ = client.request({"A": rows(5), "B": rows(1)}, ["SUM"])
+    plain = near.Near(spec, 1)
+    assert list(plain.places([request], ("SUM", "DIFF"))) == ["SUM"]
+    changed = near.Near(dataclasses.replace(spec, **changes), 1)
+    assert changed.places([request], ("SUM", "DIFF")) == {}
+    request.intercept(lambda responder: partial(responder))
+    assert plain.places([request], ("SUM",)) == {}  # somebody else looks at the response
+    request.discard()
 
 
 def test_an_output_of_open_dims_is_copied_to_its_place(harness: Harness, client: Client) -> None:

@@ -255,8 +255,8 @@ def test_more_strings_than_a_message_has_are_refused() -> None:
     error = refusal(region.tensor, 0, 2**31, "S", "BYTES", (1,))
     assert isinstance(error, InvalidArgumentError)
     assert error.message == (
-        "input 'S' in shared memory region 'r' has 2147483648 bytes, but of datatype BYTES at most 2147483647 "
-        "are taken there"
+        "input 'S' in shared memory region 'r' has 2147483648 bytes, but of datatype BYTES at most "
+        "2147483647 are taken there"
     )
 
 

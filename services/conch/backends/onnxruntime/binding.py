@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from conch.backends.near import ALIGNMENT, Places
 from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.spec import ModelSpec
@@ -43,7 +45,7 @@ class Binder:
                 where = self._device, self._device_id
                 binding.bind_input(name, *where, value.dtype, value.shape, value.memory.pointer)
             else:
-                binding.bind_cpu_input(name, value)
+                binding.bind_cpu_input(name, np.ascontiguousarray(value))
         rows = _rows(inputs) if self._batches else None
         written: dict[str, DeviceTensor] = {}
         for name in outputs:
@@ -51,9 +53,9 @@ class Binder:
                 binding.bind_output(name, "cpu")
                 continue
             target = self._in_place(name, places[name], rows)
-            if target is not None and any(_overlap(target, value) for value in inputs.values()):
-                target = None  # what is still to be read must not be written
-            if target is None:
+            others = (*inputs.values(), *written.values())
+            # What is still to be read, or has been written, must not be written.
+            if target is None or any(_overlap(target, other) for other in others):
                 binding.bind_output(name, self._device, self._device_id)
                 continue
             where = self._device, self._device_id
