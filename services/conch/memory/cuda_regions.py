@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable
 
 from conch.core.device import DeviceTensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 from conch.memory.cuda import CudaDevices, CudaMemory, cuda_devices
-from conch.memory.cuda_driver import HANDLE_BYTES, CudaError, CudaUnavailableError
+from conch.memory.cuda_driver import CudaError, CudaUnavailableError
 from conch.memory.region import CudaOpener, CudaRegion
 
 _MOST_COPIED_BYTES = 2**31 - 1  # as much as a message may have; the host may have less memory than its GPUs
-
-
-def decoded_handle(text: str) -> bytes:
-    """A handle as REST clients send it.
-
-    Args:
-        text: Its bytes in base64.
-
-    Raises:
-        InvalidArgumentError: It is none; the text is Triton's.
-    """
-    try:
-        handle = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        handle = b""
-    if len(handle) != HANDLE_BYTES:
-        raise InvalidArgumentError("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    return handle
 
 
 class OpenedRegion(CudaRegion):

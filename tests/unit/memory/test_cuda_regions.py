@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gc
 import threading
 
@@ -21,7 +20,7 @@ from conch.core.errors import (
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor, encode_bytes
 from conch.memory.cuda import CudaDevice, CudaDevices, CudaMemory
-from conch.memory.cuda_regions import OpenedRegion, cuda_opener, decoded_handle
+from conch.memory.cuda_regions import OpenedRegion, cuda_opener
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 
@@ -300,18 +299,3 @@ def test_regions_come_and_go_while_requests_use_them(cuda: FakeCuda, regions: Re
         regions.unregister_cuda("r")
     assert wrong == []
     assert cuda.open_handles == set()
-
-
-def test_a_handle_of_a_rest_client() -> None:
-    handle = bytes(range(64))
-    assert decoded_handle(base64.b64encode(handle).decode()) == handle
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "?", "YQ==", base64.b64encode(bytes(63)).decode(), base64.b64encode(bytes(65)).decode(), "é" * 88],
-)
-def test_what_is_no_handle_of_a_rest_client(text: str) -> None:
-    error = refusal(decoded_handle, text)
-    assert isinstance(error, InvalidArgumentError)
-    assert error.message == "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
