@@ -19,6 +19,7 @@ from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.options import ServerOptions
 from conch_control.agent import Agent
@@ -71,7 +72,7 @@ class Server:
         gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
         strict = options.strict_readiness
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self.agent.ready, strict)
-        self.regions = Regions(options.allow_client_shm)
+        self.regions = Regions(options.allow_client_shm, cuda_opener())
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc, regions=self.regions)
         self.grpc_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)

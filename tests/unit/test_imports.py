@@ -35,7 +35,7 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
-    rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS),
+    rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS | {"conch.memory"}),
     rule("conch.caches.redis", "redis", "conch.core", "conch.caches"),
     rule("conch.caches", "conch.core", "conch.caches", lazy=frozenset({"blake3"})),
     rule("conch.frontends.grpc.adapter.library", "grpc", "grpc._cython"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from conch.backends.gather import gather_for
 from conch.backends.inplace import InPlace, WritesInPlace
+from conch.backends.near import DeviceFunction, Near
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
@@ -26,7 +27,8 @@ from conch.core.tensor import Array
 class ArrayFunction(Protocol):
     """Computes outputs from inputs; one call at a time per instance, on any thread.
 
-    A function that holds something may have a method ``close()``, called once when its instance goes.
+    A function that holds something may have a method ``close()``, called once when its instance goes. One
+    that can use the memory of a GPU may also be a `conch.backends.near.DeviceFunction`.
     """
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...], /) -> Mapping[str, Array]:
@@ -82,6 +84,8 @@ class ArrayInstance(BackendInstance):
         self._states = frozenset(state.output_name for state in states)
         self._gather = gather_for(spec)
         self._scatter = scatter_for(spec).split
+        device_id = getattr(function, "device_id", None)
+        self._near = None if device_id is None else Near(spec, device_id)
         self._in_place = InPlace(spec, function) if isinstance(function, WritesInPlace) else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
@@ -99,12 +103,26 @@ class ArrayInstance(BackendInstance):
 
     def _run(self, batch: Batch, requests: list[InferenceRequest]) -> list[InferenceResponse]:
         wanted = self._wanted(requests)
+        if self._near is not None:
+            return self._run_near(self._near, batch, requests, wanted)
         inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
         places = None
         if self._in_place is not None and len(requests) == 1 and hasattr(requests[0], "uses"):
             places = self._in_place.places(requests[0], wanted, inputs)
         results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
+        batch.compute_output_start_ns = monotonic_ns()
+        return self._scatter(requests, wanted, results)
+
+    def _run_near(
+        self, near: Near, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
+    ) -> list[InferenceResponse]:
+        """Runs on a device where inputs may be already, and outputs may be wanted."""
+        function = cast(DeviceFunction, self._function)
+        inputs = near.inputs(batch, requests)
+        places = near.places(requests, wanted)
+        batch.compute_input_end_ns = monotonic_ns()
+        results = function.on_device(inputs, wanted, places)
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
 

@@ -18,8 +18,12 @@ Gather = Callable[[Batch, list[InferenceRequest]], dict[str, Array]]
 
 def gather_for(spec: ModelSpec) -> Gather:
     """What makes the arrays of a model's batches."""
-    ragged = any(tensor.ragged for tensor in spec.inputs)
-    return _Gatherer(spec) if ragged or spec.batch_inputs or spec.padding else gather
+    return _Gatherer(spec) if needs_arrays(spec) else gather
+
+
+def needs_arrays(spec: ModelSpec) -> bool:
+    """Whether inputs are changed or made on their way, which is done in host memory."""
+    return bool(any(tensor.ragged for tensor in spec.inputs) or spec.batch_inputs or spec.padding)
 
 
 def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
@@ -27,12 +31,23 @@ def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     if len(requests) == 1:
         for name, tensor in requests[0].inputs.items():
+            if tensor.on_device:
+                batch.bytes_copied += tensor.fetch()
             array = tensor.numpy()
             arrays[name] = array if array.flags.aligned else _aligned(batch, array)
         return arrays
+    _fetch(batch, requests)
     for name in requests[0].inputs:
-        arrays[name] = _join(batch, requests, name)
+        arrays[name] = join_rows(batch, requests, name)
     return arrays
+
+
+def _fetch(batch: Batch, requests: list[InferenceRequest]) -> None:
+    """Copies what is on a device to host memory."""
+    for request in requests:
+        for tensor in request.inputs.values():
+            if tensor.on_device:
+                batch.bytes_copied += tensor.fetch()
 
 
 class _Gatherer:
@@ -49,6 +64,7 @@ class _Gatherer:
     def __call__(self, batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
         padder = self._padder
         arrays: dict[str, Array] = {}
+        _fetch(batch, requests)
         for name in requests[0].inputs:
             if name in self._ragged:
                 arrays[name] = _join_flat(batch, requests, name)
@@ -56,7 +72,7 @@ class _Gatherer:
                 arrays[name] = array = padder.join(requests, name)
                 batch.bytes_copied += array.nbytes
             else:
-                arrays[name] = _join(batch, requests, name)
+                arrays[name] = join_rows(batch, requests, name)
         for source, make, dtype, names in self._made:
             made = make([request.inputs[source].shape for request in requests]).astype(dtype)
             arrays.update(dict.fromkeys(names, made))
@@ -71,7 +87,7 @@ def _aligned(batch: Batch, array: Array) -> Array:
     return array.copy()
 
 
-def _join(batch: Batch, requests: list[InferenceRequest], name: str) -> Array:
+def join_rows(batch: Batch, requests: list[InferenceRequest], name: str) -> Array:
     """One input of requests with the same dims, their rows one after the other."""
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
@@ -93,7 +109,7 @@ def _join_flat(batch: Batch, requests: list[InferenceRequest], name: str) -> Arr
     """One input of requests with whatever dims, their elements one after the other."""
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
-        return _join(batch, requests, name).reshape(-1)
+        return join_rows(batch, requests, name).reshape(-1)
     if tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
         data = b"".join([request.inputs[name].data for request in requests])
         batch.bytes_copied += len(data)

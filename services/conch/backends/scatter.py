@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from conch.backends.ragged import split_flat
+from conch.core.device import DeviceTensor
 from conch.core.errors import InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, datatype_of
 from conch.core.validation import shape_text
+
+Value = Array | DeviceTensor
+"""An output of a function."""
 
 
 def scatter_for(spec: ModelSpec) -> Scatterer:
@@ -30,10 +34,10 @@ class Scatterer:
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         # Datatype and dims of the last good result by output: most results are like the one before.
-        self._passed: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._passed: dict[str, tuple[np.dtype[Any] | None, tuple[int, ...]]] = {}
 
     def split(
-        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Array]
+        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
     ) -> list[InferenceResponse]:
         """The responses, in the order of the requests.
 
@@ -67,7 +71,7 @@ class Scatterer:
             start = end
         return responses
 
-    def _checked(self, name: str, results: Mapping[str, Array], rows: int | None) -> tuple[TensorSpec, Array]:
+    def _checked(self, name: str, results: Mapping[str, Value], rows: int | None) -> tuple[TensorSpec, Value]:
         """One output of the function with its config, if it is what that promises."""
         spec = self._outputs[name]
         array = self._found(name, results)
@@ -79,13 +83,13 @@ class Scatterer:
         self._passed[name] = (array.dtype, tail)
         return spec, array
 
-    def _found(self, name: str, results: Mapping[str, Array]) -> Array:
+    def _found(self, name: str, results: Mapping[str, Value]) -> Value:
         array = results.get(name)
         if array is None:
             raise InternalError(f"model '{self._spec.name}' did not return output '{name}'")
         return array
 
-    def _check(self, spec: TensorSpec, array: Array, rows: int | None) -> None:
+    def _check(self, spec: TensorSpec, array: Value, rows: int | None) -> None:
         """Compares an output with its config."""
         name = spec.name
         self._check_datatype(spec, array)
@@ -94,7 +98,7 @@ class Scatterer:
         fits = shape == dims or (
             len(shape) == len(dims) and all(want in (-1, got) for want, got in zip(dims, shape, strict=True))
         )
-        if not fits or (rows is not None and not array.ndim):
+        if not fits or (rows is not None and not array.shape):
             expected = dims if rows is None else (-1, *dims)
             raise InternalError(
                 f"output '{name}' of model '{self._spec.name}' has shape {shape_text(array.shape)}, but the "
@@ -106,10 +110,14 @@ class Scatterer:
                 f"batch has {rows} rows"
             )
 
-    def _check_datatype(self, spec: TensorSpec, array: Array) -> None:
-        if array.dtype != NUMPY_DTYPES.get(spec.datatype) and datatype_of(array) != spec.datatype:
+    def _check_datatype(self, spec: TensorSpec, array: Value) -> None:
+        dtype = NUMPY_DTYPES.get(spec.datatype)
+        if dtype is not None and array.dtype == dtype:
+            return
+        datatype = array.datatype if isinstance(array, DeviceTensor) else datatype_of(array)
+        if datatype != spec.datatype:
             raise InternalError(
-                f"output '{spec.name}' of model '{self._spec.name}' has datatype {datatype_of(array)}, but "
+                f"output '{spec.name}' of model '{self._spec.name}' has datatype {datatype}, but "
                 f"the model configuration specifies {spec.datatype}"
             )
 
@@ -123,7 +131,7 @@ class _InputShapeScatterer(Scatterer):
         self._places = {tensor.name: place for place, tensor in enumerate(spec.model_outputs)}
 
     def split(
-        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Array]
+        self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
     ) -> list[InferenceResponse]:
         sources = self._sources
         responses = super().split(requests, tuple(n for n in wanted if n not in sources), results)
@@ -138,8 +146,10 @@ class _InputShapeScatterer(Scatterer):
             response.outputs.sort(key=lambda tensor: self._places[tensor.name])
         return responses
 
-    def _split(self, spec: TensorSpec, array: Array, requests: list[InferenceRequest]) -> list[Array]:
+    def _split(self, spec: TensorSpec, array: Value, requests: list[InferenceRequest]) -> list[Array]:
         self._check_datatype(spec, array)
+        if isinstance(array, DeviceTensor):
+            array = array.numpy()
         source = self._sources[spec.name]
         try:
             return split_flat(array, [request.inputs[source].shape for request in requests])
@@ -150,7 +160,9 @@ class _InputShapeScatterer(Scatterer):
             ) from error
 
 
-def _tensor(spec: TensorSpec, array: Array) -> Tensor:
+def _tensor(spec: TensorSpec, array: Value) -> Tensor:
+    if isinstance(array, DeviceTensor):
+        return array.renamed(spec.name, array.shape)
     return Tensor(spec.name, spec.datatype, array.shape, None, array)
 
 

@@ -10,6 +10,7 @@ from conch.core.errors import ConchError
 from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
+    from conch.core.device import DeviceMemory
     from conch.core.scheduler.sequence.table import LiveSequence
     from conch.core.servable import Servable
 
@@ -66,6 +67,9 @@ class MemoryUses(Protocol):
 
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
         """Memory to which an output can be written directly; None where there is none, or not enough."""
+
+    def device(self, name: str) -> DeviceMemory | None:
+        """Where an output goes in the memory of a device; None if it goes elsewhere."""
 
     def release(self) -> None:
         """Gives it up: the request is never submitted."""

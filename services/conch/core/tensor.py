@@ -73,9 +73,11 @@ class Tensor:
         name: Name of the input or output.
         datatype: Protocol name of the element type, such as ``FP32``.
         shape: Dimensions, batch dimension included.
+        on_device: Whether it is a `conch.core.device.DeviceTensor`, whose bytes have to be copied to be seen.
         shared: Whether a client may write to its memory at any time.
     """
 
+    on_device: ClassVar[bool] = False
     shared: ClassVar[bool] = False
 
     __slots__ = ("_array", "_data", "datatype", "name", "shape")
@@ -128,6 +130,10 @@ class Tensor:
                 data = b""  # a view of nothing can't be cast
             self._data = data
         return data
+
+    def fetch(self) -> int:
+        """Has its bytes in host memory; returns how many had to be copied for that."""
+        return 0
 
     def numpy(self) -> Array:
         """The tensor as an array of its shape; BYTES as an object array of `bytes`.

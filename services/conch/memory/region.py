@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
+from conch.core.device import DeviceMemory
 from conch.core.tensor import Tensor
 
 
@@ -45,6 +46,10 @@ class Region(ABC):
 
     def buffer(self, offset: int, byte_size: int) -> memoryview | None:
         """A part of it for somebody to write to; None where only `write` can."""
+        return None
+
+    def device(self, offset: int, byte_size: int) -> DeviceMemory | None:
+        """A part of it where it is on a device; None for one in host memory."""
         return None
 
     @abstractmethod

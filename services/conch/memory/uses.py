@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Tensor
@@ -89,6 +90,11 @@ class Uses:
         if place is None or byte_size > place[2] or self._released:
             return None
         return place[0].buffer(place[1], byte_size)
+
+    def device(self, name: str) -> DeviceMemory | None:
+        """Where an output goes in the memory of a device; None if it goes elsewhere."""
+        place = self._places.get(name)
+        return None if place is None or self._released else place[0].device(place[1], place[2])
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes a response on its way to the responder."""

@@ -137,10 +137,26 @@ def test_dlpack() -> None:
         def __dlpack__(self) -> None: ...
 
         def __dlpack_device__(self) -> tuple[int, int]:
-            return (2, 0)
+            return (8, 0)
 
-    with pytest.raises(pb_utils.TritonModelException, match="Tensor is stored in GPU"):
+    with pytest.raises(pb_utils.TritonModelException, match="kind 8, which is neither the host nor CUDA"):
         pb_utils.Tensor.from_dlpack("B", Elsewhere())
+    with pytest.raises(pb_utils.TritonModelException, match="PyCapsule"):
+        pb_utils.Tensor.from_dlpack("B", "no capsule")
+    with pytest.raises(pb_utils.TritonModelException, match="complex64 have no datatype in the protocol"):
+        pb_utils.Tensor.from_dlpack("B", np.zeros(2, np.complex64).__dlpack__())
+    with pytest.raises(pb_utils.TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
+        pb_utils.Tensor.from_dlpack("", array)
+
+
+def test_brain_floats_go_through_dlpack() -> None:
+    batch = Batch([], 0)
+    received = Tensor._received(CoreTensor("H", "BF16", (2, 1), b"abcd"), batch)
+    assert received.__dlpack_device__() == (1, 0)
+    tensor = pb_utils.Tensor.from_dlpack("I", received.to_dlpack())
+    assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("I", [2, 1], "TYPE_BF16")
+    assert bytes(tensor._core.data) == b"abcd"
+    assert batch.bytes_copied == 4
 
 
 def test_response() -> None:

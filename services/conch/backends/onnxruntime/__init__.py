@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
-from conch.backends.onnxruntime.options import CUDA, execution_providers, session_options
+from conch.backends.near import Places
+from conch.backends.onnxruntime.binding import Binder
+from conch.backends.onnxruntime.options import CUDA, ON_A_DEVICE, execution_providers, session_options
 from conch.backends.onnxruntime.signature import Signature, complete, validate
 from conch.core.backend import BackendInstance, BackendModel
+from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.instances.placement import Placement, place
 from conch.core.spec import ModelSpec
@@ -96,8 +99,11 @@ class OnnxRuntimeBackend(ArrayBackend):
         providers = execution_providers(self._ort, spec, placement)
         session = self._session(path, str(path) if content is None else content, options, providers)
         validate(spec, Signature.of(session))
+        run_options = self._ort.RunOptions()
+        if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
+            return _DeviceFunction(session, run_options, spec, "cuda", placement.device_id)
         kind = _SessionFunction if _strings_or_devices(session) else _WritingSessionFunction
-        return kind(session, self._ort.RunOptions(), spec)
+        return kind(session, run_options, spec)
 
     def _session(self, path: Path, source: str | bytes, options: Any, providers: list[Any]) -> Any:
         try:
@@ -133,6 +139,7 @@ class _SessionFunction:
         # What `run` does around this call, checks of names that have been checked and a fallback to other
         # providers behind the operator's back, takes as long as a small model.
         self._run = getattr(session, "_sess", session).run
+        self._datatypes = {tensor.name: tensor.datatype for tensor in spec.model_outputs}
         self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -150,6 +157,46 @@ class _SessionFunction:
     def close(self) -> None:
         # The session is freed with the last reference to it.
         del self._session, self._run
+
+
+class _DeviceFunction(_SessionFunction):
+    """A session on a GPU: tensors that are there, or are wanted there, stay there.
+
+    Args:
+        session: The session.
+        options: Its run options.
+        spec: The model.
+        device: ONNX Runtime's name for the kind of device.
+        device_id: Number of the device.
+    """
+
+    def __init__(self, session: Any, options: Any, spec: ModelSpec, device: str, device_id: int) -> None:
+        super().__init__(session, options, spec)
+        self.device_id = device_id
+        self._binder = Binder(spec, session, device, device_id)
+
+    def on_device(
+        self, inputs: Mapping[str, Array | DeviceTensor], outputs: tuple[str, ...], places: Places
+    ) -> Mapping[str, Array | DeviceTensor]:
+        arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
+        strings = any(self._datatypes[name] == "BYTES" for name in outputs)
+        if strings or not self._strings.isdisjoint(inputs):
+            # Strings can't be bound: with them everything goes through host memory.
+            arrays |= {
+                name: value.numpy() for name, value in inputs.items() if isinstance(value, DeviceTensor)
+            }
+        elif places or len(arrays) < len(inputs):
+            try:
+                return self._binder.run(self._options, inputs, outputs, places)
+            except ConchError:
+                raise
+            except Exception as error:
+                raise InternalError(_status_text(error)) from error
+        return self(arrays, outputs)
+
+    def close(self) -> None:
+        super().close()
+        del self._binder
 
 
 class _WritingSessionFunction(_SessionFunction):

@@ -22,7 +22,8 @@ _ACCELERATORS = {
     "cuda": CUDA,
     "openvino": "OpenVINOExecutionProvider",
 }
-_ON_A_DEVICE = (CUDA, "TensorrtExecutionProvider")
+ON_A_DEVICE = (CUDA, "TensorrtExecutionProvider")
+"""Providers that run on one GPU."""
 _TENSORRT_PRECISIONS = {
     "FP32": None,
     "FP16": "trt_fp16_enable",
@@ -105,7 +106,7 @@ def execution_providers(ort: Any, spec: ModelSpec, placement: Placement) -> list
                 f"model '{spec.name}' needs the execution provider '{name}', which the installed onnxruntime "
                 f"does not have; it has: {', '.join(available)}"
             )
-        if name in _ON_A_DEVICE:
+        if name in ON_A_DEVICE:
             options.setdefault("device_id", str(placement.device_id))
     return chosen
 

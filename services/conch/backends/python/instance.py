@@ -19,7 +19,7 @@ from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.sender import SenderContext
 from conch.core.backend import BackendInstance
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InternalError, UnavailableError
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
@@ -28,6 +28,8 @@ from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
+
+_CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
@@ -62,6 +64,7 @@ def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
     Raises:
         ConchError: The model can't be loaded, or its `initialize` failed.
     """
+    _only_cpu_inputs(spec)
     code = load_code(spec.name, spec.version_directory, spec.model_file)
     try:
         model = code.module.TritonPythonModel()
@@ -72,6 +75,20 @@ def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
         raise InternalError(describe(error)) from error
     kind = AsyncPythonInstance if inspect.iscoroutinefunction(model.execute) else PythonInstance
     return kind(spec, placement, code, model)
+
+
+def _only_cpu_inputs(spec: ModelSpec) -> bool:
+    """Whether the model wants all inputs in host memory, as those that do not say otherwise do.
+
+    Raises:
+        InvalidArgumentError: It says neither.
+    """
+    value = spec.parameters.get(_CPU_ONLY, "yes")
+    if value not in ("yes", "no"):
+        raise InvalidArgumentError(
+            f"model '{spec.name}': the value of parameter '{_CPU_ONLY}' must be 'yes' or 'no', not '{value}'"
+        )
+    return value == "yes"
 
 
 def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
@@ -106,6 +123,7 @@ class PythonInstance(BackendInstance):
             tuple(tensor.name for tensor in spec.outputs),
             SequenceStates(spec) if sequence is not None and sequence.states else None,
             reschedules=not (spec.decoupled and inspect.iscoroutinefunction(model.execute)),
+            takes_gpu_tensors=not _only_cpu_inputs(spec),
         )
         self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None

@@ -20,9 +20,11 @@ from conch.backends.python.types import (
     PreferredMemory,
 )
 from conch.core.clock import monotonic_ns
+from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import Parameter
 from conch.core.scheduler.base import Batch
+from conch.core.tensor import Tensor as CoreTensor
 
 
 def _as_json(parameters: Mapping[str, Parameter]) -> str:
@@ -159,9 +161,17 @@ class ReceivedRequest(InferenceRequest):
         if tensors is None:
             batch = self._batch
             received = Tensor._received
-            tensors = {name: received(core, batch) for name, core in self._core.inputs.items()}
+            tensors = {
+                name: received(self._seen(core) if core.on_device else core, batch)
+                for name, core in self._core.inputs.items()
+            }
             self._tensors = tensors
         return tensors
+
+    def _seen(self, core: CoreTensor) -> CoreTensor:
+        """A tensor on a GPU as the model is to see it."""
+        assert isinstance(core, DeviceTensor)
+        return core if self._context.takes_gpu_tensors else FetchedTensor(core, self._batch)
 
     def _pad(self, padder: Padder) -> None:
         """Replaces inputs by padded ones, and adds those made from the real lengths."""

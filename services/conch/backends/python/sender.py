@@ -25,6 +25,7 @@ class SenderContext:
         output_names: The names of the model's outputs.
         states: Takes the states of a sequence out of responses, where the model has any.
         reschedules: Whether a request can be rescheduled: by what its model does in `execute`.
+        takes_gpu_tensors: Whether inputs that are on a GPU are given to the model there.
 
     Attributes:
         rescheduled: Whether a request of the batch that runs has been rescheduled.
@@ -39,6 +40,7 @@ class SenderContext:
         "reschedules",
         "shaper",
         "states",
+        "takes_gpu_tensors",
     )
 
     def __init__(
@@ -50,7 +52,9 @@ class SenderContext:
         output_names: tuple[str, ...],
         states: SequenceStates | None = None,
         reschedules: bool = True,
+        takes_gpu_tensors: bool = False,
     ) -> None:
+        self.takes_gpu_tensors = takes_gpu_tensors
         self.convert = convert
         self.shaper = shaper
         self.decoupled = decoupled

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 
 from conch.backends.python.errors import TritonModelException
+from conch.core import dlpack
+from conch.core.device import DeviceTensor
 from conch.core.errors import UnsupportedError
 from conch.core.scheduler.base import Batch
 from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of
 from conch.core.tensor import Tensor as CoreTensor
 
-_CPU = (1, 0)
+_CPU = (dlpack.CPU, 0)
+_DEFAULT_STREAM = 1  # which our copies are in order with
 _LARGE = 64 * 1024
 
 
@@ -63,13 +67,19 @@ class Tensor:
         return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
     def is_cpu(self) -> bool:
-        """Whether the data is in host memory; it always is."""
-        return True
+        """Whether the data is in host memory."""
+        return not self._core.on_device
 
     def as_numpy(self) -> Array:
-        """The data as an array that may be written to; the same one every time."""
+        """The data as an array that may be written to; the same one every time.
+
+        Raises:
+            TritonModelException: It is on a GPU.
+        """
         core = self._core
         batch = self._batch
+        if core.on_device:
+            raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if batch is None:
             return core.numpy()
         dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
@@ -87,7 +97,9 @@ class Tensor:
         return array
 
     def to_dlpack(self) -> Any:
-        """The data as a DLPack capsule.
+        """The data as a DLPack capsule: the memory itself, also on a GPU.
+
+        There an input is the client's own memory, which a model must not write to.
 
         Raises:
             TritonModelException: It is a string tensor.
@@ -95,33 +107,53 @@ class Tensor:
         return self.__dlpack__()
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
-        if self._core.datatype == "BYTES":
+        core = self._core
+        if isinstance(core, DeviceTensor) and core.on_device:
+            return core.__dlpack__(stream=stream)
+        if core.datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
+        if core.datatype == "BF16":
+            data = np.frombuffer(core.data, np.uint8)
+            if self._batch is not None:
+                data = data.copy()
+                self._batch.bytes_copied += data.nbytes
+            return dlpack.export(data.ctypes.data, _CPU, "BF16", core.shape, data)
         return self.as_numpy().__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _CPU
+        core = self._core
+        return core.__dlpack_device__() if isinstance(core, DeviceTensor) and core.on_device else _CPU
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
         """A tensor over the memory of a DLPack capsule, or of an object that can give one.
 
         Raises:
-            TritonModelException: It is not contiguous, not in host memory, or of a type numpy does not have.
+            TritonModelException: It is not contiguous, is neither in host memory nor on a CUDA device, or is
+                of a type that the protocol does not have.
         """
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
         source = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)
-        device = tuple(source.__dlpack_device__())
-        if device[0] != _CPU[0]:
-            raise TritonModelException(
-                "Tensor is stored in GPU and cannot be converted to NumPy. GPU tensors are not supported yet"
-            )
         try:
-            array = np.from_dlpack(source)
+            kind, _ = source.__dlpack_device__()
+            if kind == dlpack.CUDA:
+                return Tensor._of(_on_device(name, source))
+            if kind not in (dlpack.CPU, dlpack.CUDA_HOST):
+                raise BufferError(
+                    f"it is on a device of kind {int(kind)}, which is neither the host nor CUDA"
+                )
+            try:
+                array = np.from_dlpack(source)
+            except (BufferError, RuntimeError, TypeError) as error:
+                brain_floats = _brain_floats(name, source)
+                if brain_floats is None:
+                    raise error
+                return Tensor._of(brain_floats)
+        except ValueError as error:  # texts of ours, and Triton's
+            raise TritonModelException(str(error)) from error
         except (BufferError, RuntimeError, TypeError) as error:
-            raise TritonModelException(
-                f"tensor '{name}' cannot be imported from DLPack: {error}; types numpy does not have, such "
-                f"as BF16, are not supported yet"
-            ) from error
+            raise TritonModelException(f"tensor '{name}' cannot be imported from DLPack: {error}") from error
         if not array.flags.c_contiguous:
             raise TritonModelException(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order "
@@ -129,12 +161,48 @@ class Tensor:
             )
         return Tensor(name, array)
 
+    @classmethod
+    def _of(cls, core: CoreTensor) -> Tensor:
+        tensor = cls.__new__(cls)
+        tensor._core = core
+        tensor._batch = None
+        return tensor
+
     def __repr__(self) -> str:
         return f"Tensor({self._core.name!r}, {self.triton_dtype()}, {list(self._core.shape)})"
 
 
+def _on_device(name: str, source: Any) -> DeviceTensor:
+    """A tensor over the memory of a CUDA device.
+
+    Raises:
+        ValueError: It is not contiguous, or of a type that the protocol does not have.
+        BufferError: There is no such device here.
+    """
+    # Nobody else needs the driver, and most servers have none.
+    from conch.memory.cuda import cuda_devices
+    from conch.memory.cuda_driver import CudaError, CudaUnavailableError
+
+    capsule = source.__dlpack__(stream=_DEFAULT_STREAM)
+    found = dlpack.describe(capsule)
+    try:
+        memory = cuda_devices().memory(found.pointer, found.device[1], found.nbytes, capsule)
+    except (CudaError, CudaUnavailableError) as error:
+        raise BufferError(str(error)) from error
+    return DeviceTensor(name, found.datatype, found.shape, memory)
+
+
+def _brain_floats(name: str, source: Any) -> CoreTensor | None:
+    """A copy of a tensor of BF16, which numpy can't take; None for any other."""
+    capsule = source.__dlpack__()
+    found = dlpack.describe(capsule)
+    if found.datatype != "BF16":
+        return None
+    return CoreTensor(name, "BF16", found.shape, ctypes.string_at(found.pointer, found.nbytes))
+
+
 class _Capsule:
-    """A bare capsule with the methods numpy asks for."""
+    """A bare capsule with the methods that consumers ask for."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -143,4 +211,4 @@ class _Capsule:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _CPU
+        return dlpack.device_of(self._capsule)

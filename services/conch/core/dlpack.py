@@ -1,0 +1,161 @@
+"""DLPack capsules of memory that is on a device, made and read with numpy and ctypes alone.
+
+A capsule is made by numpy, over an array of which it only knows where it is: numpy's own C code then keeps
+and frees what belongs to the capsule, whichever thread the consumer drops it on. A deleter in Python would
+run, among other times, while an exception is on its way through a model, and could not but lose it. What is
+left to do is to say in the capsule which device the memory is on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES
+
+CPU = 1
+CUDA = 2
+CUDA_HOST = 3
+"""Kinds of devices, as DLPack numbers them; the last is memory of the host that a GPU can reach."""
+
+_NAME = b"dltensor"
+_BFLOAT = 4
+_BOOL = 6
+_CODES = {"i": 0, "u": 1, "f": 2, "b": _BOOL}
+
+
+class _DLTensor(ctypes.Structure):
+    """What every capsule named ``dltensor`` points to, up to what comes after it."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+# A function object of its own: the attributes of those in `ctypes.pythonapi` belong to everybody.
+_get_pointer: Callable[[Any, bytes], int] = ctypes.PYFUNCTYPE(
+    ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
+)(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+class _Placed:
+    """Memory somewhere, as numpy wants it described; an array of it keeps this object, and so the owner."""
+
+    def __init__(self, pointer: int, shape: tuple[int, ...], typestr: str, owner: object) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (pointer, False),
+            "shape": shape,
+            "typestr": typestr,
+        }
+
+
+class Described(NamedTuple):
+    """What a capsule says of its tensor.
+
+    Attributes:
+        pointer: Address of its first element.
+        device: Kind and number of the device.
+        datatype: The protocol's name of its element type.
+        shape: Its dimensions.
+        nbytes: Its size.
+    """
+
+    pointer: int
+    device: tuple[int, int]
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def export(
+    pointer: int, device: tuple[int, int], datatype: str, shape: tuple[int, ...], owner: object
+) -> Any:
+    """A capsule of contiguous memory.
+
+    Args:
+        pointer: Address of the first element.
+        device: Kind and number of the device it is on.
+        datatype: The protocol's name of the element type; not BYTES.
+        shape: The dimensions.
+        owner: What is kept until the consumer has dropped the capsule, or what it made of it.
+    """
+    dtype = NUMPY_DTYPES.get(datatype, np.dtype("<u2"))  # BF16 is two bytes that numpy can't name
+    capsule = np.asarray(_Placed(pointer, shape, dtype.str, owner)).__dlpack__()
+    tensor = _DLTensor.from_address(_get_pointer(capsule, _NAME))
+    tensor.data = pointer  # numpy has an address of its own for arrays without elements
+    tensor.device_type, tensor.device_id = device
+    tensor.code = _BFLOAT if datatype == "BF16" else _CODES[dtype.kind]
+    return capsule
+
+
+def device_of(capsule: Any) -> tuple[int, int]:
+    """Kind and number of the device that a capsule's memory is on.
+
+    Raises:
+        ValueError: It is no capsule, or has been consumed.
+    """
+    tensor = _DLTensor.from_address(_get_pointer(capsule, _NAME))
+    return tensor.device_type, tensor.device_id
+
+
+def describe(capsule: Any) -> Described:
+    """Reads a capsule without consuming it: its memory stays as long as the capsule is kept.
+
+    Raises:
+        ValueError: It is no capsule, has been consumed, is not contiguous, or is of a type that the protocol
+            does not have.
+    """
+    tensor = _DLTensor.from_address(_get_pointer(capsule, _NAME))
+    shape = tuple(tensor.shape[: tensor.ndim])
+    if tensor.strides and not _is_contiguous(shape, tensor.strides[: tensor.ndim]):
+        raise ValueError(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are "
+            "supported."
+        )
+    datatype = _DATATYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if datatype is None:
+        raise ValueError(
+            f"DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes has no "
+            f"datatype in the protocol"
+        )
+    return Described(
+        (tensor.data or 0) + tensor.byte_offset,
+        (tensor.device_type, tensor.device_id),
+        datatype,
+        shape,
+        prod(shape) * ELEMENT_SIZES[datatype],
+    )
+
+
+_DATATYPES = {
+    (_CODES[dtype.kind], dtype.itemsize * 8): name
+    for name, dtype in NUMPY_DTYPES.items()
+    if dtype.kind in _CODES
+} | {(_BFLOAT, 16): "BF16"}
+
+
+def _is_contiguous(shape: tuple[int, ...], strides: list[int]) -> bool:
+    """Whether elements lie in row-major order without gaps; strides of single steps say nothing."""
+    if 0 in shape:
+        return True
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True

@@ -1,0 +1,362 @@
+"""Memory of CUDA devices: what other processes have allocated and we have opened, and what is our own.
+
+A handle is opened once for each device, however many regions name it, because the driver refuses a second
+time or counts, depending on its age. It is closed when nothing uses the memory any more: no region, no
+tensor, and no array of a framework that a model has made of a tensor and kept. To touch closed memory would
+end the CUDA context of the whole server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+
+import numpy as np
+
+from conch.core.device import DeviceMemory
+from conch.core.errors import InternalError, ResourceExhaustedError
+from conch.core.tensor import Buffer
+from conch.memory.cuda_driver import HANDLE_BYTES, LIBRARY, CudaError, Driver, IpcHandle
+
+log = logging.getLogger(__name__)
+
+_LAZY_PEER_ACCESS = 1  # CUipcMem_flags; there is no other way to open a handle
+_POINTER_DEVICE = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+_MEMORY_POOLS = 115  # CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
+_BLOCKING = 0  # CUstream_flags: in order with the default stream
+
+
+class CudaDevice:
+    """One GPU, through its primary context and one stream of its own.
+
+    The stream waits for what others have put into the default stream, and they wait for it: what a model has
+    computed there is ready before it is copied. A context is never given back: whoever else uses the device
+    would lose it in the middle of something.
+
+    Args:
+        driver: The driver.
+        number: The GPU's number.
+
+    Attributes:
+        number: The GPU's number.
+
+    Raises:
+        CudaError: It can't be used.
+    """
+
+    def __init__(self, driver: Driver, number: int) -> None:
+        self._driver = driver
+        self.number = number
+        device, pools = ctypes.c_int(), ctypes.c_int()
+        self._context, self._stream = ctypes.c_void_p(), ctypes.c_void_p()
+        driver.call("cuDeviceGet", ctypes.byref(device), number)
+        driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device.value)
+        with self._current():
+            driver.call("cuStreamCreate", ctypes.byref(self._stream), _BLOCKING)
+        if driver.has_pools:
+            driver.call("cuDeviceGetAttribute", ctypes.byref(pools), _MEMORY_POOLS, device.value)
+        self._pools = bool(pools.value)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """Makes the context that of the calling thread, and afterwards the one it had before."""
+        self._driver.call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def open(self, handle: bytes) -> tuple[int, int]:
+        """Opens memory of another process; returns its address and its size.
+
+        Raises:
+            CudaError: It can't be opened, or is on another device.
+        """
+        pointer = ctypes.c_uint64()
+        with self._current():
+            self._driver.call(
+                "cuIpcOpenMemHandle_v2",
+                ctypes.byref(pointer),
+                IpcHandle.from_buffer_copy(handle),
+                _LAZY_PEER_ACCESS,
+            )
+            try:
+                return pointer.value, self._checked(pointer.value)
+            except BaseException:
+                self._driver.call("cuIpcCloseMemHandle", pointer)
+                raise
+
+    def _checked(self, pointer: int) -> int:
+        """The size of the memory from an address on; an error if it is not this device's."""
+        call = self._driver.call
+        owner, base, size = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
+        call("cuPointerGetAttribute", ctypes.byref(owner), _POINTER_DEVICE, pointer)
+        if owner.value != self.number:
+            # Frameworks would go to the wrong device with it.
+            raise CudaError(f"the memory is on device {owner.value}, not on device {self.number}")
+        call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
+        return base.value + size.value - pointer
+
+    def close(self, pointer: int) -> None:
+        """Closes memory of another process.
+
+        Raises:
+            CudaError: It could not be closed.
+        """
+        with self._current():
+            self._driver.call("cuIpcCloseMemHandle", pointer)
+
+    def copy(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Copies between addresses of any kind, and waits until all of it has happened.
+
+        Args:
+            copies: Target, source and size of each.
+
+        Raises:
+            CudaError: One failed.
+        """
+        call = self._driver.call
+        with self._current():
+            try:
+                for target, source, nbytes in copies:
+                    call("cuMemcpyAsync", target, source, nbytes, self._stream)
+            finally:
+                # Also after a failure: nobody may free or write what copies begun before still use.
+                call("cuStreamSynchronize", self._stream)
+
+    def allocate(self, nbytes: int) -> int | None:
+        """New memory; None where the device has no pool to take it from.
+
+        Memory without a pool is no help: freeing it waits for everything that runs on the device.
+
+        Raises:
+            CudaError: There is too little.
+        """
+        if not self._pools:
+            return None
+        pointer = ctypes.c_uint64()
+        with self._current():
+            self._driver.call("cuMemAllocAsync", ctypes.byref(pointer), nbytes, self._stream)
+            self._driver.call("cuStreamSynchronize", self._stream)
+        return pointer.value
+
+    def free(self, pointer: int) -> None:
+        """Gives back memory from `allocate`.
+
+        Raises:
+            CudaError: It could not be given back.
+        """
+        with self._current():
+            self._driver.call("cuMemFreeAsync", pointer, self._stream)
+
+
+class _Held:
+    """Keeps memory while there are references to it; the rest is done by whoever watches it go."""
+
+    __slots__ = ("__weakref__",)
+
+
+class CudaMemory(DeviceMemory):
+    """A piece of a GPU's memory.
+
+    Args:
+        device: The GPU.
+        pointer: Its address.
+        nbytes: Its size.
+        owner: What has to be kept as long as it is used.
+    """
+
+    __slots__ = ("_device", "_owner", "device_id", "nbytes", "pointer")
+
+    def __init__(self, device: CudaDevice, pointer: int, nbytes: int, owner: object) -> None:
+        self._device = device
+        self._owner = owner
+        self.device_id = device.number
+        self.pointer = pointer
+        self.nbytes = nbytes
+
+    def part(self, offset: int, nbytes: int) -> CudaMemory:
+        """A piece of it, which must lie inside."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise ValueError(f"{nbytes} bytes from {offset} on do not lie inside {self.nbytes} bytes")
+        return CudaMemory(self._device, self.pointer + offset, nbytes, self._owner)
+
+    def read(self) -> memoryview:
+        """A copy in host memory."""
+        host = np.empty(self.nbytes, np.uint8)
+        if self.nbytes:
+            self._copy([(host.ctypes.data, self.pointer, self.nbytes)])
+        return host.data
+
+    def write(self, parts: Iterable[Buffer | DeviceMemory]) -> None:
+        """Copies what comes from the host or a device into it, one after the other from its beginning."""
+        target, end = self.pointer, self.pointer + self.nbytes
+        copies: list[tuple[int, int, int]] = []
+        kept: list[object] = []
+        for part in parts:
+            if isinstance(part, DeviceMemory):
+                source, nbytes = part.pointer, part.nbytes
+            else:
+                array = np.frombuffer(part, np.uint8)
+                source, nbytes = array.ctypes.data, array.nbytes
+                kept.append(array)
+            if target + nbytes > end:
+                raise ValueError(f"more is to be written than {self.nbytes} bytes")
+            if nbytes:
+                copies.append((target, source, nbytes))
+            target += nbytes
+            kept.append(part)
+        if copies:
+            self._copy(copies)
+
+    def owned(self, pointer: int, nbytes: int, owner: object) -> CudaMemory:
+        """Memory on the same device that somebody else has."""
+        return CudaMemory(self._device, pointer, nbytes, owner)
+
+    def another(self, nbytes: int) -> CudaMemory | None:
+        """New memory on the same device."""
+        device = self._device
+        try:
+            pointer = device.allocate(max(nbytes, 1))
+        except CudaError as error:
+            raise ResourceExhaustedError(
+                f"{nbytes} bytes can't be had on CUDA device {self.device_id}: {error}"
+            ) from error
+        if pointer is None:
+            return None
+        owner = _Held()
+        _when_gone(owner, partial(device.free, pointer), f"memory of CUDA device {self.device_id}")
+        return CudaMemory(device, pointer, nbytes, owner)
+
+    def _copy(self, copies: list[tuple[int, int, int]]) -> None:
+        try:
+            self._device.copy(copies)
+        except CudaError as error:
+            raise InternalError(f"a copy on CUDA device {self.device_id} failed: {error}") from error
+
+
+class _Opened:
+    """A handle that is open, and how often it is used."""
+
+    __slots__ = ("nbytes", "pointer", "uses")
+
+    def __init__(self, pointer: int, nbytes: int) -> None:
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self.uses = 0
+
+
+class CudaDevices:
+    """The GPUs of this process. Nothing is asked of the driver before it is needed.
+
+    For models may fork, and a process that has used CUDA can't do so in its children.
+
+    Args:
+        library: The driver's shared library.
+    """
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._library = library
+        # One that may be taken twice: whatever frees memory may be run by the collector at any point.
+        self._lock = threading.RLock()
+        self._driver: Driver | None = None
+        self._devices: dict[int, CudaDevice] = {}
+        self._opened: dict[tuple[int, bytes], _Opened] = {}
+
+    @property
+    def open_handles(self) -> int:
+        """How many handles are open."""
+        with self._lock:
+            return len(self._opened)
+
+    def device(self, number: int) -> CudaDevice:
+        """A GPU.
+
+        Raises:
+            CudaUnavailableError: There is no GPU at all.
+            CudaError: There is none of that number, or it does not work.
+        """
+        with self._lock:
+            driver = self._driver
+            if driver is None:
+                driver = self._driver = Driver(self._library)
+            if not 0 <= number < driver.gpus:
+                raise CudaError("invalid device ordinal")
+            device = self._devices.get(number)
+            if device is None:
+                device = self._devices[number] = CudaDevice(driver, number)
+            return device
+
+    def open(self, handle: bytes, number: int) -> CudaMemory:
+        """Opens what another process has allocated: all of it.
+
+        Args:
+            handle: Its ``cudaIpcMemHandle_t``.
+            number: The GPU it is on.
+
+        Raises:
+            CudaUnavailableError: There is no GPU at all.
+            CudaError: It can't be opened there.
+        """
+        key = (number, handle)
+        with self._lock:
+            device = self.device(number)
+            if len(handle) != HANDLE_BYTES:
+                raise CudaError("invalid argument")
+            opened = self._opened.get(key)
+            if opened is None:
+                for other, its_handle in self._opened:
+                    if its_handle == handle:  # the driver may confuse who has what open
+                        raise CudaError(f"the memory is on device {other}, not on device {number}")
+                opened = self._opened[key] = _Opened(*device.open(handle))
+            opened.uses += 1
+            owner = _Held()
+            _when_gone(owner, partial(self._close, device, key), f"memory of CUDA device {number}")
+            return CudaMemory(device, opened.pointer, opened.nbytes, owner)
+
+    def memory(self, pointer: int, number: int, nbytes: int, owner: object) -> CudaMemory:
+        """Memory that a framework has.
+
+        Args:
+            pointer: Its address.
+            number: The GPU it is on.
+            nbytes: Its size.
+            owner: What has to be kept as long as it is used.
+
+        Raises:
+            CudaUnavailableError: There is no GPU at all.
+            CudaError: There is none of that number.
+        """
+        return CudaMemory(self.device(number), pointer, nbytes, owner)
+
+    def _close(self, device: CudaDevice, key: tuple[int, bytes]) -> None:
+        with self._lock:
+            opened = self._opened[key]
+            opened.uses -= 1
+            if not opened.uses:
+                del self._opened[key]
+                device.close(opened.pointer)
+
+
+def _when_gone(owner: _Held, release: partial[None], what: str) -> None:
+    """Frees something when the last reference to its owner is gone, whoever had it."""
+
+    def run() -> None:
+        try:
+            release()
+        except CudaError as error:
+            log.error("%s could not be given back: %s", what, error)
+
+    # At the end of the process the driver does it, and may be gone before us.
+    weakref.finalize(owner, run).atexit = False
+
+
+@cache
+def cuda_devices() -> CudaDevices:
+    """The one object of this process: contexts, and handles that are open, belong to processes."""
+    return CudaDevices()
