@@ -129,12 +129,15 @@ class Agent:
         return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """All models of the repositories, by name, with the state of each version."""
-        scan = self._scan()
+        """All models of the repositories, by name, with the state of each version.
+
+        Of a repository that does not answer, they are those that it had when it did.
+        """
+        scan = self._glance()
         failures = self._book.failures
         published = self._registry.entries
         lines: list[IndexEntry] = []
-        for name in sorted({*scan.models, *scan.duplicates}):
+        for name in sorted({*scan.models, *scan.duplicates, *scan.remembered}):
             if name in scan.duplicates:
                 lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
             else:
@@ -155,7 +158,9 @@ class Agent:
         _check_name(name)
         overrides = read_overrides(parameters)
         try:
-            scan = overridden(name, overrides, self._scan())
+            scan = overridden(name, overrides, self._glance())
+            if self._composition.needs_late(name, scan, overrides.config):
+                scan = overridden(name, overrides, self._scan())
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
@@ -179,11 +184,12 @@ class Agent:
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self._scan()
+        scan = self._glance()
         known = self._book.snapshot()
+        sources = {**scan.remembered, **scan.models}
         found = []
-        for name in sorted({*scan.models, *scan.duplicates, *known.versions, *known.failures}):
-            source = scan.models.get(name)
+        for name in sorted({*sources, *scan.duplicates, *known.versions, *known.failures}):
+            source = None if name in scan.duplicates else sources.get(name)
             reason = _DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
@@ -252,8 +258,14 @@ class Agent:
             self.repositories.close()
 
     def _scan(self) -> Scan:
-        scan = self.repositories.scan()
-        self._seen = scan.models
+        return self._noted(self.repositories.scan())
+
+    def _glance(self) -> Scan:
+        """As `_scan`, but does not wait for repositories that are much slower than others."""
+        return self._noted(self.repositories.glance())
+
+    def _noted(self, scan: Scan) -> Scan:
+        self._seen = {**scan.remembered, **scan.models}
         return scan
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:

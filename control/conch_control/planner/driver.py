@@ -100,13 +100,14 @@ class Planner:
         self._options = options
         self._clock = clock
         self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
-        self._looker = Looker(repositories, options.model_config_name, self._about_to_look)
+        self._looker = Looker(repositories, options.model_config_name, self._about_to_look, self._on_late)
         self._watcher: Watcher | None = None
         self._running: Running | None = None
         self._adopted = False
         self._changed = threading.Condition()  # guards what follows
         self._stopped = False
         self._asked = False
+        self._late = False  # whether a slow repository has answered that looks went on without
         self._touched_at: int | None = None
         self._ended: list[tuple[Operation, BaseException | None]] = []
         self._workers: set[threading.Thread] = set()
@@ -121,7 +122,7 @@ class Planner:
         For servers, which load everything at their start; a planner that does not know what an agent has
         loaded asks it for everything.
         """
-        look = self._looker.look(None, lambda: self._stopped)
+        look = self._looker.look(None, lambda: self._stopped, wait=True)
         self._plan.adopt(look, self._clock())
         self._adopted = True
 
@@ -189,7 +190,7 @@ class Planner:
     def _wait(self, until: int) -> None:
         with self._changed:
             while not (self._stopped or self._asked or self._ended):
-                at = until
+                at = min(until, self._rest_until) if self._late else until
                 if self._touched_at is not None:
                     at = min(at, max(self._touched_at + _DEBOUNCE_NS, self._rest_until))
                 left = at - self._clock()
@@ -241,11 +242,12 @@ class Planner:
         """Which models to look at, None for all, and whether to look at all."""
         with self._changed:
             asked, self._asked = self._asked, False
+            late = self._late
         if asked:
             return None, True
         if now < self._rest_until:
             return frozenset(), False
-        if now >= self._poll_at:
+        if late or now >= self._poll_at:
             return None, True
         touched = self._touched(now)
         if touched.everything:
@@ -267,6 +269,7 @@ class Planner:
             self._poll_at = began + self._poll_ns()
             with self._changed:
                 self._touched_at = None
+                self._late = False
             if self._watcher is not None:
                 self._watcher.touched()
         if self._watcher is not None:
@@ -303,6 +306,11 @@ class Planner:
             if self._touched_at is None:
                 self._touched_at = self._clock()
                 self._changed.notify_all()
+
+    def _on_late(self) -> None:
+        with self._changed:
+            self._late = True
+            self._changed.notify_all()
 
     def _start(self, operations: Iterable[Operation]) -> None:
         for operation in operations:

@@ -23,25 +23,33 @@ class Looker:
         repositories: The repositories.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         before: Called with each model before its state is taken.
+        on_late: Called, on any thread, when a repository has answered that a look has gone on without.
     """
 
     def __init__(
-        self, repositories: Repositories, model_config_name: str, before: Callable[[ModelSource], None]
+        self,
+        repositories: Repositories,
+        model_config_name: str,
+        before: Callable[[ModelSource], None],
+        on_late: Callable[[], None] = lambda: None,
     ) -> None:
         self._repositories = repositories
         self._options = ControlOptions((), model_config_name=model_config_name)
         self._before = before
+        self._on_late = on_late
         self._known: dict[str, Found] = {}
         self._reported: set[tuple[str, str]] = set()
 
-    def look(self, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
+    def look(self, names: Collection[str] | None, given_up: Callable[[], bool], wait: bool = False) -> Look:
         """Looks at all models, or only at some and those never seen; the others are just counted as there.
 
         Args:
             names: The models whose state to take; None for all.
             given_up: Asked between models whether nobody wants to know any more.
+            wait: Wait for all repositories, also for those that are much slower than others.
         """
-        scan = self._repositories.scan()
+        repositories = self._repositories
+        scan = repositories.scan() if wait else repositories.follow(names is None, self._on_late)
         models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
         for name in scan.duplicates:
             self._report(
@@ -59,8 +67,8 @@ class Looker:
         if not scan.unreadable:
             for name in self._known.keys() - models.keys():
                 del self._known[name]
-        self._reported = {(name, text) for name, text in self._reported if name in models}
-        return Look(models, partial=bool(scan.unreadable), failed=failed)
+            self._reported = {(name, text) for name, text in self._reported if name in models}
+        return Look(models, bool(scan.unreadable), failed, scan.age_ns)
 
     def _found(self, source: ModelSource) -> Found | None:
         name = source.name

@@ -101,8 +101,14 @@ class Scan:
         duplicates: Names that more than one repository has.
         unreadable: Repositories that could not say what they have, with the reason: that a model is missing
             from the scan says nothing while there are any.
+        late: Those of them that have just not answered so far.
+        remembered: The models that the late ones had when they answered last.
+        age_ns: How long before the scan the oldest listing began that it is made of.
     """
 
     models: Mapping[str, ModelSource]
     duplicates: frozenset[str] = frozenset()
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+    remembered: Mapping[str, ModelSource] = field(default_factory=dict)
+    age_ns: int = 0
