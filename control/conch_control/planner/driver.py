@@ -122,7 +122,7 @@ class Planner:
         For servers, which load everything at their start; a planner that does not know what an agent has
         loaded asks it for everything.
         """
-        look = self._looker.look(None, lambda: self._stopped, wait=True)
+        look = self._looker.wait_and_look(lambda: self._stopped)
         self._plan.adopt(look, self._clock())
         self._adopted = True
 
@@ -178,6 +178,7 @@ class Planner:
         """Does what is due; returns when something will be due next."""
         try:
             self._follow()
+            self._look_at_late()
             names, due = self._due(self._clock())
             if due:
                 self._look(names)
@@ -242,12 +243,11 @@ class Planner:
         """Which models to look at, None for all, and whether to look at all."""
         with self._changed:
             asked, self._asked = self._asked, False
-            late = self._late
         if asked:
             return None, True
         if now < self._rest_until:
             return frozenset(), False
-        if late or now >= self._poll_at:
+        if now >= self._poll_at:
             return None, True
         touched = self._touched(now)
         if touched.everything:
@@ -269,7 +269,6 @@ class Planner:
             self._poll_at = began + self._poll_ns()
             with self._changed:
                 self._touched_at = None
-                self._late = False
             if self._watcher is not None:
                 self._watcher.touched()
         if self._watcher is not None:
@@ -286,6 +285,18 @@ class Planner:
         if look.failed:  # what has been touched will not be so again
             self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
         self._start(self._plan.looked(look, began, now))
+
+    def _look_at_late(self) -> None:
+        began, busy = self._clock(), time.thread_time_ns()
+        with self._changed:
+            if not self._late or began < self._rest_until:
+                return
+            self._late = False
+        look = self._looker.look_at_late(lambda: self._stopped)
+        now = self._clock()
+        self._rest_until = now + _REST * (time.thread_time_ns() - busy)
+        if not self._stopped:
+            self._start(self._plan.looked(look, began, now))
 
     def _poll_ns(self) -> int:
         watched = self._watcher is not None and not self._watcher.unwatched

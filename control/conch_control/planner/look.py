@@ -11,7 +11,7 @@ from conch_control.options import ControlOptions
 from conch_control.planner.plan import Found, Look
 from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import ModelSource
+from conch_control.repository.source import ModelSource, Scan
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +40,32 @@ class Looker:
         self._known: dict[str, Found] = {}
         self._reported: set[tuple[str, str]] = set()
 
-    def look(self, names: Collection[str] | None, given_up: Callable[[], bool], wait: bool = False) -> Look:
+    def look(self, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
         """Looks at all models, or only at some and those never seen; the others are just counted as there.
 
         Args:
             names: The models whose state to take; None for all.
             given_up: Asked between models whether nobody wants to know any more.
-            wait: Wait for all repositories, also for those that are much slower than others.
         """
-        repositories = self._repositories
-        scan = repositories.scan() if wait else repositories.follow(names is None, self._on_late)
+        return self._look(self._repositories.follow(self._on_late), names, given_up)
+
+    def look_at_late(self, given_up: Callable[[], bool]) -> Look:
+        """Looks at the models of the repositories that have answered too late for earlier looks.
+
+        Args:
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.late(), None, given_up)
+
+    def wait_and_look(self, given_up: Callable[[], bool]) -> Look:
+        """Looks at all models, and waits for repositories that are much slower than others.
+
+        Args:
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.scan(), None, given_up)
+
+    def _look(self, scan: Scan, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
         models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
         for name in scan.duplicates:
             self._report(

@@ -28,11 +28,13 @@ class Listing:
         number: Counts the listings of the repository, from 1.
         began: When it began, in nanoseconds.
         models: The models by name; None if it could not be read.
+        ended: When it ended, in nanoseconds.
         error: Why it could not be read.
     """
 
     number: int
     began: int
+    ended: int
     models: Mapping[str, ModelSource] | None
     error: str = ""
 
@@ -62,14 +64,14 @@ class Lister:
     Attributes:
         newest: The newest listing that has ended.
         known: The models at the last listing that succeeded.
-        hung: Whether somebody has run out of patience with it, and no listing has succeeded since.
-        arrived: Whether a listing has succeeded that the one who follows had given up.
+        took_ns: How long a listing usually takes; an exception does not count for much.
+        arrived: Whether a listing has succeeded of which somebody wanted to be told.
     """
 
     def __init__(self, repository: Repository, changed: threading.Condition, clock: Clock) -> None:
         self.newest: Listing | None = None
         self.known: Mapping[str, ModelSource] = {}
-        self.hung = False
+        self.took_ns = 0
         self.arrived = False
         self._repository = repository
         self._changed = changed
@@ -79,7 +81,8 @@ class Lister:
         self._wanted = 0  # the last listing that anybody wants
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._on_late: Callable[[], None] | None = None
+        self._given_up_ns = -1  # after how long somebody has gone on without it, since it could be read last
+        self._told: tuple[Ticket, Callable[[], None]] | None = None
 
     @property
     def location(self) -> str:
@@ -108,6 +111,10 @@ class Lister:
             self._thread = thread
         return Ticket(self._wanted, self._wanted)
 
+    def under_way(self) -> Ticket:
+        """For the listing under way, though it may not have what is there now."""
+        return Ticket(self._begun, self._begun)
+
     def answer(self, ticket: Ticket) -> Listing | None:
         """The listing that says what was asked for; None if it has not ended."""
         newest = self.newest
@@ -116,29 +123,26 @@ class Lister:
         least = ticket.failure if newest.models is None else ticket.number
         return newest if newest.number >= least else None
 
-    def give_up(self, patience_ns: int) -> None:
-        """Says that somebody goes on without it.
+    def hung(self, patience_ns: int) -> bool:
+        """Whether somebody with so much patience has gone on without it, and it could not be read since."""
+        return self._given_up_ns >= patience_ns
 
-        Args:
-            patience_ns: How long a listing may take before nobody waits for it any more.
-        """
-        if not self.hung and self.silent_ns >= patience_ns:
-            self.hung = True
+    def give_up(self, patience_ns: int) -> None:
+        """Says that somebody goes on without it, after having waited for so long."""
+        if self.silent_ns < patience_ns or self.hung(patience_ns):
+            return  # it has just begun to do what it was asked for
+        if self._given_up_ns < 0:
             log.warning(
                 "model repository '%s' has not answered for %.1f s: what concerns others goes on without it",
                 self.location,
                 self.silent_ns / _S,
             )
-            self._changed.notify_all()
+        self._given_up_ns = patience_ns
+        self._changed.notify_all()
 
-    def tell(self, on_late: Callable[[], None]) -> None:
-        """Has the one who follows told when a listing succeeds; on any thread, with nothing held."""
-        self._on_late = on_late
-
-    def take(self) -> None:
-        """Says that the one who follows has the newest listing."""
-        self.arrived = False
-        self._on_late = None
+    def tell(self, ticket: Ticket, on_late: Callable[[], None]) -> None:
+        """Has somebody told when it can be read; on any thread, with nothing held. The last one counts."""
+        self._told = ticket, on_late
 
     def close(self) -> None:
         """No listing begins any more."""
@@ -159,13 +163,10 @@ class Lister:
         while True:
             models, error = self._list()
             with self._changed:
-                again = self._end(Listing(self._begun, self._began, models, error))
-                on_late = self._on_late if self.arrived else None
-                if self.arrived:
-                    self._on_late = None
+                again = self._end(Listing(self._begun, self._began, self._clock(), models, error))
+                on_late = self._to_tell()
                 self._changed.notify_all()
-            if on_late is not None:
-                on_late()
+            on_late()
             if not again:
                 return
 
@@ -180,6 +181,17 @@ class Lister:
             log.exception("failed to read model repository '%s'", self.location)
             return None, f"{type(error).__name__}: {error}"
 
+    def _to_tell(self) -> Callable[[], None]:
+        if self._told is None:
+            return _nobody
+        ticket, on_late = self._told
+        listing = self.answer(ticket)
+        if listing is None or listing.models is None:
+            return _nobody
+        self._told = None
+        self.arrived = True
+        return on_late
+
     def _end(self, listing: Listing) -> bool:
         """Takes a listing in; returns whether another one has begun."""
         self.newest = listing
@@ -187,15 +199,19 @@ class Lister:
             self._wanted = listing.number  # who waits for the next one takes this failure for an answer
         else:
             self.known = listing.models
-            if self.hung:
+            if self._given_up_ns >= 0:
                 log.info("model repository '%s' answers again", self.location)
-            self.hung = False
-            self.arrived = self.arrived or self._on_late is not None
+            self._given_up_ns = -1
+            self.took_ns = min(listing.ended - listing.began, 2 * self.took_ns + _S)
         if self._wanted > self._begun and not self._closed:
             self._begin()
             return True
         self._thread = None
         return False
+
+
+def _nobody() -> None:
+    """Tells nobody anything."""
 
 
 def reason_of(error: ConchError | OSError) -> str:

@@ -1,7 +1,7 @@
 """The repositories of a server, looked at as one.
 
-Where there are several they are listed side by side, each on a thread of its own (`Lister`), so that a hanging
-storage is in nobody's way who does not need it. How long to wait is up to who looks: `scan` waits for all,
+Where there are several they are listed side by side, each on a thread of its own (`Lister`), so that storage
+that hangs is in nobody's way who does not need it. How long to wait is up to who looks: `scan` waits for all,
 `glance` goes on without those that are slow, and `follow` does too, and is told when they have answered.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
@@ -89,17 +90,27 @@ class Repositories:
         """
         return self._scan_side_by_side(patient=False) if self._listers else self._scan_one()
 
-    def follow(self, everything: bool, on_late: Callable[[], None]) -> Scan:
+    def follow(self, on_late: Callable[[], None]) -> Scan:
         """As `glance`, for the one who looks again and again.
 
+        It waits longer for those that always take long: what is nowhere has to be seen as such some time.
+
         Args:
-            everything: Whether each model will be looked at. If so, what a slow repository has said since the
-                last such look is taken as it is, instead of having it listed anew.
-            on_late: Called, on any thread, when one has answered that this scan has gone on without.
+            on_late: Called, on any thread, when one has answered that this scan has gone on without; `late`
+                has what it has said.
         """
-        if not self._listers:
-            return self._scan_one()
-        return self._scan_side_by_side(patient=False, everything=everything, on_late=on_late)
+        return self._scan_side_by_side(patient=False, on_late=on_late) if self._listers else self._scan_one()
+
+    def late(self) -> Scan:
+        """What those have that have answered late since the last call; the others count as unreadable."""
+        with self._changed:
+            taken = {each: each.newest for each in self._listers if each.arrived and each.newest is not None}
+            for lister in self._listers:
+                lister.arrived = False
+            scan = self._scanned(taken, self._clock())
+            elsewhere = {name for each in self._listers if each not in taken for name in each.known}
+        models = {name: source for name, source in scan.models.items() if name not in elsewhere}
+        return replace(scan, models=models, duplicates=scan.duplicates | (scan.models.keys() & elsewhere))
 
     def _scan_one(self) -> Scan:
         found: list[Mapping[str, ModelSource]] = []
@@ -114,57 +125,55 @@ class Repositories:
         models, duplicates = _together(found)
         return Scan(models, duplicates, unreadable)
 
-    def _scan_side_by_side(
-        self, patient: bool, everything: bool = False, on_late: Callable[[], None] | None = None
-    ) -> Scan:
+    def _scan_side_by_side(self, patient: bool, on_late: Callable[[], None] | None = None) -> Scan:
         with self._changed:
             began = self._clock()
-            taken: dict[Lister, Listing] = {}
             tickets: dict[Lister, Ticket] = {}
+            patience: dict[Lister, int] = {}
             for lister in self._listers:
-                newest = lister.newest
-                if everything and lister.arrived and newest is not None and newest.models is not None:
-                    taken[lister] = newest
-                elif patient or not (lister.hung and lister.busy):
-                    tickets[lister] = lister.ask()
-            self._wait(tickets, patient, bool(taken))
+                if not patient:
+                    longer = on_late is not None
+                    patience[lister] = max(self._patience_ns, 2 * lister.took_ns if longer else 0)
+                # Who does not wait for the listing under way has no use for one more.
+                hangs = lister.busy and not patient and lister.hung(patience[lister])
+                tickets[lister] = lister.under_way() if hangs else lister.ask()
+            self._wait(tickets, patience)
+            taken: dict[Lister, Listing] = {}
             for lister, ticket in tickets.items():
                 listing = lister.answer(ticket)
                 if listing is not None:
                     taken[lister] = listing
-            if on_late is not None:
-                for lister in self._listers:
-                    if lister not in taken:
-                        lister.tell(on_late)
-                    elif everything:
-                        lister.take()
+                elif on_late is not None:
+                    lister.tell(ticket, on_late)
             return self._scanned(taken, began)
 
-    def _wait(self, tickets: Mapping[Lister, Ticket], patient: bool, answered: bool) -> None:
-        """Waits until everything has been said that is worth waiting for."""
-        give_up_at: int | None = None
+    def _wait(self, tickets: Mapping[Lister, Ticket], patience: Mapping[Lister, int]) -> None:
+        """Waits until everything has been said that is worth waiting for.
+
+        Args:
+            tickets: What has been asked for.
+            patience: For how many nanoseconds to wait when another one has answered; without, until the end.
+        """
+        answered_at: int | None = None
         while not self._closed:
-            waited = []
-            for lister, ticket in tickets.items():
-                listing = lister.answer(ticket)
-                if listing is None:
-                    if patient or not lister.hung:
-                        waited.append(lister)
-                elif listing.models is not None:
-                    answered = True
-            if not waited:
+            answers = {lister: lister.answer(ticket) for lister, ticket in tickets.items()}
+            now = self._clock()
+            if answered_at is None and any(map(_has_succeeded, answers.values())):
+                answered_at = now
+            wait_ns: list[int | None] = []
+            for lister, listing in answers.items():
+                patience_ns = patience.get(lister)
+                if listing is not None or (patience_ns is not None and lister.hung(patience_ns)):
+                    continue
+                if patience_ns is None or answered_at is None:
+                    wait_ns.append(None)
+                elif now < answered_at + patience_ns:
+                    wait_ns.append(answered_at + patience_ns - now)
+                else:
+                    lister.give_up(patience_ns)
+            if not wait_ns:
                 return
-            if not patient and answered and give_up_at is None:
-                give_up_at = self._clock() + self._patience_ns
-            if give_up_at is None:
-                self._changed.wait()
-                continue
-            left = give_up_at - self._clock()
-            if left <= 0:
-                for lister in waited:
-                    lister.give_up(self._patience_ns)
-                return
-            self._changed.wait(left / _S)
+            self._changed.wait(min((each / _S for each in wait_ns if each is not None), default=None))
 
     def _scanned(self, taken: Mapping[Lister, Listing], began: int) -> Scan:
         unreadable: dict[str, str] = {}
@@ -187,6 +196,10 @@ class Repositories:
         models, duplicates = _together(found)
         oldest = min((each.began for each in taken.values() if each.models is not None), default=began)
         return Scan(models, duplicates, unreadable, frozenset(late), remembered, max(began - oldest, 0))
+
+
+def _has_succeeded(listing: Listing | None) -> bool:
+    return listing is not None and listing.models is not None
 
 
 def _together(
