@@ -11,7 +11,7 @@ from conch_control.options import ControlOptions
 from conch_control.planner.plan import Found, Look
 from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import ModelSource, Scan
+from conch_control.repository.source import Listed, ModelSource, Scan
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,10 @@ class Looker:
         name = source.name
         try:
             self._before(source)
-            state, markers = split_markers(source.fingerprint())
+            # Each look has listed its repository: to ask for every model would take long, and may hang.
+            state, markers = split_markers(
+                source.listed_fingerprint() if isinstance(source, Listed) else source.fingerprint()
+            )
         except (ConchError, OSError) as error:
             reason = error.message if isinstance(error, ConchError) else error
             log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)

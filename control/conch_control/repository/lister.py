@@ -174,7 +174,7 @@ class Lister:
         try:
             return self._repository.models(), ""
         except (ConchError, OSError) as error:
-            reason = reason_of(error)
+            reason = reason_of(self._repository, error)
             log.error("failed to read model repository '%s': %s", self.location, reason)
             return None, reason
         except Exception as error:
@@ -214,6 +214,7 @@ def _nobody() -> None:
     """Tells nobody anything."""
 
 
-def reason_of(error: ConchError | OSError) -> str:
-    """Why a repository could not be read; the former of credentials that have become wrong."""
-    return error.message if isinstance(error, ConchError) else str(error)
+def reason_of(repository: Repository, error: ConchError | OSError) -> str:
+    """Why a repository could not be read, without its name; a `ConchError` is about its credentials."""
+    text = error.message if isinstance(error, ConchError) else str(error)
+    return text.removeprefix(f"model repository '{repository.location}': ")

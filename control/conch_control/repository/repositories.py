@@ -119,7 +119,7 @@ class Repositories:
             try:
                 found.append(repository.models())
             except (ConchError, OSError) as error:
-                reason = reason_of(error)
+                reason = reason_of(repository, error)
                 log.error("failed to read model repository '%s': %s", repository.location, reason)
                 unreadable[repository.location] = reason
         models, duplicates = _together(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from conch_control.repository.layout import Fingerprint
 
@@ -65,6 +65,14 @@ class ModelSource(Protocol):
             OSError: The files can't be had; nothing is left behind that does not help the next try.
             CancelledError: It was told to give up.
         """
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """A model whose state was in the listing that has found it."""
+
+    def listed_fingerprint(self) -> Fingerprint:
+        """The state then, however long ago that was; the storage is not asked."""
 
 
 class Repository(Protocol):
