@@ -62,7 +62,7 @@ class Look:
             answer, nobody asked, or it is there twice.
         partial: Whether a repository could not be read, so that the absence of a model says nothing.
         failed: Whether that, or a model, could not be read, so that a change may have been missed.
-        age_ns: How long before the look began some of what it has found may have been so.
+        age_ns: How old what it has found may have been when it began.
     """
 
     models: Mapping[str, Found | None]

@@ -134,9 +134,12 @@ class Repositories:
                 if not patient:
                     longer = on_late is not None
                     patience[lister] = max(self._patience_ns, 2 * lister.took_ns if longer else 0)
-                # Who does not wait for the listing under way has no use for one more.
-                hangs = lister.busy and not patient and lister.hung(patience[lister])
-                tickets[lister] = lister.under_way() if hangs else lister.ask()
+                if patient or not lister.busy or not lister.hung(patience[lister]):
+                    tickets[lister] = lister.ask()
+                elif on_late is not None:
+                    tickets[lister] = (
+                        lister.under_way()
+                    )  # who follows may have it: the scan says how old it is
             self._wait(tickets, patience)
             taken: dict[Lister, Listing] = {}
             for lister, ticket in tickets.items():

@@ -111,7 +111,7 @@ class Scan:
             from the scan says nothing while there are any.
         late: Those of them that have just not answered so far.
         remembered: The models that the late ones had when they answered last.
-        age_ns: How long before the scan the oldest listing began that it is made of.
+        age_ns: How long before the scan the oldest of the listings began that it is made of.
     """
 
     models: Mapping[str, ModelSource]

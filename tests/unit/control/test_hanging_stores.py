@@ -146,7 +146,7 @@ def test_a_model_that_the_store_has_too_is_not_loaded_behind_its_back(beside: Be
     beside.hang(agent)
     beside.site.model("theirs")
     loading = load(agent, "theirs")
-    assert beside.store.begun.acquire(timeout=WAIT_S)
+    eventually(lambda: hangs(agent.repositories), "it has been given up once")
     assert not loading.done()
     beside.store.go_on()
     with pytest.raises(ConchError):
@@ -279,8 +279,8 @@ def test_what_comes_late_is_looked_at_without_waiting_for_the_next_poll(beside: 
         planner.look()
         assert beside.store.begun.acquire(timeout=WAIT_S)
         eventually(lambda: hangs(planner._repositories), "the look goes on without it")
+        beside.write("theirs", "ok again")
         beside.store.go_on()
-        beside.write("theirs", "ok again")  # before or after what was listed: both are right
         eventually(lambda: site.loads().count("theirs:1") == 2, "it is loaded anew")
 
 

@@ -36,10 +36,11 @@ def store() -> Iterator[HangingStore]:
 
 
 @pytest.fixture
-def local() -> HangingStore:
+def local() -> Iterator[HangingStore]:
     made = HangingStore("/local")
     made.models_now = {"ours": model("ours", "/local")}
-    return made
+    yield made
+    made.go_on()
 
 
 def beside(function: Callable[[], T]) -> Future[T]:
@@ -186,6 +187,44 @@ def test_who_asks_sees_what_was_there_before(store: HangingStore, local: Hanging
     assert "theirs" in first.result(WAIT_S).models
     assert "new" in second.result(WAIT_S).models
     assert (store.listings, store.most) == (2, 1)
+    repositories.close()
+
+
+def test_a_glance_does_not_take_what_was_listed_before(store: HangingStore, local: HangingStore) -> None:
+    """Or a load would not find a model that is there."""
+    repositories = Repositories([local, store], patience_s=0.0)
+    repositories.scan()
+    store.hang()
+    assert now(repositories.glance).late == {store.location}
+    store.models_now = {**store.models_now, "new": model("new")}
+    local.hang()
+    while local.begun.acquire(blocking=False):
+        pass
+    glance = beside(repositories.glance)
+    assert local.begun.acquire(timeout=WAIT_S)
+    store.go_on()
+    eventually(lambda: not repositories._listers[1].busy, "the old listing has ended")
+    local.go_on()
+    assert glance.result(WAIT_S).late == {store.location}
+    repositories.close()
+
+
+def test_who_follows_takes_it_and_is_told_how_old_it_is(store: HangingStore, local: HangingStore) -> None:
+    repositories = Repositories([local, store], patience_s=0.0)
+    repositories.scan()
+    store.hang()
+    assert now(lambda: repositories.follow(lambda: None)).late == {store.location}
+    local.hang()
+    while local.begun.acquire(blocking=False):
+        pass
+    follow = beside(lambda: repositories.follow(lambda: None))
+    assert local.begun.acquire(timeout=WAIT_S)
+    assert not follow.done()
+    store.go_on()
+    followed = follow.result(WAIT_S)
+    assert followed.models == store.models_now
+    assert followed.age_ns > 0
+    local.go_on()
     repositories.close()
 
 
@@ -355,7 +394,7 @@ def test_whatever_happens_everybody_sees_what_was_written_before(steps: list[Ste
     for written, future in scans:
         scan = future.result(WAIT_S)
         for each, names in zip(stores, written, strict=True):
-            assert each.location in scan.unreadable or names <= scan.models.keys()
+            assert scan.age_ns or each.location in scan.unreadable or names <= scan.models.keys()
         assert scan.late <= scan.unreadable.keys()
     eventually(lambda: not any(each.busy for each in repositories._listers), "what was given up has ended")
     assert max(each.most for each in stores) <= 1
