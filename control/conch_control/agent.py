@@ -131,13 +131,17 @@ class Agent:
         return failures
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """All models of the repositories, by name, with the state of each version."""
-        scan = self._scan()
+        """All models of the repositories, by name, with the state of each version.
+
+        Of a repository that does not answer, they are those that it had when it did.
+        """
+        scan = self._glance()
         failures = self._book.failures
         published = self._registry.entries
         shown = self._registry.name_of
         lines: list[IndexEntry] = []
-        for name in sorted({*scan.models, *scan.duplicates}, key=lambda each: (shown(each), each)):
+        names = {*scan.models, *scan.duplicates, *scan.remembered}
+        for name in sorted(names, key=lambda each: (shown(each), each)):
             if name in scan.duplicates:
                 lines.append(IndexEntry(name, state="UNAVAILABLE", reason=_DUPLICATE))
             else:
@@ -157,12 +161,15 @@ class Agent:
         """
         _check_name(self._registry.name_of(name))
         overrides = read_overrides(parameters)
-        scan = self._scan()
-        names = scan.identified(name)
+        scan = self._glance()
         if overrides.files and self._registry.namespaces:
             raise UnsupportedError("files can't be given with a load where models have namespaces")
         try:
             scan = overridden(name, overrides, scan)
+            names = scan.identified(name)
+            if any(self._composition.needs_late(each, scan, overrides.config) for each in names):
+                scan = overridden(name, overrides, self._scan())
+                names = scan.identified(name)
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
@@ -189,11 +196,12 @@ class Agent:
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self._scan()
+        scan = self._glance()
         known = self._book.snapshot()
+        sources = {**scan.remembered, **scan.models}
         found = []
-        for name in sorted({*scan.models, *scan.duplicates, *known.versions, *known.failures}):
-            source = scan.models.get(name)
+        for name in sorted({*sources, *scan.duplicates, *known.versions, *known.failures}):
+            source = None if name in scan.duplicates else sources.get(name)
             reason = _DUPLICATE if name in scan.duplicates else known.failures.get(name, "")
             versions = tuple(status for _, status in sorted(known.versions.get(name, {}).items()))
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
@@ -268,8 +276,14 @@ class Agent:
             self.repositories.close()
 
     def _scan(self) -> Scan:
-        scan = self.repositories.scan()
-        self._seen, self._identifiers = scan.models, scan.identifiers
+        return self._noted(self.repositories.scan())
+
+    def _glance(self) -> Scan:
+        """As `_scan`, but does not wait for repositories that are much slower than others."""
+        return self._noted(self.repositories.glance())
+
+    def _noted(self, scan: Scan) -> Scan:
+        self._seen, self._identifiers = {**scan.remembered, **scan.models}, scan.identifiers
         return scan
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:

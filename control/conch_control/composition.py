@@ -80,13 +80,7 @@ class Composition:
     def _load(
         self, wanted: frozenset[str], scan: Scan, load_one: LoadOne, override: str | None, ticket: int
     ) -> dict[str, Exception]:
-        def parts(name: str) -> tuple[str, ...]:
-            source = scan.models.get(name)
-            if source is None:
-                return ()
-            return read_parts(source, self._options, override if name in wanted else None)
-
-        graph = build_graph(wanted, parts)
+        graph = self._graph(wanted, scan, override)
         turning = circles(graph)
         served = {name: self._ready(name) for name in graph}
 
@@ -105,6 +99,25 @@ class Composition:
             self._refresh(changed, served)
             self._bring_back(scan, load_one, changed)
         return failures
+
+    def needs_late(self, name: str, scan: Scan, override: str | None) -> bool:
+        """Whether something that a load concerns may be in a repository that has not answered so far.
+
+        That is the model, what it is made of and does not serve, and ensembles that may come back with it.
+
+        Args:
+            name: The model.
+            scan: What the repositories hold.
+            override: A config in JSON to use for the model in place of its file.
+        """
+        if not scan.late:
+            return False
+        with self._lock:
+            if not self._left.keys().isdisjoint(scan.remembered):
+                return True
+        graph = self._graph(frozenset({name}), scan, override)
+        known = scan.models.keys() - scan.remembered.keys() | scan.duplicates
+        return any(each not in known and (each == name or not self._ready(each)) for each in graph)
 
     def unload(self, name: str, with_parts: bool) -> None:
         """Unloads a model, and the ensembles that need it.
@@ -136,6 +149,17 @@ class Composition:
         for part in parts:
             if part in self._for_others and not self._above({part}):
                 self.unload(part, True)
+
+    def _graph(self, wanted: frozenset[str], scan: Scan, override: str | None) -> Graph:
+        """What models are made of, as far as the repositories tell."""
+
+        def parts(name: str) -> tuple[str, ...]:
+            source = scan.models.get(name)
+            if source is None:
+                return ()
+            return read_parts(source, self._options, override if name in wanted else None)
+
+        return build_graph(wanted, parts)
 
     def _entry(self, name: str) -> Entry:
         return self._registry.entries.get(name, Entry())

@@ -86,7 +86,8 @@ def overridden(name: str, overrides: Overrides, scan: Scan) -> Scan:
     if not name.isprintable():
         raise InvalidArgumentError(f"model name {name!r} is not text")
     models = {**scan.models, name: Given(name, arranged(overrides.files))}
-    return replace(scan, models=models, duplicates=scan.duplicates - {name})
+    remembered = {other: source for other, source in scan.remembered.items() if other != name}
+    return replace(scan, models=models, duplicates=scan.duplicates - {name}, remembered=remembered)
 
 
 def placed(path: str) -> str:

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as triton
 from tests.support.emulators import Bucket, S3Emulator, put_tree, s3_emulator
 from tests.support.faulty_proxy import Fault, FaultyProxy, faulty_proxy
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving
 from tests.support.steered import Steering, answer_of
+from tritonclient.utils import InferenceServerException
 
 FAULTS = (Fault.HANG, Fault.BUSY, Fault.TRUNCATE, Fault.DROP, Fault.CORRUPT)
 MODELS = ("m", "n")
@@ -55,12 +57,14 @@ def asking(server: ServerProcess) -> Iterator[dict[str, list[int]]]:
 
 
 class Followed:
-    """A repository in a store that a server follows."""
+    """A repository in a store that a server follows, and a local one beside it."""
 
     def __init__(self, bucket: Bucket, proxy: FaultyProxy, path: Path) -> None:
         self._bucket = bucket
         self._steering = Steering(path)
         self._source = path / "source"
+        self.local = path / "local"
+        self.local.mkdir()
         self.proxy = proxy
 
     def publish(self, name: str, answer: int) -> None:
@@ -68,10 +72,16 @@ class Followed:
         self._steering.write(self._source, name, 1, answer)
         put_tree(self._bucket, self._source / name, f"{name}/")
 
+    def publish_locally(self, name: str, answer: int) -> None:
+        """The same in the local repository."""
+        self._steering.write(self.local, name, 1, answer)
+
 
 @contextmanager
-def followed(s3: S3Emulator, path: Path) -> Iterator[tuple[Followed, ServerProcess]]:
-    """Models in a bucket of their own, and a server in mode poll."""
+def followed(
+    s3: S3Emulator, path: Path, mode: str = "poll", timeout_s: int = 1, *more: str
+) -> Iterator[tuple[Followed, ServerProcess]]:
+    """Models in a bucket of their own, and a server that has loaded them."""
     name = path.name.replace("_", "-").lower()
     with faulty_proxy(s3.port) as proxy:
         place = Followed(s3.bucket(name), proxy, path)
@@ -80,10 +90,11 @@ def followed(s3: S3Emulator, path: Path) -> Iterator[tuple[Followed, ServerProce
         flags = [
             f"--model-repository={s3.location(name, '', proxy.port)}",
             f"--model-cache-directory={path}/cache",
-            "--model-control-mode=poll",
+            f"--model-control-mode={mode}",
             "--repository-poll-secs=0.1",
             "--repository-settle-secs=0.2",
-            "--storage-timeout-secs=1",
+            f"--storage-timeout-secs={timeout_s}",
+            *more,
         ]
         with serving(flags=flags, environment=s3.environment()) as server:
             yield place, server
@@ -127,3 +138,102 @@ def test_files_that_can_not_be_fetched_come_later(s3: S3Emulator, tmp_path: Path
     for each in answers.values():
         assert each == sorted(each)
         assert set(each) == {1, 2}
+
+
+HANGS_S = 300
+"""Far longer than a test may take: what waits for the store does not come to its end."""
+
+
+@pytest.mark.parametrize("mode", ["poll", "watch"])
+def test_local_models_are_followed_while_the_store_hangs(s3: S3Emulator, tmp_path: Path, mode: str) -> None:
+    local = f"--model-repository={tmp_path}/local"
+    with (
+        followed(s3, tmp_path, mode, HANGS_S, local) as (place, server),
+        client_of(server) as client,
+        asking(server) as answers,
+    ):
+        place.proxy.seen.clear()
+        place.proxy.fail(Fault.HANG)
+        eventually(place.proxy.count, "the store is asked, and hangs")
+        for answer in (1, 2, 3):
+            place.publish_locally("ours", answer)
+            eventually(partial(answers_with, client, "ours", answer), "the local model is followed")
+        assert {each["name"] for each in index_of(client)} == {"m", "n", "ours"}
+        # The store's models change meanwhile; that is seen once it answers.
+        place.publish("m", 2)
+        asked = place.proxy.count()
+        place.publish_locally("ours", 4)
+        eventually(partial(answers_with, client, "ours", 4), "the local model is followed")
+        assert place.proxy.count() == asked  # one listing is under way, and hangs
+        assert answers["m"][-1] == answers["n"][-1] == 1
+        place.proxy.heal()
+        eventually(lambda: answers["m"][-1:] == [2], "what is new serves")
+        place.publish("n", 2)
+        eventually(lambda: answers["n"][-1:] == [2], "what is new serves")
+        assert server.errors.count("model 'm' is new or has changed") == 1
+        assert "unloading it" not in server.errors
+    for each in answers.values():
+        assert set(each) == {1, 2}
+
+
+def test_local_models_can_be_loaded_while_the_store_hangs(s3: S3Emulator, tmp_path: Path) -> None:
+    more = (f"--model-repository={tmp_path}/local", "--load-model=*")
+    with (
+        followed(s3, tmp_path, "explicit", HANGS_S, *more) as (place, server),
+        client_of(server) as client,
+        asking(server) as answers,
+    ):
+        place.proxy.seen.clear()
+        place.proxy.fail(Fault.HANG)
+        place.publish("m", 2)
+        loads = threading.Thread(target=load, args=(server, "m"))
+        loads.start()  # this one waits for the store
+        try:
+            eventually(place.proxy.count, "the store is asked, and hangs")
+            asked = place.proxy.count()
+            for answer in (1, 2, 3):
+                place.publish_locally("ours", answer)
+                client.load_model("ours", client_timeout=WAIT_S)
+                assert answer_of(client, "ours") == answer
+                assert {each["name"] for each in index_of(client)} == {"m", "n", "ours"}
+            client.unload_model("ours", client_timeout=WAIT_S)
+            assert place.proxy.count() == asked
+            assert loads.is_alive()
+            assert client.is_server_ready()
+        finally:
+            place.proxy.heal()
+            loads.join()
+        eventually(lambda: answers["m"][-1:] == [2], "what was asked for serves")
+    assert set(answers["m"]) == {1, 2}
+    assert set(answers["n"]) == {1}
+
+
+def test_a_server_stops_while_the_store_hangs(s3: S3Emulator, tmp_path: Path) -> None:
+    local = f"--model-repository={tmp_path}/local"
+    with followed(s3, tmp_path, "poll", HANGS_S, local) as (place, server):
+        place.proxy.seen.clear()
+        place.proxy.fail(Fault.HANG)
+        eventually(place.proxy.count, "the store is asked, and hangs")
+        assert server.stop() == 0
+
+
+def load(server: ServerProcess, name: str) -> None:
+    """Loads a model, however long it takes."""
+    with client_of(server) as client:
+        client.load_model(name)
+
+
+def answers_with(client: triton.InferenceServerClient, name: str, answer: int) -> bool:
+    """Whether a model serves and answers with a number."""
+    try:
+        return answer_of(client, name) == answer
+    except InferenceServerException:
+        return False
+
+
+def index_of(client: triton.InferenceServerClient) -> list[dict[str, str]]:
+    """The lines of the index."""
+    found: list[dict[str, str]] = client.get_model_repository_index(client_timeout=WAIT_S, as_json=True)[
+        "models"
+    ]
+    return found

@@ -101,13 +101,14 @@ class Planner:
         self._options = options
         self._clock = clock
         self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
-        self._looker = Looker(repositories, options.model_config_name, self._about_to_look)
+        self._looker = Looker(repositories, options.model_config_name, self._about_to_look, self._on_late)
         self._watcher: Watcher | None = None
         self._running: Running | None = None
         self._adopted = False
         self._changed = threading.Condition()  # guards what follows
         self._stopped = False
         self._asked = False
+        self._late = False  # whether a slow repository has answered that looks went on without
         self._touched_at: int | None = None
         self._ended: list[tuple[Operation, BaseException | None]] = []
         self._workers: set[threading.Thread] = set()
@@ -122,7 +123,7 @@ class Planner:
         For servers, which load everything at their start; a planner that does not know what an agent has
         loaded asks it for everything.
         """
-        look = self._looker.look(None, lambda: self._stopped)
+        look = self._looker.wait_and_look(lambda: self._stopped)
         self._plan.adopt(look, self._clock())
         self._adopted = True
 
@@ -178,6 +179,7 @@ class Planner:
         """Does what is due; returns when something will be due next."""
         try:
             self._follow()
+            self._look_at_late()
             names, due = self._due(self._clock())
             if due:
                 self._look(names)
@@ -190,7 +192,7 @@ class Planner:
     def _wait(self, until: int) -> None:
         with self._changed:
             while not (self._stopped or self._asked or self._ended):
-                at = until
+                at = min(until, self._rest_until) if self._late else until
                 if self._touched_at is not None:
                     at = min(at, max(self._touched_at + _DEBOUNCE_NS, self._rest_until))
                 left = at - self._clock()
@@ -285,6 +287,18 @@ class Planner:
             self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
         self._start(self._plan.looked(look, began, now))
 
+    def _look_at_late(self) -> None:
+        began, busy = self._clock(), time.thread_time_ns()
+        with self._changed:
+            if not self._late or began < self._rest_until:
+                return
+            self._late = False
+        look = self._looker.look_at_late(lambda: self._stopped)
+        now = self._clock()
+        self._rest_until = now + _REST * (time.thread_time_ns() - busy)
+        if not self._stopped:
+            self._start(self._plan.looked(look, began, now))
+
     def _poll_ns(self) -> int:
         watched = self._watcher is not None and not self._watcher.unwatched
         return round((max(_RECHECK_S, self._options.poll_s) if watched else self._options.poll_s) * _S)
@@ -305,6 +319,11 @@ class Planner:
             if self._touched_at is None:
                 self._touched_at = self._clock()
                 self._changed.notify_all()
+
+    def _on_late(self) -> None:
+        with self._changed:
+            self._late = True
+            self._changed.notify_all()
 
     def _start(self, operations: Iterable[Operation]) -> None:
         for operation in operations:

@@ -11,7 +11,7 @@ from conch_control.options import ControlOptions
 from conch_control.planner.plan import Found, Look
 from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import ModelSource
+from conch_control.repository.source import Listed, ModelSource, Scan
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,20 @@ class Looker:
         repositories: The repositories.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         before: Called with each model before its state is taken.
+        on_late: Called, on any thread, when a repository has answered that a look has gone on without.
     """
 
     def __init__(
-        self, repositories: Repositories, model_config_name: str, before: Callable[[ModelSource], None]
+        self,
+        repositories: Repositories,
+        model_config_name: str,
+        before: Callable[[ModelSource], None],
+        on_late: Callable[[], None] = lambda: None,
     ) -> None:
         self._repositories = repositories
         self._options = ControlOptions((), model_config_name=model_config_name)
         self._before = before
+        self._on_late = on_late
         self._known: dict[str, Found] = {}
         self._identifiers: Mapping[str, tuple[str, ...]] = {}
         self._reported: set[tuple[str, str]] = set()
@@ -42,7 +48,25 @@ class Looker:
             names: The models whose state to take; None for all.
             given_up: Asked between models whether nobody wants to know any more.
         """
-        scan = self._repositories.scan()
+        return self._look(self._repositories.follow(self._on_late), names, given_up)
+
+    def look_at_late(self, given_up: Callable[[], bool]) -> Look:
+        """Looks at the models of the repositories that have answered too late for earlier looks.
+
+        Args:
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.late(), None, given_up)
+
+    def wait_and_look(self, given_up: Callable[[], bool]) -> Look:
+        """Looks at all models, and waits for repositories that are much slower than others.
+
+        Args:
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.scan(), None, given_up)
+
+    def _look(self, scan: Scan, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
         if scan.identifiers != self._identifiers:  # names may mean other models now, in any config
             names, self._identifiers = None, scan.identifiers
         models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
@@ -62,14 +86,17 @@ class Looker:
         if not scan.unreadable:
             for name in self._known.keys() - models.keys():
                 del self._known[name]
-        self._reported = {(name, text) for name, text in self._reported if name in models}
-        return Look(models, partial=bool(scan.unreadable), failed=failed)
+            self._reported = {(name, text) for name, text in self._reported if name in models}
+        return Look(models, bool(scan.unreadable), failed, scan.age_ns)
 
     def _found(self, source: ModelSource) -> Found | None:
         name = source.name
         try:
             self._before(source)
-            state, markers = split_markers(source.fingerprint())
+            # Each look has listed its repository: to ask for every model would take long, and may hang.
+            state, markers = split_markers(
+                source.listed_fingerprint() if isinstance(source, Listed) else source.fingerprint()
+            )
         except (ConchError, OSError) as error:
             reason = error.message if isinstance(error, ConchError) else error
             log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)

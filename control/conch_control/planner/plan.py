@@ -62,11 +62,13 @@ class Look:
             answer, nobody asked, or it is there twice.
         partial: Whether a repository could not be read, so that the absence of a model says nothing.
         failed: Whether that, or a model, could not be read, so that a change may have been missed.
+        age_ns: How old what it has found may have been when it began.
     """
 
     models: Mapping[str, Found | None]
     partial: bool = False
     failed: bool = False
+    age_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class Plan:
             began: When it began.
             now: When it ended.
         """
+        began -= look.age_ns
         for name, found in look.models.items():
             if found is not None:
                 self._is_there(name, found, look.partial, began, now)

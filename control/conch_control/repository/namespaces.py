@@ -14,7 +14,7 @@ from pathlib import Path
 from conch.core.spec import identifier
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.repository.layout import Fingerprint
-from conch_control.repository.source import ModelSource, Progress, Scan, Staged
+from conch_control.repository.source import Listed, ModelSource, Progress, Scan, Staged
 
 _PARTS = "::parts"  # no file of a model can be called so by a path inside its directory's versions
 
@@ -92,6 +92,16 @@ class Namespaced:
         """
         return self._with_parts(self.source.fingerprint())
 
+    def listed_fingerprint(self) -> Fingerprint:
+        """The same, as far as a listing has said it; see `Listed`.
+
+        Raises:
+            OSError: The storage can't say now.
+        """
+        source = self.source
+        state = source.listed_fingerprint() if isinstance(source, Listed) else source.fingerprint()
+        return self._with_parts(state)
+
     def read(self, path: str) -> bytes:
         """The contents of a small file; see `ModelSource.read`."""
         return self.source.read(path)
@@ -132,7 +142,6 @@ def namespace_of(source: ModelSource) -> str:
 def namespaced(
     found: Mapping[str, Mapping[str, ModelSource]],
     known: Mapping[str, tuple[str, ...]],
-    unreadable: Mapping[str, str],
     read_parts: ReadParts,
 ) -> Scan:
     """A scan in which all models go by their identifiers.
@@ -140,7 +149,6 @@ def namespaced(
     Args:
         found: The models of each repository, by its location and their name.
         known: The names of the models of each repository, also of those that can't be read now.
-        unreadable: Repositories that could not say what they have.
         read_parts: Reads what an ensemble is made of.
     """
     identifiers: dict[str, tuple[str, ...]] = {}
@@ -153,4 +161,4 @@ def namespaced(
         for location, sources in found.items()
         for name, source in sources.items()
     }
-    return Scan(models, unreadable=unreadable, identifiers=identifiers)
+    return Scan(models, identifiers=identifiers)

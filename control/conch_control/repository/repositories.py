@@ -1,30 +1,61 @@
-"""The repositories of a server, looked at as one."""
+"""The repositories of a server, looked at as one.
+
+Where there are several they are listed side by side, each on a thread of its own (`Lister`), so that storage
+that hangs is in nobody's way who does not need it. How long to wait is up to who looks: `scan` waits for all,
+`glance` goes on without those that are slow, and `follow` does too, and is told when they have answered.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
+from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
 from conch_control.repository.namespaces import ReadParts, namespaced
 from conch_control.repository.source import ModelSource, Repository, Scan
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 1.0
+"""How long a repository may take when another one has answered."""
+
+_S = 1_000_000_000
+_CLOSE_S = 1.0
+
 
 class Repositories:
-    """The repositories of a server.
+    """The repositories of a server. Any thread may use them, but only one planner may follow them.
 
     Args:
         repositories: Each of them; one whose location is there already counts once.
         read_parts: Reads what an ensemble is made of; given where models of one name may be in several
             repositories, and are told apart by these.
+        patience_s: How long to wait for one when another one has answered, where that is to be short.
+        clock: Monotonic nanoseconds.
     """
 
-    def __init__(self, repositories: Iterable[Repository], read_parts: ReadParts | None = None) -> None:
+    def __init__(
+        self,
+        repositories: Iterable[Repository],
+        read_parts: ReadParts | None = None,
+        patience_s: float = PATIENCE_S,
+        clock: Clock = monotonic_ns,
+    ) -> None:
         self._read_parts = read_parts
         self._names: dict[str, tuple[str, ...]] = {}  # at the last look that could be had, by location
         self._repositories = tuple({each.location: each for each in repositories}.values())
+        self._patience_ns = round(patience_s * _S)
+        self._clock = clock
+        self._changed = threading.Condition()  # guards what follows, and the listers
+        self._closed = False
+        # One repository holds up nobody but those who need it.
+        self._listers = tuple(
+            Lister(each, self._changed, clock) for each in self._repositories if len(self._repositories) > 1
+        )
 
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._repositories)
@@ -39,33 +70,170 @@ class Repositories:
             repository.check()
 
     def close(self) -> None:
-        """Gives up what the repositories hold; nothing may be served from them any more."""
+        """Gives up what the repositories hold; nothing may be served from them any more.
+
+        A listing that hangs for good is left to itself.
+        """
+        with self._changed:
+            self._closed = True
+            for lister in self._listers:
+                lister.close()
+            self._changed.notify_all()
         for repository in self._repositories:
             repository.close()
+        end = self._clock() + round(_CLOSE_S * _S)
+        for lister in self._listers:
+            lister.join(max(end - self._clock(), 0) / _S)
 
     def scan(self) -> Scan:
-        """Looks for models in all of them."""
-        models: dict[str, ModelSource] = {}
-        duplicates: set[str] = set()
+        """Looks for models in all of them, and waits until the last one has said what it has."""
+        return self._scan_side_by_side(patient=True) if self._listers else self._scan_one()
+
+    def glance(self) -> Scan:
+        """Looks for models in all of them, but does not wait long for those that are slower than others.
+
+        They count as unreadable then, and are not waited for again until they have answered.
+        """
+        return self._scan_side_by_side(patient=False) if self._listers else self._scan_one()
+
+    def follow(self, on_late: Callable[[], None]) -> Scan:
+        """As `glance`, for the one who looks again and again.
+
+        It waits longer for those that always take long: what is nowhere has to be seen as such some time.
+
+        Args:
+            on_late: Called, on any thread, when one has answered that this scan has gone on without; `late`
+                has what it has said.
+        """
+        return self._scan_side_by_side(patient=False, on_late=on_late) if self._listers else self._scan_one()
+
+    def late(self) -> Scan:
+        """What those have that have answered late since the last call; the others count as unreadable."""
+        with self._changed:
+            taken = {each: each.newest for each in self._listers if each.arrived and each.newest is not None}
+            for lister in self._listers:
+                lister.arrived = False
+            scan = self._scanned(taken, self._clock())
+            unseen = (
+                () if self._read_parts is not None else (each for each in self._listers if each not in taken)
+            )
+            elsewhere = {name for each in unseen for name in each.known}
+        models = {name: source for name, source in scan.models.items() if name not in elsewhere}
+        return replace(scan, models=models, duplicates=scan.duplicates | (scan.models.keys() & elsewhere))
+
+    def _scan_one(self) -> Scan:
+        found: dict[str, Mapping[str, ModelSource]] = {}
         unreadable: dict[str, str] = {}
-        by_repository: dict[str, Mapping[str, ModelSource]] = {}
         for repository in self._repositories:
             try:
-                found = repository.models()
-            except (ConchError, OSError) as error:  # the former of credentials that have become wrong
-                reason = error.message if isinstance(error, ConchError) else str(error)
+                found[repository.location] = repository.models()
+            except (ConchError, OSError) as error:
+                reason = reason_of(repository, error)
                 log.error("failed to read model repository '%s': %s", repository.location, reason)
                 unreadable[repository.location] = reason
+        return replace(self._together(found), unreadable=unreadable)
+
+    def _scan_side_by_side(self, patient: bool, on_late: Callable[[], None] | None = None) -> Scan:
+        with self._changed:
+            began = self._clock()
+            tickets: dict[Lister, Ticket] = {}
+            patience: dict[Lister, int] = {}
+            for lister in self._listers:
+                if not patient:
+                    longer = on_late is not None
+                    patience[lister] = max(self._patience_ns, 2 * lister.took_ns if longer else 0)
+                if patient or not lister.busy or not lister.hung(patience[lister]):
+                    tickets[lister] = lister.ask()
+                elif on_late is not None:
+                    tickets[lister] = (
+                        lister.under_way()
+                    )  # who follows may have it: the scan says how old it is
+            self._wait(tickets, patience)
+            taken: dict[Lister, Listing] = {}
+            for lister, ticket in tickets.items():
+                listing = lister.answer(ticket)
+                if listing is not None:
+                    taken[lister] = listing
+                elif on_late is not None:
+                    lister.tell(ticket, on_late)
+            return self._scanned(taken, began)
+
+    def _wait(self, tickets: Mapping[Lister, Ticket], patience: Mapping[Lister, int]) -> None:
+        """Waits until everything has been said that is worth waiting for.
+
+        Args:
+            tickets: What has been asked for.
+            patience: For how many nanoseconds to wait when another one has answered; without, until the end.
+        """
+        answered_at: int | None = None
+        while not self._closed:
+            answers = {lister: lister.answer(ticket) for lister, ticket in tickets.items()}
+            now = self._clock()
+            if answered_at is None and any(map(_has_succeeded, answers.values())):
+                answered_at = now
+            wait_ns: list[int | None] = []
+            for lister, listing in answers.items():
+                patience_ns = patience.get(lister)
+                if listing is not None or (patience_ns is not None and lister.hung(patience_ns)):
+                    continue
+                if patience_ns is None or answered_at is None:
+                    wait_ns.append(None)
+                elif now < answered_at + patience_ns:
+                    wait_ns.append(answered_at + patience_ns - now)
+                else:
+                    lister.give_up(patience_ns)
+            if not wait_ns:
+                return
+            self._changed.wait(min((each / _S for each in wait_ns if each is not None), default=None))
+
+    def _scanned(self, taken: Mapping[Lister, Listing], began: int) -> Scan:
+        unreadable: dict[str, str] = {}
+        late: set[str] = set()
+        remembered: dict[str, Mapping[str, ModelSource]] = {}
+        found: dict[str, Mapping[str, ModelSource]] = {}
+        for lister in self._listers:
+            listing = taken.get(lister)
+            if listing is not None and listing.models is not None:
+                found[lister.location] = listing.models
                 continue
-            if self._read_parts is not None:
-                by_repository[repository.location] = found
-                continue
-            duplicates.update(found.keys() & models.keys())
-            models.update(found)
-        if self._read_parts is not None:
-            # Names that are just not seen now go on meaning what they did.
-            self._names |= {location: tuple(found) for location, found in by_repository.items()}
-            return namespaced(by_repository, self._names, unreadable, self._read_parts)
-        for name in duplicates:
-            del models[name]
-        return Scan(models, frozenset(duplicates), unreadable)
+            if listing is not None:
+                unreadable[lister.location] = listing.error
+            elif self._closed:
+                unreadable[lister.location] = "it has been closed"
+            else:
+                remembered[lister.location] = lister.known
+                late.add(lister.location)
+                unreadable[lister.location] = f"has not answered for {lister.silent_ns / _S:.1f} s"
+        oldest = min((each.began for each in taken.values() if each.models is not None), default=began)
+        seen = self._together(found)
+        return replace(
+            seen,
+            unreadable=unreadable,
+            late=frozenset(late),
+            remembered=self._together(remembered).models,
+            age_ns=max(began - oldest, 0),
+        )
+
+    def _together(self, found: Mapping[str, Mapping[str, ModelSource]]) -> Scan:
+        """What repositories hold, by their locations and the names of models."""
+        if self._read_parts is None:
+            return _unique(found.values())
+        # Names that are just not seen now go on meaning what they did.
+        self._names |= {location: tuple(models) for location, models in found.items()}
+        return namespaced(found, self._names, self._read_parts)
+
+
+def _has_succeeded(listing: Listing | None) -> bool:
+    return listing is not None and listing.models is not None
+
+
+def _unique(found: Iterable[Mapping[str, ModelSource]]) -> Scan:
+    """The models that only one repository has, and the names that more than one has."""
+    models: dict[str, ModelSource] = {}
+    duplicates: set[str] = set()
+    for each in found:
+        duplicates.update(each.keys() & models.keys())
+        models.update(each)
+    for name in duplicates:
+        del models[name]
+    return Scan(models, frozenset(duplicates))

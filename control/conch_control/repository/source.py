@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from conch_control.repository.layout import Fingerprint
 
@@ -67,6 +67,14 @@ class ModelSource(Protocol):
         """
 
 
+@runtime_checkable
+class Listed(Protocol):
+    """A model whose state was in the listing that has found it."""
+
+    def listed_fingerprint(self) -> Fingerprint:
+        """The state then, however long ago that was; the storage is not asked."""
+
+
 class Repository(Protocol):
     """A place with models."""
 
@@ -101,12 +109,18 @@ class Scan:
         duplicates: Names that more than one repository has; none where models have namespaces.
         unreadable: Repositories that could not say what they have, with the reason: that a model is missing
             from the scan says nothing while there are any.
+        late: Those of them that have just not answered so far.
+        remembered: The models that the late ones had when they answered last.
+        age_ns: How long before the scan the oldest of the listings began that it is made of.
         identifiers: Identifiers of models by name, where models have namespaces.
     """
 
     models: Mapping[str, ModelSource]
     duplicates: frozenset[str] = frozenset()
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+    remembered: Mapping[str, ModelSource] = field(default_factory=dict)
+    age_ns: int = 0
     identifiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def identified(self, name: str) -> tuple[str, ...]:

@@ -71,8 +71,9 @@ class Connection:
         self._open_store = open_store
         self._credentials = credentials
         self._secrets: tuple[str, ...] = ()
-        self._store: Store | None = None  # this and the next are the loop's
+        self._store: Store | None = None  # this and the next two are the loop's
         self._opening = asyncio.Lock()
+        self._retried = ""  # why something is tried again, as it was logged last
         self._closing = threading.Lock()  # held while it is closed
         self._lock = threading.Lock()  # guards what follows
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +137,9 @@ class Connection:
                     store = await self._opened()
                 deadline = deadline or loop.time() + patience.total_s
                 async with asyncio.timeout(try_s):
-                    return await operation(store)
+                    result = await operation(store)
+                self._retried = ""
+                return result
             except ConchError:
                 raise
             except PermissionError as error:
@@ -158,7 +161,10 @@ class Connection:
             pause_s = wait_s * random.uniform(0.5, 1.0)  # so that servers do not come back all at once
             if deadline is None or loop.time() + pause_s >= deadline:
                 raise self.failure(failure) from None
-            log.info("%s; trying again", self.failure(failure))
+            reason = str(self.failure(failure))
+            if reason != self._retried:  # else the log has it, from another try or from something beside this
+                self._retried = reason
+                log.info("%s; trying again", reason)
             await asyncio.sleep(pause_s)
             wait_s = min(wait_s * 2, patience.longest_wait_s)
 

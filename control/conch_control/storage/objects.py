@@ -154,6 +154,10 @@ class ObjectModel:
         """
         return self._contents().fingerprint
 
+    def listed_fingerprint(self) -> Fingerprint:
+        """The state of the objects at the listing that has found the model."""
+        return contents_of(self.name, self._listed.objects).fingerprint
+
     def read(self, path: str) -> bytes:
         """The content of a small file; from the cache where it has not changed.
 

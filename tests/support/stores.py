@@ -1,0 +1,68 @@
+"""A repository whose storage hangs, fails and comes back as a test says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from conch_control.repository.source import ModelSource, Repository
+
+WAIT_S = 20.0
+
+
+class HangingStore:
+    """A `Repository` in front of another one, or of models that a test gives it.
+
+    Attributes:
+        models_now: What it has, unless it is in front of another one.
+        error: What a listing fails with when it ends, if anything.
+        begun: Released for each listing that begins.
+        listings: How many have begun.
+        most: The most that were under way at the same time.
+        threads: Those that have listed it.
+    """
+
+    def __init__(self, location: str = "s3://bucket", behind: Repository | None = None) -> None:
+        self.location = location
+        self.models_now: dict[str, ModelSource] = {}
+        self.error: Exception | None = None
+        self.begun = threading.Semaphore(0)
+        self.listings = self.most = 0
+        self.threads: set[threading.Thread] = set()
+        self._behind = behind
+        self._going = threading.Event()
+        self._going.set()
+        self._lock = threading.Lock()
+        self._under_way = 0
+
+    def hang(self) -> None:
+        """Has listings wait from now on."""
+        self._going.clear()
+
+    def go_on(self) -> None:
+        """Has all listings that wait end."""
+        self._going.set()
+
+    def check(self) -> None:
+        """It is there."""
+
+    def models(self) -> Mapping[str, ModelSource]:
+        """What it had when the listing began."""
+        with self._lock:
+            self.listings += 1
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+            self.threads.add(threading.current_thread())
+        try:
+            found = dict(self.models_now if self._behind is None else self._behind.models())
+            self.begun.release()
+            assert self._going.wait(WAIT_S)
+            if self.error is not None:
+                raise self.error
+            return found
+        finally:
+            with self._lock:
+                self._under_way -= 1
+
+    def close(self) -> None:
+        """It goes on hanging: that is what storage does."""
