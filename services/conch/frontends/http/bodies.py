@@ -68,7 +68,7 @@ def parse_json(body: bytes) -> Any:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
         problem = error
-    if problem.msg.lower().startswith("recursion"):
+    if "depth limit" in problem.msg or "recursion" in problem.msg.lower():
         raise too_deep()
     if _NOT_FINITE.search(body) is None:
         raise malformed(problem)
@@ -92,6 +92,8 @@ def malformed(error: json.JSONDecodeError) -> InternalError:
         reason, place = "The document is empty.", 0
     elif "extra data" in text or "unexpected content after document" in text:
         reason, place = "The document root must not be followed by other values.", error.pos
+    elif "infinity" in text:
+        reason, place = "Number too big to be stored in double.", error.pos
     elif "surrogate" in text:
         reason, place = "The surrogate pair in string is invalid.", error.pos
     else:
