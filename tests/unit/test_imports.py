@@ -50,7 +50,11 @@ RULES = (
         "conch.observe",
         "conch.frontends",
     ),
-    rule("conch.frontends", "numpy", "conch.core", "conch.protocol", "conch.frontends", "google.protobuf"),
+    rule(
+        "conch.frontends",
+        *("numpy", "conch.core", "conch.memory", "conch.protocol", "conch.frontends", "google.protobuf"),
+    ),
+    rule("conch.memory", "numpy", "conch.core", "conch.memory"),
     rule("conch.observe", "conch.core", "conch.observe"),
     rule("conch.protocol", "conch.protocol", "google.protobuf"),
     rule("conch.flags", "conch.core"),
