@@ -180,7 +180,8 @@ def test_index(site: Site, path: str) -> None:
         IndexEntry("n", "2", "UNAVAILABLE", "why"),
         IndexEntry("o"),
     ]
-    for body in (None, {}, [], b"null", {"x": 1}):
+    bodies: tuple[Any, ...] = (None, {}, [], b"null", {"x": 1})
+    for body in bodies:
         assert site.rest("POST", path, body) == (
             200,
             [
@@ -199,7 +200,9 @@ def test_load(site: Site) -> None:
     path = "/v2/repository/models/m/load"
     encoded = base64.b64encode(bytes(range(256))).decode()
     lines = "\n".join(encoded[i : i + 76] for i in range(0, len(encoded), 76))
-    for body in (None, {}, [], {"parameters": {}}, {"parameters": {"config": "{}", "file:1/a": lines}}):
+    whole = {"config": "{}", "file:1/a": lines}
+    bodies: tuple[Any, ...] = (None, {}, [], {"parameters": {}}, {"parameters": whole})
+    for body in bodies:
         assert site.rest("POST", path, body) == (200, None)
     files = {"config": "{}", "file:1/a": bytes(range(256))}
     assert site.agent.asked == [("load", "m", {})] * 4 + [("load", "m", files)]

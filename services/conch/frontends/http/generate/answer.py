@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -11,6 +11,8 @@ import orjson
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceResponse, Parameter
 from conch.core.tensor import Tensor, decode_bytes
+
+_PIECE: Final = 16 * 1024
 
 
 def answer_object(model_name: str, model_version: str, request_id: str, response: InferenceResponse) -> bytes:
@@ -52,17 +54,19 @@ def _tensor(tensor: Tensor) -> bytes:
             f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format "
             f"for output {tensor.name}"
         )
-    finite = True
-    elements: list[Any]
     if tensor.datatype == "BYTES":
-        elements = [element.decode(errors="surrogateescape") for element in decode_bytes(tensor.data)]
-    else:
-        array = tensor.numpy()
-        if array.dtype.kind == "f":
-            finite = bool(np.isfinite(array).all())
-            array = array.astype(np.float64)  # or numbers would be rounded to the digits that FP32 needs
-        elements = array.ravel().tolist()
-    return _dumps(elements[0] if len(elements) == 1 else elements, finite)
+        strings = [element.decode(errors="surrogateescape") for element in decode_bytes(tensor.data)]
+        return _dumps(strings[0] if len(strings) == 1 else strings)
+    array = tensor.numpy().ravel()
+    finite = True
+    if array.dtype.kind == "f":
+        finite = bool(np.isfinite(array).all())
+        array = array.astype(np.float64)  # or numbers would be rounded to the digits that FP32 needs
+    if array.size == 1:
+        return _dumps(array[0].item(), finite)
+    # In pieces: while one is written no other thread can run.
+    pieces = (array[start : start + _PIECE].tolist() for start in range(0, array.size, _PIECE))
+    return b"[" + b",".join(_dumps(piece, finite)[1:-1] for piece in pieces) + b"]"
 
 
 def _dumps(value: Any, finite: bool = True) -> bytes:

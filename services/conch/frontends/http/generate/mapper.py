@@ -220,7 +220,7 @@ def _array(datatype: str, values: list[Any]) -> Array:
     if not types.issuperset(map(type, values)) or (dtype.kind == "u" and min(values, default=0) < 0):
         raise failure
     try:
-        array = np.array(values, widest)
+        array: Array = np.array(values, widest)
     except OverflowError:
         raise failure from None
     with np.errstate(over="ignore"):
