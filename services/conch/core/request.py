@@ -12,6 +12,7 @@ from conch.core.tensor import Tensor
 if TYPE_CHECKING:
     from conch.core.scheduler.sequence.table import LiveSequence
     from conch.core.servable import Servable
+    from conch.core.watch import Watch
 
 Parameter = bool | int | float | str
 """A value of a request or response parameter."""
@@ -96,6 +97,7 @@ class InferenceRequest:
             that the model may change meanwhile have to be copied.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
+        watch: Who logs the request; unset where nobody does.
         filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
             nobody gets its responses.
     """
@@ -133,10 +135,12 @@ class InferenceRequest:
         "signature",
         "state",
         "timeout_us",
+        "watch",
     )
 
     failed: bool
     kept: object
+    watch: Watch
 
     def __init__(
         self,
