@@ -19,9 +19,10 @@ from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
 from conch.gpus import find_gpus
-from conch.observe.logs import configure, unconfigure
+from conch.observe.outputs import LogFileError, Logs, open_logs
 from conch.options import (
     ServerOptions,
+    access_log_options,
     backend_options,
     grpc_options,
     log_options,
@@ -91,14 +92,12 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
     try:
-        handler = configure(log_options(flags))
-    except OSError as error:
-        print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
+        logs = open_logs(log_options(flags), access_log_options(flags))
+    except LogFileError as error:
+        print(f"conch serve: {error}", file=sys.stderr)
         return 1
-    try:
-        return _run(flags, options, control, grpc, control_port)
-    finally:
-        unconfigure(handler)
+    with logs:
+        return _run(flags, options, control, grpc, control_port, logs)
 
 
 def _control_options(flags: FlagValues) -> ControlOptions:
@@ -137,6 +136,7 @@ def _run(
     control: ControlOptions,
     grpc: GrpcOptions | None,
     control_port: ControlPortOptions | None,
+    logs: Logs,
 ) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
@@ -146,8 +146,10 @@ def _run(
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     try:
-        server = Server(options, control, grpc, planner_options(flags), control_port)
-        return run(server, lambda: _started(server, grpc, control_port))
+        server = Server(
+            options, control, grpc, planner_options(flags), control_port, logs.control, logs.access
+        )
+        return run(server, lambda: _started(server, grpc, control_port), logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)

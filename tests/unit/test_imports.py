@@ -52,7 +52,8 @@ RULES = (
     ),
     rule(
         "conch.frontends",
-        *("numpy", "conch.core", "conch.memory", "conch.protocol", "conch.frontends", "google.protobuf"),
+        *("numpy", "conch.core", "conch.memory", "conch.observe", "conch.protocol", "conch.frontends"),
+        "google.protobuf",
     ),
     rule("conch.memory", "numpy", "conch.core", "conch.memory"),
     rule("conch.observe", "conch.core", "conch.observe"),

@@ -27,8 +27,6 @@ _NOT_YET = {
     "CudaSharedMemoryStatus": "CUDA shared memory",
     "CudaSharedMemoryRegister": "CUDA shared memory",
     "CudaSharedMemoryUnregister": "CUDA shared memory",
-    "TraceSetting": "tracing",
-    "LogSettings": "changing log settings at run time",
 }
 
 
