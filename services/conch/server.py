@@ -20,6 +20,7 @@ from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
 from conch.core.watch import RequestLog
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.memory.regions import Regions
 from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
@@ -82,8 +83,11 @@ class Server:
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
         self.traces = TraceSettings()
+        self.regions = Regions(options.allow_client_shm)
         self._grpc = (
-            None if grpc is None else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces)
+            None
+            if grpc is None
+            else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions)
         )
         self.grpc_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
@@ -105,6 +109,7 @@ class Server:
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
+                    self.regions.close()
                     self._close_cache()
                 raise
 
@@ -170,6 +175,7 @@ class Server:
             # One that hangs with the storage holds nothing that has to be finished.
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last: operators see what the others do
+        self.regions.close()
         self._close_cache()
         return ended
 
