@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conch.core.errors import InternalError
-from conch.frontends.http.jsontext.bulk import BulkArray
+from conch.frontends.http.jsontext.bulk import BulkArray, flattened
 
 
 class JsonAccessError(InternalError):
@@ -56,4 +56,4 @@ def array(value: Any) -> list[Any] | BulkArray:
 def elements(value: Any) -> list[Any]:
     """An array that is not to be long."""
     given = array(value)
-    return given if isinstance(given, list) else [each for piece in given.pieces for each in piece]
+    return given if isinstance(given, list) else flattened(given)[0]

@@ -173,8 +173,10 @@ def _take_window(text: bytes, position: int, array: BulkArray) -> int:
     beyond = np.flatnonzero(depth < 0)
     if beyond.size:
         cut = int(beyond[0])
+        if cut < _LEAST:
+            return position
         deepest = int(depth[: cut].max(initial=0)) + 1
-        taken = _take(run[:cut], position, cut + 1, deepest, array) if cut else position
+        taken = _take(run[:cut], position, cut + 1, deepest, array)
         array.closes = taken != position
         return taken
     commas = np.flatnonzero((levels == 0x2C) & (depth == 0))

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from conch.core.errors import InternalError
-from conch.frontends.http.jsontext.bulk import BulkArray, take_elements
+from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, take_elements
 
 INT64_LEAST: Final = -(2**63)
 UINT64_MOST: Final = 2**64 - 1
@@ -67,6 +67,8 @@ class _Scanner:
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._end = len(text)
+        self._next_bulk = 0
+        self._pause = 0
         self._position = 3 if text.startswith(b"\xef\xbb\xbf") else 0
 
     def document(self) -> Any:
@@ -160,11 +162,17 @@ class _Scanner:
 
     def _bulk(self) -> BulkArray | None:
         """Takes as many elements as can be had at once; the position is behind a comma or a bracket then."""
-        if self._end - self._position < _BULK_FROM:
+        if self._end - self._position < _BULK_FROM or self._position < self._next_bulk:
             return None
         array = BulkArray()
         self._position = take_elements(self._text, self._position, array)
-        return array if array.taken else None
+        if array.taken:
+            self._pause = 0
+            return array
+        # Looked at a whole window in vain: with arrays nested in arrays that would be so at each of them.
+        self._next_bulk = self._position + self._pause
+        self._pause = min(self._pause * 2 + 16, WINDOW)
+        return None
 
     def _peek(self) -> int:
         return self._text[self._position] if self._position < self._end else 0
