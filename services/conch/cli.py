@@ -21,9 +21,10 @@ from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.http.server import HttpOptions
 from conch.gpus import find_gpus
 from conch.http_options import http_options
-from conch.observe.logs import configure, unconfigure
+from conch.observe.outputs import LogFileError, Logs, open_logs
 from conch.options import (
     ServerOptions,
+    access_log_options,
     backend_options,
     grpc_options,
     log_options,
@@ -94,14 +95,12 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
     try:
-        handler = configure(log_options(flags))
-    except OSError as error:
-        print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
+        logs = open_logs(log_options(flags), access_log_options(flags))
+    except LogFileError as error:
+        print(f"conch serve: {error}", file=sys.stderr)
         return 1
-    try:
-        return _run(flags, options, control, grpc, http, control_port)
-    finally:
-        unconfigure(handler)
+    with logs:
+        return _run(flags, options, control, grpc, http, control_port, logs)
 
 
 def _control_options(flags: FlagValues) -> ControlOptions:
@@ -141,6 +140,7 @@ def _run(
     grpc: GrpcOptions | None,
     http: HttpOptions | None,
     control_port: ControlPortOptions | None,
+    logs: Logs,
 ) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
@@ -150,8 +150,10 @@ def _run(
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     try:
-        server = Server(options, control, grpc, planner_options(flags), control_port, http)
-        return run(server, lambda: _started(server, grpc, http, control_port))
+        server = Server(
+            options, control, grpc, planner_options(flags), control_port, logs.control, logs.access, http=http
+        )
+        return run(server, lambda: _started(server, grpc, http, control_port), logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)

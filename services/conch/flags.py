@@ -280,8 +280,17 @@ FLAGS: tuple[Flag, ...] = (
     Flag("log-warning", parse_bool, True, "log warnings"),
     Flag("log-error", parse_bool, True, "log errors"),
     Flag("log-format", str, "default", "time format of text logs", choices=("default", "ISO8601")),
-    Flag("log-file", Path, None, "file to log to instead of standard error"),
+    Flag("log-file", Path, None, "file to log to instead of standard error; SIGHUP has it opened anew"),
     Flag("log-json", parse_bool, None, "log JSON; by default unless on a terminal"),
+    Flag(
+        "log-rate-limit",
+        _natural,
+        100,
+        "how many warnings or errors of one place in the code, or messages of one place in a Python model, "
+        "are logged in a second; the others are counted, and the count is logged; 0 for no limit",
+    ),
+    Flag("access-log", str, None, "file to log each request to, or - for standard output"),
+    Flag("access-log-format", str, "json", "format of the access log", choices=("json", "text")),
     Flag("config-file", Path, None, "TOML file with values for these flags"),
 )
 

@@ -21,9 +21,13 @@ from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
+from conch.core.watch import RequestLog
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
+from conch.observe.options import LogOptions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
 from conch.options import ServerOptions
 from conch_control.agent import Agent
 from conch_control.gate import Gate
@@ -47,6 +51,8 @@ class Server:
         grpc: Settings of the gRPC front end; None for none.
         planner: Settings of the planner; None for none.
         control_port: Settings of the control port; None for none.
+        logs: The log settings; None where they belong to the program around the server.
+        request_log: What front ends tell of requests; None for nothing. It is not closed with the server.
         http: Settings of the REST front end; None for none.
 
     Raises:
@@ -60,6 +66,8 @@ class Server:
         grpc: GrpcOptions | None,
         planner: PlannerOptions | None = None,
         control_port: ControlPortOptions | None = None,
+        logs: LogControl | None = None,
+        request_log: RequestLog | None = None,
         http: HttpOptions | None = None,
     ) -> None:
         if control_port is not None:
@@ -77,8 +85,14 @@ class Server:
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
         strict = options.strict_readiness
-        self.core = ServerCore(self.registry, gate, options.server_id, __version__, self.agent.ready, strict)
-        self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
+        self.core = ServerCore(
+            self.registry, gate, options.server_id, __version__, self.agent.ready, strict, request_log
+        )
+        self.logs = LogControl(LogOptions(), None) if logs is None else logs
+        self.traces = TraceSettings()
+        self._grpc = (
+            None if grpc is None else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces)
+        )
         self.grpc_port: int | None = None
         self._loop = LoopThread()  # of everything that is served over HTTP
         self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop)
