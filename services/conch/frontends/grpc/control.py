@@ -20,8 +20,6 @@ from conch.protocol import model_config_pb2 as config_pb
 
 log = logging.getLogger(__name__)
 
-_NOT_YET = {}
-
 
 class ControlHandlers:
     """Answers everything that is not inference.

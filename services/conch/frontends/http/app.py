@@ -7,7 +7,8 @@ import re
 from starlette.types import Receive, Scope, Send
 
 from conch.frontends.http.infer.route import InferRoute
-from conch.frontends.http.routing import Restrictions, Router, refusal, text_error
+from conch.frontends.http.replies import text_error
+from conch.frontends.http.routing import Restrictions, Router, refusal
 
 _INFER = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
 

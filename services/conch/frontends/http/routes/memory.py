@@ -41,11 +41,13 @@ def memory_routes(regions: Regions, pools: Pools, most_bytes: int) -> list[ApiRo
         )
 
     async def register_system(request: Request, region: str) -> Response:
+        _check_name(region, "system")
         key, offset, byte_size = system_registration(parse_json(await read_body(request, most_bytes)))
         await run_on(pools.quick, regions.register_system, region, key, offset, byte_size)
         return empty_reply()
 
     async def register_cuda(request: Request, region: str) -> Response:
+        _check_name(region, "cuda")
         handle, device, byte_size = cuda_registration(parse_json(await read_body(request, most_bytes)))
         await run_on(pools.quick, regions.register_cuda, region, handle, device, byte_size)
         return empty_reply()
@@ -66,6 +68,12 @@ def memory_routes(regions: Regions, pools: Pools, most_bytes: int) -> list[ApiRo
         route(_CUDA + "/register", ["POST"], _CATEGORY, register_cuda),
         route(_CUDA + "/unregister", ["POST"], _CATEGORY, unregister_cuda),
     ]
+
+
+def _check_name(region: str, kind: str) -> None:
+    """Refuses a path without a name before looking at the body."""
+    if not region:
+        raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
 
 
 def _field(body: Any, name: str) -> Any:

@@ -19,6 +19,7 @@ from conch.observe.trace import TraceSettings
 
 _SWITCHES = ("log_info", "log_warning", "log_error")
 _TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")
+_TRACES = ("trace_level", *_TRACE_NUMBERS, "trace_file", "trace_mode")
 
 
 def settings_routes(
@@ -102,7 +103,7 @@ def trace_changes(body: Any) -> dict[str, Sequence[str]]:
 
 
 def trace_object(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Trace settings in JSON: only levels are a list."""
+    """Trace settings in JSON, in Triton's order: only levels are a list."""
     return {
-        name: list(values) if name == "trace_level" else "".join(values) for name, values in settings.items()
+        name: list(settings[name]) if name == "trace_level" else "".join(settings[name]) for name in _TRACES
     }
