@@ -50,10 +50,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+NAMES = (
+    *("binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"),
+    *("classification", "binary_data", "binary_data_output", "sequence_id", "priority", "timeout", "x"),
+)
 PARAMETERS = st.dictionaries(
-    st.sampled_from(
-        ["binary_data_size", "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification", "binary_data", "binary_data_output", "sequence_id", "priority", "timeout", "x"]
-    ),
+    st.sampled_from(NAMES),
     JSON | st.just(4),
     max_size=3,
 )
@@ -67,15 +69,16 @@ INPUT = st.fixed_dictionaries(
         "parameters": JSON | PARAMETERS,
     },
 )
+OUTPUT = st.fixed_dictionaries({}, optional={"name": JSON, "parameters": JSON | PARAMETERS})
 DOCUMENT = st.fixed_dictionaries(
     {},
     optional={
         "id": JSON,
         "inputs": JSON | st.lists(INPUT, max_size=3),
-        "outputs": JSON | st.lists(st.fixed_dictionaries({}, optional={"name": JSON, "parameters": JSON | PARAMETERS})),
+        "outputs": JSON | st.lists(OUTPUT),
         "parameters": JSON | PARAMETERS,
     },
-)  # fmt: skip
+)
 
 
 @given(DOCUMENT, st.binary(max_size=16), st.none() | st.integers(0, 400))

@@ -17,22 +17,23 @@ from conch.frontends.http.jsontext.bulk import BulkArray, flattened
 from conch.frontends.http.jsontext.load import load
 from conch.frontends.http.jsontext.scan import JsonSyntaxError, scan
 
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"]))
+    | TEXT
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=5),
+    lambda inner: st.lists(inner, max_size=40) | st.dictionaries(TEXT, inner, max_size=5),
     max_leaves=60,
-)  # fmt: skip
+)
 
 
 def opened(value: Any) -> Any:
-    """A parsed value with lists for long arrays, all arrays flat: long ones don't keep how they were nested."""
+    """A parsed value with lists for long arrays, all of them flat: that is lost of long ones."""
     if isinstance(value, BulkArray | list):
         return [opened(each) for each in flattened(value)[0]]
     if isinstance(value, dict):
@@ -114,9 +115,17 @@ def test_leniencies() -> None:
     assert load(b'\xef\xbb\xbf{"a":1}\x00 rest') == {"a": 1}
     assert load(b'{"a":1,"a":2,"b":{"c":1,"c":2}}') == {"a": 1, "b": {"c": 1}}
     values = load(b"[NaN,Inf,Infinity,-Inf,-Infinity,-NaN,18446744073709551616,1.0,-0]")
-    assert [
-        str(value) for value in values
-    ] == ["nan", "inf", "inf", "-inf", "-inf", "nan", "1.8446744073709552e+19", "1.0", "0"]
+    assert [str(value) for value in values] == [
+        "nan",
+        "inf",
+        "inf",
+        "-inf",
+        "-inf",
+        "nan",
+        "1.8446744073709552e+19",
+        "1.0",
+        "0",
+    ]
     assert load(b'"\xff\xfe"').encode("utf-8", "surrogateescape") == b"\xff\xfe"
     assert load(b'["\\ud83d\\ude00\\u00e9\\n"]') == ["\U0001f600\xe9\n"]
     many = load(b"[" + b"NaN,1.5," * 20000 + b"0]")
