@@ -24,7 +24,7 @@ class Agent:
         asked: Calls, in order.
         listing: What the index says.
         error: Raised by loads and unloads.
-        hold: Called by loads.
+        hold: Called by loads and the index.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,7 @@ class Agent:
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """Says what it was told to."""
         self.asked.append(("index", ready_only))
+        self.hold()
         return self.listing
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:

@@ -270,7 +270,7 @@ def test_loads_hold_up_nothing_but_loads(site: Site) -> None:
         others = [
             (await site.rest.send(method, path)).status_code
             for method, path in (
-                ("POST", "/v2/repository/index"),
+                ("POST", "/v2/systemsharedmemory/unregister"),
                 ("POST", "/v2/repository/models/m/unload"),
                 ("GET", "/v2/health/ready"),
             )
@@ -280,6 +280,23 @@ def test_loads_hold_up_nothing_but_loads(site: Site) -> None:
         return others + [(await load).status_code for load in loads]
 
     assert asyncio.run(talk()) == [200] * 43
+
+
+def test_an_index_that_hangs_holds_up_nothing_but_indexes(site: Site) -> None:
+    go = threading.Event()
+    site.agent.hold = lambda: go.wait(30)
+
+    async def talk() -> list[int]:
+        waiting = [asyncio.ensure_future(site.rest.send("POST", "/v2/repository/index")) for _ in range(4)]
+        others = [
+            (await site.rest.send("POST", path)).status_code
+            for path in ("/v2/systemsharedmemory/unregister", "/v2/repository/models/m/unload")
+        ]
+        assert not any(index.done() for index in waiting)
+        go.set()
+        return others + [(await index).status_code for index in waiting]
+
+    assert asyncio.run(talk()) == [200] * 6
 
 
 def test_what_waits_when_the_pools_are_closed_is_answered(site: Site, made: Pools) -> None:

@@ -21,13 +21,15 @@ class Pools:
     """Pools that are apart so that what waits in one holds up nothing of the others.
 
     Attributes:
-        quick: Runs what reads the repository, opens regions or parses large bodies.
-        unloads: Runs unloads: an index may wait for storage that hangs, whoever wants a model gone must not.
+        index: Runs what reads the repository, which may wait for storage that hangs.
+        quick: Opens regions and takes large bodies apart.
+        unloads: Runs unloads.
         loads: Runs loads, however many and slow.
         checks: Waits for models that look whether they are ready.
     """
 
     def __init__(self) -> None:
+        self.index = ThreadPoolExecutor(_QUICK_THREADS, "conch-http-index")
         self.quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-http-quick")
         self.unloads = ThreadPoolExecutor(_UNLOAD_THREADS, "conch-http-unload")
         self.loads = ThreadPoolExecutor(_LOAD_THREADS, "conch-http-load")
@@ -39,7 +41,7 @@ class Pools:
         Args:
             wait: Whether to wait for what has; a load may take longer than anybody waits.
         """
-        for pool in (self.quick, self.unloads, self.checks, self.loads):
+        for pool in (self.index, self.quick, self.unloads, self.checks, self.loads):
             pool.shutdown(wait=wait, cancel_futures=True)
 
 

@@ -27,7 +27,7 @@ def repository_routes(core: ServerCore, pools: Pools, most_bytes: int) -> list[A
 
     async def index(request: Request, repository: str) -> Response:
         wanted = member(await read_json(request, most_bytes), "ready")
-        entries = await run_on(pools.quick, core.agent.index, wanted is not None and boolean(wanted))
+        entries = await run_on(pools.index, core.agent.index, wanted is not None and boolean(wanted))
         return json_reply([entry_object(entry) for entry in entries])
 
     async def load(request: Request, repository: str, model: str) -> Response:
