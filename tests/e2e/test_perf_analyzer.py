@@ -17,7 +17,7 @@ ANALYZER = PEERS / "perf" / "bin" / "perf_analyzer"
 @pytest.mark.skipif(
     not ANALYZER.exists(), reason=f"no perf_analyzer in {PEERS}; make bench-setup installs it"
 )
-@pytest.mark.parametrize("mode", [[], ["--streaming"], ["--async"]])
+@pytest.mark.parametrize("mode", [[], ["--streaming"], ["--async"], ["--shared-memory", "system"]])
 def test_perf_analyzer(mode: list[str], tmp_path: Path) -> None:
     with serving(EXAMPLES) as server:
         result = subprocess.run(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.backends.gather import gather_for
+from conch.backends.inplace import InPlace, WritesInPlace
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
@@ -81,6 +82,7 @@ class ArrayInstance(BackendInstance):
         self._states = frozenset(state.output_name for state in states)
         self._gather = gather_for(spec)
         self._scatter = scatter_for(spec).split
+        self._in_place = InPlace(spec, function) if isinstance(function, WritesInPlace) else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
         """Gathers, runs and scatters; requests that can't share a call get one each."""
@@ -99,9 +101,17 @@ class ArrayInstance(BackendInstance):
         wanted = self._wanted(requests)
         inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
-        results = self._function(inputs, wanted)
+        places = None
+        if self._in_place is not None and len(requests) == 1 and hasattr(requests[0], "uses"):
+            places = self._in_place.places(requests[0], wanted, inputs)
+        results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
+
+    def _run_into(self, inputs: dict[str, Array], places: dict[str, Array]) -> dict[str, Array]:
+        assert self._in_place is not None, "there are no places without it"
+        self._in_place.function.run_into(inputs, places)
+        return places
 
     def _wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:
         """The outputs any of the requests wants, in the config's order."""

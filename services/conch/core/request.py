@@ -60,7 +60,10 @@ It may block the threads of a decoupled model until a client that reads slowly h
 
 
 class MemoryUses(Protocol):
-    """What a request uses of memory that it shares with its client."""
+    """What a request uses of memory that it shares with its client; stands before its responder."""
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """Takes a response on its way to the responder."""
 
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
         """Memory to which an output can be written directly; None where there is none, or not enough."""

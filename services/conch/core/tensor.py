@@ -35,6 +35,13 @@ ELEMENT_SIZES: dict[str, int] = {
 }
 """Bytes per element of every datatype of fixed size; BYTES is not among them."""
 
+POSITIONS = frozenset(("BOOL", "INT32", "INT64"))
+"""Datatypes whose values kernels take for positions and counts.
+
+They check them first, so such values must not lie where a client can change them in between: it would have
+the server read and write anywhere.
+"""
+
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),

@@ -130,21 +130,23 @@ class FaultGuard:
                 return
             address = ctypes.c_size_t.from_address(info + _ADDRESS_AT).value
             for protected in list(self._protected.values()):
-                if protected.start <= address < protected.end and self._replace(protected):
+                if protected.start <= address < protected.end and self._replace(protected, address):
                     return
         except BaseException:  # returning without having changed anything would be an endless loop
             pass
         # The access is made again, and meets with what was there before.
         self._sigaction(self._previous, None)
 
-    def _replace(self, protected: Protected) -> bool:
-        """Puts empty memory in place of a mapping."""
+    def _replace(self, protected: Protected, address: int) -> bool:
+        """Puts empty memory in place of a mapping, or of one page where there is not enough of it."""
         protected.broken = True
-        length = protected.end - protected.start
+        page = address - address % mmap.PAGESIZE
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
-        made = self._libc.mmap(protected.start, length, protection, flags, -1, 0)
-        return bool(made == protected.start)
+        for start, end in ((protected.start, protected.end), (page, page + mmap.PAGESIZE)):
+            if self._libc.mmap(start, end - start, protection, flags, -1, 0) == start:
+                return True
+        return False
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
-from conch.core.tensor import Array, Tensor
+from conch.core.tensor import POSITIONS, Array, Tensor
 from conch.memory.faults import FaultGuard, Protected
 from conch.memory.keys import object_name
 from conch.memory.region import Region
@@ -18,6 +18,7 @@ from conch.memory.region import Region
 DIRECTORY = "/dev/shm"
 """Where Linux's C libraries have the objects of `shm_open`."""
 
+_MOST_COPIED_BYTES = 2**31 - 1  # as much as a message may have
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -101,16 +102,27 @@ class SystemRegion(Region):
             )
 
     def tensor(self, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
-        """A part of it as a tensor: a view, but of strings a copy.
+        """A part of it as a tensor: a view, but a copy where nobody may change the bytes any more.
 
-        Strings are looked at twice, to be counted and to be taken apart, and nobody may change their lengths
-        in between: that would fail the batch, and the requests of others in it.
+        Strings are counted before they are taken apart, and a client that changes their lengths in between
+        would fail the batch, and the requests of others in it. For numbers that kernels take for positions
+        see `POSITIONS`.
         """
         assert self._memory is not None, "a region in use is not closed"
+        strings = datatype == "BYTES"
+        copied = strings or datatype in POSITIONS
+        if copied and byte_size > _MOST_COPIED_BYTES:
+            raise InvalidArgumentError(
+                f"input '{name}' in shared memory region '{self.name}' has {byte_size} bytes, but of "
+                f"datatype {datatype} at most {_MOST_COPIED_BYTES} are taken"
+            )
         part = self._memory[offset : offset + byte_size].toreadonly()
-        if datatype == "BYTES":
+        if not copied:
+            return RegionTensor(name, datatype, shape, part)
+        if strings:
             return Tensor(name, datatype, shape, bytes(part))
-        return RegionTensor(name, datatype, shape, part)
+        # Through an array: that copies without the interpreter's lock.
+        return Tensor(name, datatype, shape, np.frombuffer(part, np.uint8).copy().data)
 
     def write(self, offset: int, byte_size: int, tensor: Tensor) -> None:
         """Writes a tensor into a part of it: one copy, made without the interpreter's lock."""

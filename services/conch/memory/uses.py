@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from conch.core.errors import ConchError, InternalError, without_traceback
+import logging
+
+from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Tensor
 from conch.memory.keys import check_part
 from conch.memory.region import Region
 from conch.memory.regions import Regions
+
+log = logging.getLogger(__name__)
 
 
 class PlacedTensor(Tensor):
@@ -82,7 +86,7 @@ class Uses:
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
         """Memory to which an output can be written directly; None where there is none, or not enough."""
         place = self._places.get(name)
-        if place is None or byte_size > place[2]:
+        if place is None or byte_size > place[2] or self._released:
             return None
         return place[0].buffer(place[1], byte_size)
 
@@ -91,8 +95,10 @@ class Uses:
         if response is not None and response.error is None:
             try:
                 response = self._placed(response)
-            except ConchError as error:
-                response = InferenceResponse([], without_traceback(error))
+            except Exception as error:  # an output may be anything that a model calls one
+                if not isinstance(error, ConchError):
+                    log.exception("an output of model '%s' could not be written", request.model_name)
+                response = InferenceResponse([], without_traceback(as_conch_error(error)))
         try:
             self.responder(request, response, final)
         finally:

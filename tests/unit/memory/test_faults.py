@@ -171,13 +171,31 @@ def test_memory_that_can_not_be_had_breaks_the_region_too() -> None:
         regions.register_system("r", KEY, 4096, SIZE - 4096)
         region = regions.acquire("r")
         (protected,) = process_guard()._protected.values()
-        assert process_guard()._replace(protected)
+        assert process_guard()._replace(protected, protected.start)
         try:
             region.check()
         except InvalidArgumentError as error:
             assert "no room left" in error.message
         else:
             raise AssertionError
+        """
+    )
+
+
+def test_where_memory_is_short_it_goes_on_page_by_page() -> None:
+    """As where the system lets processes have no more than there is."""
+    run(
+        """
+        guard = process_guard()
+        mapped = []
+        class Short:
+            def __getattr__(self, name): return getattr(libc, name)
+            def mmap(self, start, length, *more):
+                mapped.append(length)
+                return None if length > mmap.PAGESIZE else libc.mmap(start, length, *more)
+        libc, guard._libc = guard._libc, Short()
+        shrunk(lambda region, tensor: bytes(tensor.data))
+        assert mapped == [SIZE, mmap.PAGESIZE] * (SIZE // mmap.PAGESIZE), len(mapped)
         """
     )
 

@@ -21,7 +21,7 @@ from conch.core.errors import (
     ResourceExhaustedError,
     UnsupportedError,
 )
-from conch.core.tensor import Tensor
+from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.memory.faults import process_guard
 from conch.memory.region import CudaRegion
 from conch.memory.regions import MOST_REGIONS, Regions
@@ -310,6 +310,32 @@ def test_strings_are_copied(regions: Regions, memory: SharedObject) -> None:
     assert tensor.numpy().tolist() == [b"ab"]
     assert not tensor.shared
     regions.release(region)
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "INT32", "INT64"])
+def test_what_kernels_take_for_positions_is_copied(
+    regions: Regions, memory: SharedObject, datatype: str
+) -> None:
+    """They look at it twice, and what they have found to be in bounds must stay there."""
+    regions.register_system("a", memory.key, 0, 64)
+    region = regions.acquire("a")
+    tensor = region.tensor(0, 8, "x", datatype, (8 // ELEMENT_SIZES[datatype],))
+    memory.write(np.full(8, 0xFF, np.uint8))
+    assert not tensor.numpy().any()
+    assert not tensor.shared
+    regions.release(region)
+
+
+@pytest.mark.parametrize("datatype", ["BYTES", "INT64"])
+def test_no_more_is_copied_than_a_message_may_have(regions: Regions, datatype: str) -> None:
+    with shared_object(2**31) as memory:  # which takes no memory
+        regions.register_system("a", memory.key, 0, 2**31)
+        region = regions.acquire("a")
+        assert text(InvalidArgumentError, region.tensor, 0, 2**31, "x", datatype, (2**28,)) == (
+            f"input 'x' in shared memory region 'a' has 2147483648 bytes, but of datatype {datatype} at most "
+            f"2147483647 are taken"
+        )
+        regions.release(region)
 
 
 def test_an_object_that_has_shrunk_is_noticed_before_it_is_touched(

@@ -104,6 +104,21 @@ def test_an_output_that_does_not_fit_is_an_error(regions: Regions, memory: Share
     assert memory.read(2).tolist() == [0, 1]
 
 
+def test_an_output_that_can_not_be_written_is_an_error(
+    regions: Regions, caplog: pytest.LogCaptureFixture
+) -> None:
+    front = Front(regions)
+    uses = Uses(regions)
+    uses.output("r", 0, 64, "y")
+    tensor = Tensor.from_array("y", np.array(["\ud800"], object))
+    request_of(uses, front).respond(InferenceResponse([tensor]))
+    ((response, _, _),) = front.told
+    assert response is not None and isinstance(response.error, InternalError)
+    assert "surrogates not allowed" in response.error.message
+    assert "an output of model 'm' could not be written" in caplog.text
+    caplog.clear()  # or the traceback keeps the region
+
+
 def test_errors_and_empty_answers_pass(regions: Regions) -> None:
     front = Front(regions)
     uses = Uses(regions)

@@ -96,7 +96,8 @@ class OnnxRuntimeBackend(ArrayBackend):
         providers = execution_providers(self._ort, spec, placement)
         session = self._session(path, str(path) if content is None else content, options, providers)
         validate(spec, Signature.of(session))
-        return _SessionFunction(session, self._ort.RunOptions(), spec)
+        kind = _SessionFunction if _strings_or_devices(session) else _WritingSessionFunction
+        return kind(session, self._ort.RunOptions(), spec)
 
     def _session(self, path: Path, source: str | bytes, options: Any, providers: list[Any]) -> Any:
         try:
@@ -149,6 +150,39 @@ class _SessionFunction:
     def close(self) -> None:
         # The session is freed with the last reference to it.
         del self._session, self._run
+
+
+class _WritingSessionFunction(_SessionFunction):
+    """A session on the CPU, without strings, that can write its outputs to given memory."""
+
+    def __init__(self, session: Any, options: Any, spec: ModelSpec) -> None:
+        super().__init__(session, options, spec)
+        from onnxruntime.capi import _pybind_state
+
+        self._binding = _pybind_state.SessionIOBinding
+        kind = _pybind_state.OrtDevice
+        self._device = kind(kind.cpu(), kind.default_memory(), 0)
+
+    def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+        """Runs the session once; see `WritesInPlace`."""
+        native = getattr(self._session, "_sess", self._session)
+        given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        try:
+            binding = self._binding(native)
+            for bind, arrays in ((binding.bind_input, given), (binding.bind_output, outputs)):
+                for name, array in arrays.items():
+                    address = array.__array_interface__["data"][0]
+                    bind(name, self._device, array.dtype.type, array.shape, address)
+            native.run_with_iobinding(binding, self._options)
+        except Exception as error:
+            raise InternalError(_status_text(error)) from error
+
+
+def _strings_or_devices(session: Any) -> bool:
+    tensors = (*session.get_inputs(), *session.get_outputs())
+    return session.get_providers() != ["CPUExecutionProvider"] or any(
+        tensor.type == "tensor(string)" for tensor in tensors
+    )
 
 
 def _text(name: str, array: Array) -> Array:

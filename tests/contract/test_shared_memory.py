@@ -1,0 +1,532 @@
+"""System shared memory as clients use it: tensors in regions, regions that come, go and shrink."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from queue import Queue
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shm
+from PIL import Image
+from tests.support.servers import (
+    EXAMPLES,
+    ROOT,
+    WAIT_S,
+    RawClient,
+    ServerProcess,
+    client_of,
+    eventually,
+    probe,
+    serving,
+    tensor,
+    write_model,
+    write_probe,
+    write_steps,
+)
+from tests.support.sharing import SharedObject, in_region, register_request, shared_object
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+SIZE = 64 * 1024
+Client: TypeAlias = triton.InferenceServerClient
+RETURNING = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([r.inputs()[0]]) for r in requests]
+"""
+RETURNING_CONFIG = """
+    backend: "python"
+    input { name: "T" data_type: TYPE_FP32 dims: [ -1 ] }
+    output { name: "T" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("sharing")
+    write_probe(repository)
+    write_probe(
+        repository,
+        "four",
+        "dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 }",
+    )
+    write_probe(repository, "cached", "response_cache { enable: true }")
+    write_steps(repository)
+    write_model(repository, "returning", RETURNING_CONFIG, {"model.py": RETURNING})
+    with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
+        with client_of(server) as client:
+            assert client.is_server_ready()
+        yield server
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with client_of(server) as client:
+        yield client
+        client.unregister_system_shared_memory()
+
+
+@pytest.fixture
+def raw(server: ServerProcess) -> Iterator[RawClient]:
+    with closing(RawClient(server.address)) as raw:
+        yield raw
+        raw("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest())
+
+
+@pytest.fixture
+def memory(client: Client) -> Iterator[SharedObject]:
+    """An object that is registered as region `r`."""
+    with shared_object(SIZE) as memory:
+        client.register_system_shared_memory("r", memory.key, SIZE)
+        yield memory
+
+
+def given(
+    name: str, shape: list[int], byte_size: int, offset: int = 0, datatype: str = "FP32"
+) -> triton.InferInput:
+    made = triton.InferInput(name, shape, datatype)
+    made.set_shared_memory("r", byte_size, offset)
+    return made
+
+
+def wanted(name: str, byte_size: int, offset: int = 0) -> triton.InferRequestedOutput:
+    made = triton.InferRequestedOutput(name)
+    made.set_shared_memory("r", byte_size, offset)
+    return made
+
+
+def refusal(call: Any, *arguments: Any, **more: Any) -> tuple[str, str]:
+    with pytest.raises(InferenceServerException) as raised:
+        call(*arguments, **more)
+    return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
+
+
+def mapped(server: ServerProcess, memory: SharedObject) -> bool:
+    """Whether the server has an object mapped or open."""
+    process = Path(f"/proc/{server.process.pid}")
+    if memory.key in (process / "maps").read_text():
+        return True
+    return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
+
+
+def test_the_utilities_of_the_client(client: Client) -> None:
+    """As the examples of the client library go."""
+    numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
+    with ExitStack() as stack:
+        regions = {}
+        for name, size in (("in", 128), ("out", 128)):
+            regions[name] = shm.create_shared_memory_region(name, f"test-{name}-{id(stack)}", size)
+            stack.callback(shm.destroy_shared_memory_region, regions[name])
+            client.register_system_shared_memory(name, f"test-{name}-{id(stack)}", size)
+        shm.set_shared_memory_region(regions["in"], [numbers, numbers])
+        inputs, outputs = [], []
+        for place in range(2):
+            inputs.append(triton.InferInput(f"INPUT{place}", [1, 16], "INT32"))
+            inputs[-1].set_shared_memory("in", 64, place * 64)
+            outputs.append(triton.InferRequestedOutput(f"OUTPUT{place}"))
+            outputs[-1].set_shared_memory("out", 64, place * 64)
+        result = client.infer("simple", inputs, outputs=outputs)
+        answer = result.get_output("OUTPUT0")
+        assert (answer.datatype, list(answer.shape), dict(answer.parameters)) == ("INT32", [1, 16], {})
+        assert list(result.get_response().raw_output_contents) == [b"", b""]
+        got = shm.get_contents_as_numpy(regions["out"], np.int32, [2, 16])
+        assert got.tolist() == [[2 * number for number in range(16)], [0] * 16]
+        status = client.get_system_shared_memory_status(as_json=True)["regions"]
+        assert status["in"] == {"name": "in", "key": f"test-in-{id(stack)}", "byte_size": "128"}
+        assert sorted(status) == ["in", "out"]
+        client.unregister_system_shared_memory("in")
+        assert [*client.get_system_shared_memory_status("out").regions] == ["out"]
+        assert refusal(client.get_system_shared_memory_status, "in") == (
+            "NOT_FOUND",
+            "Unable to find system shared memory region: 'in'",
+        )
+        client.unregister_system_shared_memory()
+        assert not client.get_system_shared_memory_status().regions
+
+
+def test_the_example_of_the_docs(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs" / "shared-memory.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert "localhost:8001" in code
+    names: dict[str, Any] = {}
+    exec(code.replace("localhost:8001", server.address), names)
+    names["client"].close()
+    sums, differences = np.fromstring(
+        capsys.readouterr().out.replace("[", " ").replace("]", " "), np.int64, sep=" "
+    ).reshape(2, 16)
+    assert sums.tolist() == [2 * number for number in range(16)]
+    assert not differences.any()
+
+
+def test_cuda_without_a_gpu(client: Client, memory: SharedObject) -> None:
+    assert refusal(client.register_cuda_shared_memory, "c", b"1" * 64, 0, 8) == (
+        "INVALID_ARGUMENT",
+        "failed to register CUDA shared memory region: 'c', GPUs not supported",
+    )
+    assert not client.get_cuda_shared_memory_status().regions
+    assert refusal(client.get_cuda_shared_memory_status, "r") == (
+        "NOT_FOUND",
+        "The region named 'r' is registered as system shared memory, not CUDA shared memory",
+    )
+    client.unregister_cuda_shared_memory()
+    assert [*client.get_system_shared_memory_status().regions] == ["r"]
+
+
+def test_nothing_is_shared_where_that_is_not_allowed() -> None:
+    text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+    with (
+        shared_object(SIZE) as memory,
+        serving(EXAMPLES, flags=["--allow-client-shm=false"]) as server,
+        client_of(server) as client,
+    ):
+        assert refusal(client.register_system_shared_memory, "r", memory.key, 1) == ("UNIMPLEMENTED", text)
+        assert refusal(client.unregister_system_shared_memory) == ("UNIMPLEMENTED", text)
+        assert refusal(client.register_cuda_shared_memory, "r", b"", 0, 1) == ("UNIMPLEMENTED", text)
+        assert refusal(client.unregister_cuda_shared_memory, "r") == ("UNIMPLEMENTED", text)
+        assert not client.get_system_shared_memory_status().regions
+
+
+@pytest.mark.parametrize("repeats", [1, 4])  # what is seen again is read in another way
+def test_regions_and_messages_mix(client: Client, memory: SharedObject, repeats: int) -> None:
+    numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
+    for round_ in range(repeats):
+        memory.write(numbers + round_)
+        inputs = [given("INPUT0", [1, 16], 64, datatype="INT32"), tensor("INPUT1", numbers, "INT32")]
+        outputs = [triton.InferRequestedOutput("OUTPUT0"), wanted("OUTPUT1", 100, 4096)]
+        result = client.infer("simple", inputs, outputs=outputs, request_id=str(round_))
+        assert result.as_numpy("OUTPUT0").tolist() == (2 * numbers + round_).tolist()
+        assert memory.read(16, 4096, np.int32).tolist() == [round_] * 16
+        reverse = client.infer("simple", [inputs[1], inputs[0]], outputs=outputs[::-1])
+        assert reverse.as_numpy("OUTPUT0").tolist() == (2 * numbers + round_).tolist()
+
+
+def test_one_region_is_input_and_output(client: Client, memory: SharedObject) -> None:
+    """Of models that return what they got, too: they see the bytes that were there when it began."""
+    values = np.arange(1000, dtype=np.float32)
+    for offset in (0, 400, 8000):
+        memory.write(values)
+        client.infer("returning", [given("T", [1000], 4000)], outputs=[wanted("T", 4000, offset)])
+        assert memory.read(1000, offset).tolist() == values.tolist()
+
+
+def test_strings_and_ensembles(client: Client, memory: SharedObject) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.kron(np.eye(8), np.full((20, 20), 255)).astype(np.uint8)).save(file, "PNG")
+    image = file.getvalue()
+    data = len(image).to_bytes(4, "little") + image
+    memory.write(np.frombuffer(data, np.uint8))
+    expected = client.infer("digit_reader", [tensor("file", np.array([[image]], object), "BYTES")])
+    outputs = [wanted("probabilities", 64, 32 * 1024), wanted("digit", 8, 40 * 1024)]
+    client.infer("digit_reader", [given("file", [1, 1], len(data), datatype="BYTES")], outputs=outputs)
+    assert memory.read(10, 32 * 1024).tolist() == expected.as_numpy("probabilities")[0].tolist()
+    assert memory.read(1, 40 * 1024, np.int64).tolist() == expected.as_numpy("digit")[0].tolist()
+
+
+def test_sequences_keep_nothing_of_a_region(
+    client: Client, memory: SharedObject, server: ServerProcess
+) -> None:
+    scores = []
+    for place, value in enumerate((1.0, 2.0, 30.0)):
+        memory.write(np.array([value], np.float32))
+        client.infer(
+            "anomaly",
+            [given("value", [1, 1], 4)],
+            outputs=[wanted("score", 4, 4096), wanted("expected", 4, 8192)],
+            sequence_id=7,
+            sequence_start=place == 0,
+        )
+        scores.append(float(memory.read(1, 4096)[0]))
+    client.unregister_system_shared_memory("r")
+    eventually(lambda: not mapped(server, memory), "the server has let go")
+    direct = []
+    for place, value in enumerate((1.0, 2.0, 30.0)):
+        result = client.infer(
+            "anomaly",
+            [tensor("value", np.array([[value]], np.float32))],
+            sequence_id=8,
+            sequence_start=place == 0,
+            sequence_end=place == 2,
+        )
+        direct.append(float(result.as_numpy("score")[0, 0]))
+    assert scores == direct
+    client.infer("anomaly", [tensor("value", np.ones((1, 1), np.float32))], sequence_id=7, sequence_end=True)
+
+
+def test_a_batch_of_requests_with_and_without_regions(client: Client, memory: SharedObject) -> None:
+    for number in range(3):
+        memory.write(np.full(4, number, np.float32), 16 * number)
+
+    def ask(number: int) -> Any:
+        if number == 3:
+            return client.infer("four", [tensor("IN", np.full((1, 4), 3, np.float32))], client_timeout=WAIT_S)
+        outputs = [wanted("OUT", 16, 4096 + 16 * number), triton.InferRequestedOutput("SEEN")]
+        return client.infer(
+            "four", [given("IN", [1, 4], 16, 16 * number)], outputs=outputs, client_timeout=WAIT_S
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(ask, range(4)))
+    assert results[3].as_numpy("OUT").tolist() == [[3.0] * 4]
+    assert [len(json.loads(result.as_numpy("SEEN")[0, 0])["ids"]) for result in results] == [4] * 4
+    assert memory.read(12, 4096).tolist() == [number for number in range(3) for _ in range(4)]
+
+
+@pytest.mark.parametrize("model", ["probe", "steps"])
+def test_streams(client: Client, memory: SharedObject, model: str) -> None:
+    answers: Queue[Any] = Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    if model == "probe":
+        memory.write(np.full(4, 5, np.float32))
+        client.async_stream_infer(model, [given("IN", [1, 4], 16)], outputs=[wanted("OUT", 16, 4096)])
+        result, error = answers.get(timeout=WAIT_S)
+        assert error is None
+        assert list(result.get_response().raw_output_contents) == [b""]
+        assert memory.read(4, 4096).tolist() == [5] * 4
+    else:
+        memory.write(np.zeros(1, np.int32))
+        client.async_stream_infer(
+            model,
+            [given("IN", [1], 4, datatype="INT32")],
+            outputs=[wanted("OUT", 4, 4096)],
+            parameters={"steps": "ok ok okfinal"},
+        )
+        for _ in range(3):
+            result, error = answers.get(timeout=WAIT_S)
+            assert error is None
+            assert list(result.get_response().raw_output_contents) == [b""]
+        assert memory.read(1, 4096, np.int32).tolist() == [2]
+    # One that never reaches a model gives up what it holds as well.
+    client.async_stream_infer("nope", [given("IN", [1, 4], 16)], outputs=[wanted("OUT", 16, 4096)])
+    _, error = answers.get(timeout=WAIT_S)
+    assert "unknown model: 'nope'" in str(error)
+    client.stop_stream()
+
+
+def test_a_decoupled_model_that_answers_once(client: Client, memory: SharedObject) -> None:
+    memory.write(np.array([7], np.int32), 4096)
+    client.infer(
+        "steps",
+        [given("IN", [1], 4, datatype="INT32")],
+        outputs=[wanted("OUT", 4, 4096)],
+        parameters={"steps": "later ok final"},
+    )
+    assert memory.read(1, 4096, np.int32).tolist() == [0]
+
+
+def test_a_region_may_go_during_inference(
+    client: Client, memory: SharedObject, server: ServerProcess, tmp_path: Path
+) -> None:
+    started, go = tmp_path / "started", tmp_path / "go"
+    memory.write(np.full(4, 6, np.float32))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            client.infer,
+            "probe",
+            [given("IN", [1, 4], 16)],
+            outputs=[wanted("OUT", 16, 4096)],
+            parameters={"started": str(started), "wait_for": str(go)},
+            client_timeout=WAIT_S,
+        )
+        eventually(started.exists, "the model runs")
+        client.unregister_system_shared_memory("r")
+        assert not client.get_system_shared_memory_status().regions
+        assert refusal(client.infer, "probe", [given("IN", [1, 4], 16)]) == (
+            "NOT_FOUND",
+            "Unable to find shared memory region: 'r'",
+        )
+        memory.write(np.full(4, 7, np.float32))  # read when the model reads it, as in Triton
+        go.touch()
+        running.result()
+    assert memory.read(4, 4096).tolist() == [7] * 4
+    eventually(lambda: not mapped(server, memory), "the server has let go")
+
+
+@pytest.mark.parametrize("part", ["input", "output"])
+def test_a_region_that_shrinks_during_inference(
+    client: Client, memory: SharedObject, server: ServerProcess, tmp_path: Path, part: str
+) -> None:
+    started, go = tmp_path / "started", tmp_path / "go"
+    values = tensor("IN", np.ones((1, 4), np.float32))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            client.infer,
+            "probe",
+            [given("IN", [1, 4], 16, 4096)] if part == "input" else [values],
+            outputs=[wanted("OUT", 16, 8192)] if part == "output" else None,
+            parameters={"started": str(started), "wait_for": str(go)},
+            client_timeout=WAIT_S,
+        )
+        eventually(started.exists, "the model runs")
+        memory.resize(0)
+        go.touch()
+        code, text = refusal(running.result)
+    assert (code, text) == (
+        "INVALID_ARGUMENT",
+        f"shared memory region 'r' has shrunk since it was registered: it needs {SIZE} bytes of "
+        f"'{memory.key}', which has 0",
+    )
+    # It has been touched, so it is lost for good, until it is registered again.
+    memory.resize(SIZE)
+    code, text = refusal(client.infer, "probe", [given("IN", [1, 4], 16)])
+    assert code == "INVALID_ARGUMENT"
+    assert "has lost its memory" in text
+    client.unregister_system_shared_memory("r")
+    client.register_system_shared_memory("r", memory.key, SIZE)
+    client.infer("probe", [given("IN", [1, 4], 16)])
+    probe(client)
+
+
+def test_onnx_runtime_with_regions_that_shrink_all_the_time(client: Client, server: ServerProcess) -> None:
+    with shared_object(SIZE) as memory, ThreadPoolExecutor(4) as pool:
+        never = threading.Event()
+        over = threading.Event()
+        outputs = [wanted("OUTPUT0", 64, 4096), wanted("OUTPUT1", 64, 8192)]
+        inputs = [given(f"INPUT{place}", [1, 16], 64, 12288 * place, "INT32") for place in range(2)]
+        codes: set[str] = set()
+
+        def ask() -> None:
+            while not over.is_set():
+                try:
+                    client.infer("simple", inputs, outputs=outputs, client_timeout=WAIT_S)
+                except InferenceServerException as error:
+                    codes.add(str(error.status()))
+
+        asking = [pool.submit(ask) for _ in range(4)]
+        for _ in range(100):
+            client.register_system_shared_memory("r", memory.key, SIZE)
+            never.wait(0.002)
+            memory.resize(0)
+            client.unregister_system_shared_memory("r")
+            memory.resize(SIZE)
+        over.set()
+        for each in asking:
+            each.result()
+    assert codes <= {"StatusCode.NOT_FOUND", "StatusCode.INVALID_ARGUMENT"}
+    probe(client)
+    eventually(lambda: not mapped(server, memory), "the server has let go")
+
+
+def test_cached_answers_are_for_the_bytes_that_were_there(
+    client: Client, memory: SharedObject, server: ServerProcess
+) -> None:
+    for value in (1.0, 2.0, 1.0):
+        memory.write(np.full(4, value, np.float32))
+        client.infer("cached", [given("IN", [1, 4], 16)], outputs=[wanted("OUT", 16, 4096)])
+        assert memory.read(4, 4096).tolist() == [value] * 4
+        memory.write(np.zeros(4, np.float32), 4096)
+    statistics = client.get_inference_statistics("cached").model_stats[0].inference_stats
+    assert statistics.cache_hit.count >= 1
+    client.unregister_system_shared_memory("r")
+    eventually(lambda: not mapped(server, memory), "the server has let go")
+
+
+def test_inputs_of_cached_models_are_copied_before_they_are_looked_up(
+    client: Client, memory: SharedObject, tmp_path: Path
+) -> None:
+    """Or whoever changes one meanwhile could have a wrong answer kept for others."""
+    started, go = tmp_path / "started", tmp_path / "go"
+    memory.write(np.full(4, 3, np.float32))
+    orders = {"started": str(started), "wait_for": str(go)}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(
+            client.infer, "cached", [given("IN", [1, 4], 16)], parameters=orders, client_timeout=WAIT_S
+        )
+        eventually(started.exists, "the model runs")
+        memory.write(np.full(4, 4, np.float32))
+        go.touch()
+        assert running.result().as_numpy("OUT").tolist() == [[3.0] * 4]
+
+
+def infer_request(**more: Any) -> Any:
+    message = service_pb2.ModelInferRequest(model_name="returning", **more)
+    message.inputs.add(name="T", datatype="FP32", shape=[16])
+    return message
+
+
+def code_and_text(raw: RawClient, message: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        raw.infer(message)
+    return raised.value.code().name, raised.value.details()
+
+
+def test_raw_contents_are_for_the_other_inputs(raw: RawClient, memory: SharedObject) -> None:
+    message = infer_request(raw_input_contents=[b"surplus"])
+    in_region(message.inputs[0].parameters, "r", 64)
+    assert len(raw.infer(message).raw_output_contents[0]) == 64
+
+
+def test_contents_beside_a_region(raw: RawClient, memory: SharedObject) -> None:
+    message = infer_request()
+    in_region(message.inputs[0].parameters, "r", 64)
+    message.inputs[0].contents.fp32_contents.append(1)
+    assert code_and_text(raw, message) == (
+        "INVALID_ARGUMENT",
+        "unexpected 'content' provided when using shared memory for input tensor 'T' for model 'returning'",
+    )
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_what_is_wrong_with_a_request(raw: RawClient, memory: SharedObject, repeats: int) -> None:
+    cases = {
+        (64, SIZE): ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'r'"),
+        (64, -4): ("INVALID_ARGUMENT", "Invalid offset for shared memory region: 'r'"),
+        (64, SIZE - 32): ("INVALID_ARGUMENT", "Invalid offset + byte size for shared memory region: 'r'"),
+        (-64, 0): ("INVALID_ARGUMENT", "Invalid offset + byte size for shared memory region: 'r'"),
+        (128, 0): (
+            "INVALID_ARGUMENT",
+            "[request id: <id_unknown>] input byte size mismatch for input 'T' for model 'returning'. "
+            "Expected 64, got 128",
+        ),
+    }
+    for (byte_size, offset), expected in cases.items():
+        message = infer_request()
+        in_region(message.inputs[0].parameters, "r", byte_size, offset)
+        for _ in range(repeats):
+            assert code_and_text(raw, message) == expected
+    message = infer_request()
+    in_region(message.inputs[0].parameters, "r", 64)
+    in_region(message.outputs.add(name="T").parameters, "r", 63)
+    for _ in range(repeats):
+        assert code_and_text(raw, message) == (
+            "INTERNAL",
+            "shared memory size specified with the request for output 'T' (63 bytes) should be at least 64 "
+            "bytes to hold the results",
+        )
+
+
+def test_requests_that_fail_hold_nothing(raw: RawClient, memory: SharedObject, server: ServerProcess) -> None:
+    message = infer_request()
+    in_region(message.inputs[0].parameters, "r", 128)
+    code_and_text(raw, message)
+    message.model_name = "nope"
+    code_and_text(raw, message)
+    in_region(message.outputs.add(name="T").parameters, "nope", 128)
+    code_and_text(raw, message)
+    raw("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name="r"))
+    eventually(lambda: not mapped(server, memory), "the server has let go")
+
+
+def test_registering_from_many_clients_at_once(client: Client, raw: RawClient) -> None:
+    with shared_object(SIZE) as memory, ThreadPoolExecutor(8) as pool:
+
+        def register(number: int) -> str:
+            try:
+                raw("SystemSharedMemoryRegister", register_request(f"n{number % 4}", memory.key, 64))
+            except grpc.RpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        assert sorted(pool.map(register, range(16))) == ["ALREADY_EXISTS"] * 12 + ["OK"] * 4
