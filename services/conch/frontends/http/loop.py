@@ -61,7 +61,6 @@ class LoopThread:
         if thread is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
             thread.join()
-            self._loop = None
 
     def run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Runs a coroutine on the loop, from any other thread."""

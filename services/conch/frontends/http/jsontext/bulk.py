@@ -20,6 +20,7 @@ from conch.core.tensor import Array
 WINDOW = 64 * 1024
 """Bytes that are parsed at once."""
 
+_SPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n\[\]NaInfity]+")
 _STRINGS = re.compile(rb'(?:[ \t\r\n]*"[^"\\\x00-\x1f]*(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*)*"[ \t\r\n]*,)+')
 _WORDS = re.compile(rb"(?:[ \t\r\n]*(?:true|false|null)[ \t\r\n]*,)+")
@@ -151,7 +152,9 @@ def take_elements(text: bytes | bytearray, position: int, array: BulkArray) -> i
         taken = _take_window(text, position, array)
         if taken == position or array.closes:
             return taken
-        position = taken
+        found = _SPACE.match(text, taken)
+        assert found is not None
+        position = found.end()
 
 
 def _take_window(text: bytes | bytearray, position: int, array: BulkArray) -> int:
