@@ -345,8 +345,6 @@ def test_failed_reload_keeps_the_old_version(manager: Client, explicit: tuple[Se
         (lambda client: client.get_cuda_shared_memory_status(), "CUDA shared memory"),
         (lambda client: client.register_cuda_shared_memory("a", b"", 0, 1), "CUDA shared memory"),
         (lambda client: client.unregister_cuda_shared_memory(), "CUDA shared memory"),
-        (lambda client: client.get_trace_settings(), "tracing"),
-        (lambda client: client.get_log_settings(), "changing log settings at run time"),
     ],
 )
 def test_what_is_not_there_yet(client: Client, call: Any, missing: str) -> None:

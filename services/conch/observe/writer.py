@@ -162,7 +162,7 @@ class LineWriter(Generic[T]):
                 nudge.done.set()
             if ended:
                 return
-            if self._gather_s:
+            if self._gather_s and self._queue.empty():
                 self._hurry.wait(self._gather_s)
                 if not self._closing:
                     self._hurry.clear()
