@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,3 +271,9 @@ def test_no_client_writes_lines_of_its_own(
     if line_of is json_line:
         fields = json.loads(line)
         assert (fields["id"], fields["model"], fields.get("error", "")) == (request_id, model, error)
+
+
+def test_the_documentation_lists_the_fields() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "logging.md").read_text()
+    _, _, access = text.partition("## The access log")
+    assert re.findall(r"^\| `(\w+)` \|", access, re.MULTILINE) == list(AccessRecord.__slots__)

@@ -171,7 +171,7 @@ def test_wrong_trace_settings_change_nothing(changes: dict[str, list[str]], text
 
 
 def test_the_trace_file_can_not_be_changed() -> None:
-    with pytest.raises(UnsupportedError, match="^trace file location can not be updated through network"):
+    with pytest.raises(UnsupportedError, match=r"^trace file location can not be updated through network"):
         TraceSettings().update({"trace_file": []})
 
 
