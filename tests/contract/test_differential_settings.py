@@ -41,7 +41,7 @@ def trace_request(model: str = "", **settings: list[str]) -> Any:
     return message
 
 
-LOGS = [
+LOGS: list[dict[str, Any]] = [
     {},
     {"log_file": (TEXT, "x")},
     {"log_file": (BOOL, True), "log_info": (NUMBER, 1)},

@@ -36,7 +36,10 @@ class Output:
         self.options = LogOptions(**{"json": True, **options})
         self._stream = io.StringIO()
         as_json = self.options.json is True
-        self.handler = LogHandler(self.options, StreamSink(self._stream), as_json, lambda: self.now())
+        self.handler = LogHandler(self.options, StreamSink(self._stream), as_json, self.clock)
+
+    def clock(self) -> int:
+        return self.now()
 
     @property
     def written(self) -> str:
