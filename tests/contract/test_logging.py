@@ -195,6 +195,21 @@ def test_each_request_has_a_line(tmp_path: Path) -> None:
     assert (lost["code"], lost["model"], lost["version"]) == ("NOT_FOUND", "nobody", "7")
 
 
+def test_what_the_cache_answers_has_a_line(tmp_path: Path) -> None:
+    write_probe(tmp_path / "models", extra="response_cache { enable: true }")
+    with (
+        recorded(tmp_path, "--cache-config=local,size=1000000") as (server, lines),
+        client_of(server) as client,
+    ):
+        for _ in range(2):
+            probe(client)
+        ran, found = lines(2)
+    assert [(line["code"], line["version"], line["batch_size"]) for line in (ran, found)] == [
+        ("OK", "1", 1),
+        ("OK", "1", 0),
+    ]
+
+
 def test_malformed_requests_have_a_line_too(tmp_path: Path) -> None:
     write_probe(tmp_path / "models")
     with recorded(tmp_path) as (server, lines):

@@ -268,7 +268,7 @@ def _time(seconds: float) -> str:
 
 
 def _tell_dropped(count: int) -> None:
-    log.warning("%d lines of the access log were dropped: they could not be written fast enough", count)
+    log.warning("lines of the access log were dropped, as they could not be written: %d", count)
 
 
 def _tell_failed(error: OSError) -> None:

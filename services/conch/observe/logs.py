@@ -154,7 +154,7 @@ class LogHandler(logging.Handler):
             return self.format(_changed(record, msg=broken, args=None, exc_info=None, exc_text=None))
 
     def _dropped(self, count: int) -> str:
-        text = f"{count:,} log lines were dropped: they came faster than they could be written"
+        text = f"log lines were dropped, as they could not be written: {count:,}"
         return self._own(text, count)
 
     def _failed(self, error: OSError) -> str:
