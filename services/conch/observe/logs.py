@@ -150,8 +150,10 @@ class LogHandler(logging.Handler):
         try:
             return self.format(record)
         except Exception as error:  # a message and arguments that do not fit, written by a model perhaps
-            broken = f"a message could not be formatted: {record.msg!r}: {error}"
-            return self.format(_changed(record, msg=broken, args=None, exc_info=None, exc_text=None))
+            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            broken = f"a message could not be formatted, {type(error).__name__}: {text}"
+            place = record.name, record.levelno, record.pathname, record.lineno
+            return self.format(logging.LogRecord(*place, broken, None, None))
 
     def _dropped(self, count: int) -> str:
         text = f"log lines were dropped, as they could not be written: {count:,}"

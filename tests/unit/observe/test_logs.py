@@ -27,6 +27,15 @@ from conch.observe.sinks import StreamSink
 log = logging.getLogger("conch.test")
 
 
+class Unprintable:
+    """What has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+    __repr__ = __str__
+
+
 class Output:
     """A log whose lines are kept, with a clock that is set by hand."""
 
@@ -211,9 +220,14 @@ def test_models_log_through_the_server() -> None:
 def test_a_message_that_does_not_fit_its_arguments() -> None:
     with logging_to() as output:
         log.info("%d models", "three")
-        (message,) = output.messages
-    assert "%d models" in message
-    assert "could not be formatted" in message
+        log.warning("with an extra", extra={"what": Unprintable()})
+        log.error(Unprintable())
+        messages = output.messages
+    assert messages == [
+        "a message could not be formatted, TypeError: %d models",
+        "a message could not be formatted, ValueError: with an extra",
+        "a message could not be formatted, ValueError: Unprintable",
+    ]
 
 
 def test_a_file_gets_text_unless_told_otherwise(tmp_path: Path) -> None:
