@@ -17,6 +17,7 @@ from tests.support.servers import (
     check_simple,
     client_of,
     copy_example,
+    eventually,
     probe_inputs,
     serving,
     simple_inputs,

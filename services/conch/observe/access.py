@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.servable import Servable
 from conch.core.watch import RunTimes, watch_of
 from conch.observe.options import AccessLogOptions
+from conch.observe.quoting import quoted
 from conch.observe.sinks import FileSink, Sink, sink_of
 from conch.observe.writer import LineWriter
 
@@ -241,7 +241,7 @@ def json_line(record: AccessRecord) -> str:
     fields["ts"] = _time(record.ts)
     if not record.error:
         del fields["error"]
-    return json.dumps(fields, ensure_ascii=False)
+    return quoted(fields)
 
 
 def text_line(record: AccessRecord) -> str:
@@ -254,13 +254,13 @@ def text_line(record: AccessRecord) -> str:
         f"input={record.compute_input_us} infer={record.compute_infer_us} "
         f"output={record.compute_output_us} total={record.total_us}"
     )
-    return line + (f" error={json.dumps(record.error, ensure_ascii=False)}" if record.error else "")
+    return line + (f" error={quoted(record.error)}" if record.error else "")
 
 
 def _word(text: str) -> str:
     """A client's text as one word: quoted unless it is one, so that no client writes lines of its own."""
     plain = text and all(char.isalnum() or char in "-_.:/+" for char in text)
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if plain else quoted(text)
 
 
 def _time(seconds: float) -> str:
@@ -268,7 +268,7 @@ def _time(seconds: float) -> str:
 
 
 def _tell_dropped(count: int) -> None:
-    log.warning("%d lines of the access log were dropped: they could not be written fast enough", count)
+    log.warning("lines of the access log were dropped, as they could not be written: %d", count)
 
 
 def _tell_failed(error: OSError) -> None:

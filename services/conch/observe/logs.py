@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -11,6 +10,7 @@ from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.observe.options import LogOptions
+from conch.observe.quoting import quoted
 from conch.observe.repeats import Fate, RepeatLimit
 from conch.observe.sinks import FileSink, Sink, sink_of
 from conch.observe.writer import LineWriter
@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return quoted(line)
 
 
 class TextFormatter(logging.Formatter):
@@ -60,7 +60,7 @@ class TextFormatter(logging.Formatter):
         place = f"{record.process} {record.filename}:{record.lineno}]"
         message = record.getMessage()
         if self._escape:
-            message = json.dumps(message, ensure_ascii=False)
+            message = quoted(message)
         head = f"{time:%Y-%m-%dT%H:%M:%SZ} {letter}" if self._iso else f"{letter}{time:%m%d %H:%M:%S.%f}"
         line = f"{head} {place} {message}"
         if record.exc_info:
@@ -85,7 +85,9 @@ class LogHandler(logging.Handler):
         self._wanted: dict[int, bool] = {}
         self._limit = RepeatLimit[logging.LogRecord](options.most_alike)
         self._process = os.getpid()
-        self._writer = LineWriter("conch-log", sink, _same, self._dropped, self._failed, _Summaries(self))
+        self._writer = LineWriter(
+            "conch-log", sink, _same, self._dropped, self._failed, _Summaries(self), clock=clock
+        )
         self.apply(options)
 
     def createLock(self) -> None:
@@ -148,11 +150,13 @@ class LogHandler(logging.Handler):
         try:
             return self.format(record)
         except Exception as error:  # a message and arguments that do not fit, written by a model perhaps
-            broken = f"a message could not be formatted: {record.msg!r}: {error}"
-            return self.format(_changed(record, msg=broken, args=None, exc_info=None, exc_text=None))
+            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            broken = f"a message could not be formatted, {type(error).__name__}: {text}"
+            place = record.name, record.levelno, record.pathname, record.lineno
+            return self.format(logging.LogRecord(*place, broken, None, None))
 
     def _dropped(self, count: int) -> str:
-        text = f"{count:,} log lines were dropped: they came faster than they could be written"
+        text = f"log lines were dropped, as they could not be written: {count:,}"
         return self._own(text, count)
 
     def _failed(self, error: OSError) -> str:

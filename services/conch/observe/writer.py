@@ -92,17 +92,20 @@ class LineWriter(Generic[T]):
         self._thread.start()
 
     def put(self, item: T, size: int) -> None:
-        """Leaves an item to be written; never waits.
+        """Leaves an item to be written; never waits. After `close` nothing is taken any more.
 
         Args:
             item: The item.
             size: How many bytes it takes up, roughly.
         """
         if os.getpid() != self._process:
-            self._sink.write(self._render(item) + "\n")  # after a fork the thread is not there
+            line = self._line(item)  # after a fork the thread is not there
+            self._out([] if line is None else [line])
             return
         with self._lock:
-            if self._closing or (self._held and self._held + size > self._capacity):
+            if self._closing:
+                return  # it ends; whoever closes it has said all that matters
+            if self._held and self._held + size > self._capacity:
                 self._dropped += 1
                 return
             self._held += size
@@ -162,7 +165,7 @@ class LineWriter(Generic[T]):
                 nudge.done.set()
             if ended:
                 return
-            if self._gather_s:
+            if self._gather_s and self._queue.empty():
                 self._hurry.wait(self._gather_s)
                 if not self._closing:
                     self._hurry.clear()

@@ -29,6 +29,7 @@ from conch.core.errors import (
 )
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable
+from conch.core.stats import ModelStatistics
 from conch.core.watch import watch_of
 
 
@@ -39,6 +40,7 @@ class Owner(Protocol):
     clock: Clock
     plan: Plan
     fitting: Fitting
+    statistics: ModelStatistics
 
     def answer(self, request: InferenceRequest, answer: Answer) -> None:
         """Answers a request."""
@@ -186,7 +188,7 @@ class Execution:
         owner = self._owner
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
-            if (watch := watch_of(self.request)) is not None:
+            if owner.statistics.watched and (watch := watch_of(self.request)) is not None:
                 watch.step(child, model)
         except Exception as error:
             self._step_failed(run, without_traceback(as_conch_error(error)), True)
