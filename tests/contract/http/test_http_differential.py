@@ -58,12 +58,16 @@ GETS = [
 INDEX, LOAD = "/v2/repository/index", "/v2/repository/models/probe/load"
 REGION = "/v2/systemsharedmemory/region/r/register"
 CUDA = "/v2/cudasharedmemory/region/r/register"
+ODD: list[Any] = [1, {}, None, []]
+STRINGS: list[Any] = ["abc", ["a", "b"], 1, {}, [], "\0a😀"]
+VALUES: list[Any] = ["s", 2, True, 1.5, [1], {}, None, 2**64 - 1]
+NESTED: list[Any] = [{"a": 1}, {"a": [1]}, 1, {"FP32": 1.25}, {"INT32": 1}]
 POSTS: list[tuple[str, list[Any]]] = [
     (INDEX, ["", {}, [], None, "x", {"ready": True}, {"ready": 1}, {"x": 1}]),
     ("/v2/repository/any/index", [""]),
     ("/v2/repository/any/models/probe/load", [""]),
     ("/v2/repository/any/models/probe/unload", [""]),
-    (LOAD, ["", {}, [], "x", *({"parameters": each} for each in (1, {}, None, []))]),
+    (LOAD, ["", {}, [], "x", *({"parameters": each} for each in ODD)]),
     (LOAD, [{"parameters": {key: value}} for key, value in (("config", 1), ("foo", "x"), ("foo", 1))]),
     (LOAD, [{"parameters": {"config": "x"}}, {"parameters": {"file:1/x": "YWJj"}}]),
     ("/v2/repository/models/none/load", [""]),
@@ -87,12 +91,12 @@ GENERATE: list[Any] = [
         {"INT32": value}
         for value in (1, [1, 2, 3], 1.0, "a", None, True, [], 99999999999, -99999999999, [1, "a"])
     ),
-    *({"STRING": value} for value in ("abc", ["a", "b"], 1, {}, [], "\0a😀")),
+    *({"STRING": value} for value in STRINGS),
     *({"BOOL": 1}, {"BOOL": True}, {"FP32": 1}, {"FP32": 0.1}, {"FP16": 1}, {"UINT8": 300}, {"UINT8": -1}),
     *('{"FP32":[NaN,1,Infinity]}', '{"FP64":1e400}', '{"STRING":"\\ud83d"}', INT + "1"),
     *({"UINT64": 2**64 - 1}, {"INT64": 2**63}, {"INT32": 1, "id": "q"}, {"INT32": 1, "id": 5}),
-    *({"INT32": 1, "x": value} for value in ("s", 2, True, 1.5, [1], {}, None, 2**64 - 1)),
-    *({"INT32": 1, "parameters": value} for value in ({"a": 1}, {"a": [1]}, 1, {"FP32": 1.25}, {"INT32": 1})),
+    *({"INT32": 1, "x": value} for value in VALUES),
+    *({"INT32": 1, "parameters": value} for value in NESTED),
 ]
 MORE = [
     ("/v2/models/batcher/generate", {"INT32": [1, 2, 3]}),
