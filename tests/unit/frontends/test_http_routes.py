@@ -415,20 +415,23 @@ def test_cuda_registrations_that_are_refused(body: Any, status: int, text: str) 
     assert (caught.value.http_status, caught.value.message) == (status, text)
 
 
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["parameters", "config", "file:1/a", "key", "offset", "byte_size", "raw_handle", "b64", "x"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=10,
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+MEMBERS = st.sampled_from(
+    [
+        "parameters",
+        "config",
+        "file:1/a",
+        "key",
+        "offset",
+        "byte_size",
+        "raw_handle",
+        "b64",
+        "trace_level",
+        "x",
+    ]
 )
+INNER = LEAVES | st.lists(LEAVES, max_size=3) | st.dictionaries(MEMBERS, LEAVES, max_size=4)
+ANY = INNER | st.lists(INNER, max_size=3) | st.dictionaries(MEMBERS, INNER, max_size=6)
 
 
 @given(ANY)
