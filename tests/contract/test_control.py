@@ -337,17 +337,6 @@ def test_failed_reload_keeps_the_old_version(manager: Client, explicit: tuple[Se
 
 
 @pytest.mark.parametrize(
-    ("call", "missing"),
-    [
-        (lambda client: client.get_trace_settings(), "tracing"),
-        (lambda client: client.get_log_settings(), "changing log settings at run time"),
-    ],
-)
-def test_what_is_not_there_yet(client: Client, call: Any, missing: str) -> None:
-    assert refused(call, client) == ("UNIMPLEMENTED", f"{missing} is not supported yet")
-
-
-@pytest.mark.parametrize(
     "method",
     [
         "/inference.GRPCInferenceService/Nope",

@@ -17,6 +17,7 @@ from tests.support.servers import (
     check_simple,
     client_of,
     copy_example,
+    eventually,
     probe_inputs,
     serving,
     simple_inputs,
@@ -135,7 +136,7 @@ def test_a_directory_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> Non
         check_simple(client.infer("simple", simple_inputs(), client_timeout=WAIT_S))
         with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
             client.load_model("no\ufffdtext", client_timeout=WAIT_S)
-        assert server.logs()
+        eventually(server.logs, "it logs")
 
 
 @pytest.mark.parametrize(

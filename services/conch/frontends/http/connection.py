@@ -1,0 +1,358 @@
+"""One connection of a listener: uvicorn's, with a shorter way for some requests.
+
+A request that the direct way takes is answered without ASGI: no task, no scope, no messages. It costs a
+third of the time. All others, and those that come while one is answered, go uvicorn's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+CONNECTION = "conch.connection"
+"""The key of a scope under which its `Connection` is found."""
+
+RAW_NAMES = "conch.raw_headers"
+"""The key of a scope under which its headers are found with names as the client wrote them."""
+
+_MOST_HEADER_BYTES = 1 << 20
+_MOST_CHUNKS = 65536
+_MOST_ANNOUNCED = 1 << 30
+_JOINED_BYTES = 64 * 1024
+
+TOO_MANY_CHUNKS = (
+    f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
+    f"chunks."
+)
+
+
+class Gathered:
+    """A body, or what has come of it so far.
+
+    Args:
+        length: How long it will be; None if nobody knows.
+
+    Attributes:
+        size: How much has come.
+    """
+
+    def __init__(self, length: int | None) -> None:
+        # The system gives memory only as it is written to, so a client has to send what it announces.
+        known = length is not None and length <= _MOST_ANNOUNCED
+        self._block = bytearray(length) if length is not None and known else None
+        self._parts: list[bytes] = []
+        self.size = 0
+
+    def add(self, part: bytes) -> None:
+        """Adds a piece."""
+        block = self._block
+        if block is None:
+            self._parts.append(part)
+        else:
+            block[self.size : self.size + len(part)] = part
+        self.size += len(part)
+
+    def body(self) -> memoryview:
+        """The body, once it is complete; may copy all of it."""
+        if self._block is not None:
+            return memoryview(self._block)[: self.size].toreadonly()
+        return memoryview(b"".join(self._parts))
+
+
+class DirectCall(Protocol):
+    """A request that is answered directly."""
+
+    @property
+    def length(self) -> int | None:
+        """How long its body is to be; None where nobody knows."""
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for leave to send the body."""
+
+    def complete(self, body: Gathered) -> None:
+        """Takes the body, once it has come."""
+
+    def refuse_chunks(self) -> None:
+        """Says that the body comes in too many pieces."""
+
+    def abandon(self) -> None:
+        """Says that the client is gone."""
+
+
+class Answering(Protocol):
+    """Where a direct call is answered."""
+
+    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
+        """Sends the response, once; on the loop."""
+
+
+Direct = Callable[["Connection", "Answering"], DirectCall | None]
+"""Takes a request whose headers have come, or leaves it; may answer it before it returns."""
+
+
+class ClosingState(ServerState):
+    """What the connections of one listener share.
+
+    Attributes:
+        on_lost: Called when one of them is gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_headers = []
+        self.on_lost: Callable[[], None] = _nothing
+
+
+def _nothing() -> None:
+    """What is called where nobody waits."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection.
+
+    Attributes:
+        on_disconnect: Called once when the client goes away while a request runs; None where no request
+            wants to know.
+        chunks: How many chunks the request that is being read has had.
+        lost: Whether the client is gone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        state: ClosingState,
+        loop: asyncio.AbstractEventLoop,
+        direct: Direct | None = None,
+    ) -> None:
+        super().__init__(config=config, server_state=state, app_state={}, _loop=loop)
+        self._state = state
+        self._direct = direct
+        self._raw: list[tuple[bytes, bytes]] = []
+        self._header_bytes = 0
+        self.on_disconnect: Callable[[], None] | None = None
+        self.chunks = 0
+        self.lost = False
+        self._gathered: Gathered | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what the client has sent."""
+        self._header_bytes += len(data)
+        if self._header_bytes > _MOST_HEADER_BYTES:
+            self.send_400_response("The headers are too large.")
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self.url = b""
+        self._raw = []
+        self.chunks = 0
+
+    @property
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers with names as the client wrote them."""
+        return self._raw
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return f"{self.client[0]}:{self.client[1]}" if self.client else ""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header."""
+        self._raw.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """The headers have come: takes the direct way if there is one, else uvicorn's."""
+        self._header_bytes = 0
+        if self._direct is not None and self._free():
+            cycle = _DirectCycle(self)
+            call = self._direct(self, cycle)
+            if call is not None:
+                any_cycle: Any = cycle
+                self.cycle = any_cycle
+                cycle.begin(call)
+                return
+        url = self.url
+        super().on_message_begin()
+        self.url = url
+        for name, value in self._raw:
+            super().on_header(name, value)
+        scope: Any = self.scope
+        scope[CONNECTION] = self
+        scope[RAW_NAMES] = self._raw
+        super().on_headers_complete()
+
+    def _free(self) -> bool:
+        """Whether the request may be answered directly, as far as the connection goes."""
+        parser = self.parser
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and not parser.should_upgrade()
+        )
+
+    def on_chunk_header(self) -> None:
+        """Counts the chunks of a body: each costs far more than its bytes."""
+        self.chunks += 1
+
+    def gather(self, scope: Any, length: int | None) -> Gathered | None:
+        """Begins to gather the rest of the body of the request that is being read.
+
+        It comes without a message for each piece, and into one block if its length is known.
+
+        Args:
+            scope: The request's.
+            length: The length of the whole body, or None.
+
+        Returns:
+            Where the body will be; the `receive` of the request tells when it is complete. None if the
+            request is not the one that is being read.
+        """
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not scope or not cycle.more_body or self.parser is None:
+            return None
+        self._gathered = gathered = Gathered(length)
+        if cycle.body:
+            gathered.add(bytes(cycle.body))
+            cycle.body = bytearray()
+        cycle.message_event.clear()
+        return gathered
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a piece of a body."""
+        self._header_bytes = 0
+        cycle: Any = self.cycle
+        if type(cycle) is _DirectCycle:
+            cycle.add(body)
+        elif self._gathered is None or cycle.response_complete:
+            super().on_body(body)
+        elif self.too_many_chunks:
+            self.cycle.message_event.set()  # enough has come to refuse it
+        else:
+            self._gathered.add(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        cycle: Any = self.cycle
+        if type(cycle) is _DirectCycle:
+            cycle.complete()
+            return
+        self._gathered = None
+        super().on_message_complete()
+
+    @property
+    def too_many_chunks(self) -> bool:
+        """Whether the body comes in more chunks than are taken; the one that ends it does not count."""
+        return self.chunks > _MOST_CHUNKS + 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone; so is whoever waited for an answer on it."""
+        self.lost = True
+        self._gathered = None
+        on_disconnect, self.on_disconnect = self.on_disconnect, None
+        # Of pipelined requests uvicorn tells only the last.
+        for cycle, _ in self.pipeline:
+            cycle.disconnected = True
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        if on_disconnect is not None:
+            on_disconnect()
+        self._state.on_lost()
+
+
+class _DirectCycle:
+    """What stands where uvicorn has its cycle of request and response, while a request is answered directly.
+
+    Attributes:
+        response_complete: Whether the response has been sent.
+        keep_alive: Whether the connection goes on after it.
+        disconnected: Set by uvicorn.
+        message_event: Set by uvicorn; nobody waits for it.
+    """
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_connection",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "response_complete",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._call: DirectCall | None = None
+        self._body: Gathered | None = None
+        self.response_complete = False
+        self.keep_alive: bool = connection.parser.should_keep_alive()
+        self.disconnected = False
+        self.message_event = _NO_EVENT
+
+    def begin(self, call: DirectCall) -> None:
+        """Begins to read the body, unless it has been answered already."""
+        if self.response_complete:
+            return
+        connection = self._connection
+        self._call = call
+        self._body = Gathered(call.length)
+        connection.on_disconnect = call.abandon
+        if call.expects_continue:
+            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def add(self, part: bytes) -> None:
+        """Takes a piece of the body."""
+        if self.response_complete or self._body is None or self._call is None:
+            return
+        if self._connection.too_many_chunks:
+            self._call.refuse_chunks()
+        else:
+            self._body.add(part)
+
+    def complete(self) -> None:
+        """The body has come."""
+        body, self._body = self._body, None
+        if body is not None and self._call is not None and not self.response_complete:
+            self._call.complete(body)
+
+    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
+        """Sends the response, once."""
+        connection = self._connection
+        self.response_complete = True
+        self._call = self._body = None
+        connection.on_disconnect = None
+        transport = connection.transport
+        if transport.is_closing():
+            return
+        if closes:
+            self.keep_alive = False
+        lines = [STATUS_LINE[status]]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        if len(body) <= _JOINED_BYTES:
+            lines.append(body)
+            transport.write(b"".join(lines))
+        else:
+            transport.writelines((b"".join(lines), body))
+        if not self.keep_alive:
+            transport.close()
+        elif connection.pipeline:
+            connection.on_response_complete()
+        # Else there is nothing to do: reading goes on, and a client may be idle for as long as it likes.
+
+
+class _NoEvent(asyncio.Event):
+    """An event that nobody waits for."""
+
+
+_NO_EVENT = _NoEvent()

@@ -1,0 +1,232 @@
+"""The infer route: one HTTP request in, one response out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_core import ServerCore
+from conch.core.watch import watch_of
+from conch.frontends.grpc.single import SingleResponse
+from conch.frontends.http.exchange import Mailbox
+from conch.frontends.http.infer.call import InferCall, no_body
+from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
+from conch.frontends.http.infer.decode import RequestDecoder
+from conch.frontends.http.infer.forward import forwarder
+from conch.frontends.http.infer.headers import body_length, check_head, head_length
+from conch.frontends.http.infer.raw import raw_tensor
+from conch.frontends.http.infer.reply import (
+    Answer,
+    ExitingError,
+    Reply,
+    UnsupportedEncodingError,
+    failure,
+    success,
+)
+from conch.frontends.http.infer.response import ResponseEncoder, check_single, is_long
+from conch.frontends.http.infer.wanted import Wanted
+from conch.frontends.http.jsontext.load import QUICK_BYTES
+from conch.frontends.http.loop import LoopThread
+from conch.memory.regions import Regions
+
+log = logging.getLogger(__name__)
+
+DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
+_PROTOCOL = "http"
+_QUICK_BODY = 1 << 20
+_QUICK_COMPRESSION = 16 * 1024
+
+
+class InferRoute:
+    """Answers infer requests.
+
+    Args:
+        core: Runs the requests.
+        thread: The loop that this runs on.
+        workers: Where bodies are handled that take long.
+        regions: The shared memory of clients.
+        clock: Monotonic time in nanoseconds.
+        most_bytes: Largest JSON, raw or decompressed body.
+        forward_pattern: Which headers become request parameters; empty for none.
+
+    Attributes:
+        refused: How many requests came after `refuse`.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        thread: LoopThread,
+        workers: Executor,
+        regions: Regions,
+        clock: Clock,
+        most_bytes: int,
+        forward_pattern: str = "",
+    ) -> None:
+        self._core = core
+        self._workers = workers
+        self._clock = clock
+        self._most_bytes = most_bytes
+        self._mailbox = Mailbox(thread)
+        self._decode = RequestDecoder(most_bytes, regions)
+        self._encode = ResponseEncoder()
+        self._forward = forwarder(forward_pattern)
+        self._log = core.request_log
+        self._refusing = False
+        self.refused = 0
+
+    def refuse(self) -> None:
+        """Takes no more requests."""
+        self._refusing = True
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Says that nobody waits for a request any more."""
+        self._core.cancel(request)
+
+    def begin(self, call: InferCall) -> Reply | None:
+        """Looks at a request whose headers have come.
+
+        Returns:
+            The response if its body is of no interest any more.
+        """
+        call.received_ns = self._clock()
+        try:
+            if self._refusing:
+                self.refused += 1
+                raise ExitingError("Server exiting")
+            self._find(call)
+            headers = call.headers
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                if encoding not in (*ENCODINGS, b"identity", b""):
+                    raise UnsupportedEncodingError("Unsupported compression type")
+                call.packed = encoding in ENCODINGS
+            call.head = head_length(headers)
+            call.length = length = body_length(headers)
+            if length is not None and not call.packed:
+                check_head(call.head, length, self._most_bytes)
+            accept = headers.get(b"accept-encoding")
+            if accept is not None:
+                call.encoding = accepted(accept)
+        except ConchError as error:
+            return self._failed(call, None, error)
+        return None
+
+    def _find(self, call: InferCall) -> None:
+        """Finds the model, unless it may only be told by the sequence that a request belongs to."""
+        name = call.model_name
+        try:
+            call.model = self._core.model(name, call.version)
+        except ConchError:
+            if name not in self._core.registry.draining:
+                raise
+
+    def run(self, call: InferCall) -> None:
+        """Takes a request whose body has come; the call gets the response, maybe before this returns."""
+        head = call.size if call.head is None else call.head
+        if call.size <= _QUICK_BODY and head <= QUICK_BYTES and not call.packed:
+            call.deliver(self._submit(call))
+        else:
+            self.work(call, lambda: self._submit(call))
+
+    def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
+        """Has a worker do something that takes long; the call gets the result."""
+        try:
+            self._workers.submit(lambda: self._mailbox.put(call, what()))
+        except RuntimeError:  # the pool is closed
+            call.deliver(failure(UnavailableError("Server exiting")))
+
+    def _submit(self, call: InferCall) -> InferenceRequest | Reply:
+        """Makes a request of a body and submits it; gives the response if that fails."""
+        request: InferenceRequest | None = None
+        try:
+            request = self._made(call)
+            if self._forward is not None:
+                self._forward(request, call.named)
+            core, model = self._core, call.model
+            core.check_takes(request)
+            if model is None or request.correlation_id:
+                model = core.model_for(request)
+            if self._log is not None:
+                self._log.begin(request, model, _PROTOCOL, call.client, call.size)
+            if model.spec.decoupled:
+                request.intercept(
+                    lambda responder: SingleResponse(responder, core.cancel, DECOUPLED), waits=True
+                )
+            core.submit(request, False, model)
+        except ConchError as error:
+            return self._failed(call, request, error)
+        except Exception as error:
+            log.exception("a request could not be handled")
+            return self._failed(call, request, InternalError(f"the request could not be handled: {error}"))
+        return request
+
+    def _failed(self, call: InferCall, request: InferenceRequest | None, error: ConchError) -> Reply:
+        if request is not None:
+            request.discard()
+        if self._log is not None:
+            self._log.refuse(request, error, _PROTOCOL, call.client, call.size, call.received_ns)
+        return failure(error)
+
+    def _made(self, call: InferCall) -> InferenceRequest:
+        body = call.body()
+        call.body = no_body  # so that it is not kept longer than its tensors need it
+        if call.packed:
+            body = memoryview(decompressed(body, self._most_bytes))
+        head = call.head
+        check_head(head, len(body), self._most_bytes)
+        if head == 0 or not body:
+            request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
+            tensor = raw_tensor(request, (call.model or self._core.model_for(request)).spec, body)
+            request.inputs[tensor.name] = tensor
+            call.wanted = Wanted(True)
+        else:
+            names = call.model_name, call.version
+            request, call.wanted = self._decode(names, body, head, self._respond, call.received_ns)
+        request.context = call
+        return request
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        call = request.context
+        assert isinstance(call, InferCall)
+        answer: Answer
+        try:
+            if response is not None and response.error is not None:
+                answer = failure(response.error)
+            else:
+                answer = self._success(request, check_single(response), call)
+        except ConchError as error:
+            answer = failure(error)
+        except Exception as error:
+            log.exception("a response of model '%s' could not be sent", request.model_name)
+            answer = failure(InternalError(f"the response could not be sent: {error}"))
+        if self._log is not None and isinstance(answer, Reply) and (watch := watch_of(request)) is not None:
+            watch.bytes_out += len(answer.body)
+        self._mailbox.put(call, answer)
+
+    def _success(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Answer:
+        wanted, encoding = call.wanted, call.encoding
+        if is_long(response, wanted):
+            # The model's thread goes on; the model may write to its arrays then.
+            kept = InferenceResponse(
+                [tensor.detached(tensor.name) for tensor in response.outputs],
+                parameters=response.parameters,
+            )
+            return lambda: self._long(request, kept, call)
+        head, tail = self._encode(request, response, wanted)
+        if encoding is None or len(head) + sum(map(len, tail)) <= _QUICK_COMPRESSION:
+            return success(head, tail, encoding)
+        copied = [b"".join(tail)] if tail else []
+        return lambda: success(head, copied, encoding)
+
+    def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
+        try:
+            head, tail = self._encode(request, response, call.wanted)
+        except ConchError as error:
+            return failure(error)
+        return success(head, tail, call.encoding)

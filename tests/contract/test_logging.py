@@ -1,0 +1,316 @@
+"""Logs of a running server: settings over the protocol, the access log, files that are rotated."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tests.support.ensembles import request as ensemble_request
+from tests.support.ensembles import write_ensembles
+from tests.support.servers import (
+    WAIT_S,
+    RawClient,
+    ServerProcess,
+    client_of,
+    eventually,
+    probe,
+    probe_inputs,
+    serving,
+    started,
+    tensor,
+    write_model,
+    write_probe,
+    write_steps,
+)
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.utils import InferenceServerException
+
+SPEAKER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pb_utils.Logger.log_info("said for information")
+        pb_utils.Logger.log_verbose("said in confidence")
+        pb_utils.Logger.log_error("the end")
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in inputs]
+"""
+SPEAKER_CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+SETTINGS = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def values(message: Any) -> dict[str, Any]:
+    """Log settings as plain values."""
+    return {
+        name: getattr(setting, setting.WhichOneof("parameter_choice"))
+        for name, setting in message.settings.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose model logs."""
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "speaker", SPEAKER_CONFIG, {"model.py": SPEAKER})
+    with serving(repository, flags=["--log-json=false"]) as server:
+        with client_of(server) as client:
+            assert client.is_server_ready()
+        yield server
+
+
+def test_log_settings_at_run_time(talking: ServerProcess) -> None:
+    def logged() -> str:
+        before = len(talking.errors)
+        client.infer("speaker", [tensor("IN", np.zeros(1, np.float32))], client_timeout=WAIT_S)
+        eventually(lambda: talking.errors.endswith('"the end"\n', before), "all is logged")
+        return talking.errors[before:]
+
+    with client_of(talking) as client:
+        assert values(client.get_log_settings()) == SETTINGS
+        text = logged()
+        assert re.search(r'I\d{4} [\d:.]+ \d+ model\.py:\d+\] "said for information"', text)
+        assert "said in confidence" not in text
+        changed = {"log_verbose_level": 1, "log_format": "ISO8601"}
+        assert values(client.update_log_settings(changed)) == {**SETTINGS, **changed}
+        assert values(client.get_log_settings()) == {**SETTINGS, **changed}
+        text = logged()
+        assert re.search(r'\d{4}-\d\d-\d\dT[\d:]+Z I \d+ model\.py:\d+\] "said in confidence"', text)
+        client.update_log_settings({"log_info": False, "log_verbose_level": 0})
+        assert "said" not in logged()
+        client.update_log_settings({"log_info": True, "log_format": "default"})
+        assert values(client.get_log_settings()) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        (
+            {"log_file": "/tmp/x"},
+            "UNIMPLEMENTED",
+            "log file location can not be updated through network protocol",
+        ),
+        ({"log_format": "x"}, "INVALID_ARGUMENT", "invalid argument for log_format, got: x"),
+    ],
+)
+def test_log_settings_that_can_not_be(
+    talking: ServerProcess, settings: dict[str, Any], code: str, text: str
+) -> None:
+    with client_of(talking) as client:
+        with pytest.raises(InferenceServerException) as raised:
+            client.update_log_settings(settings)
+        assert (raised.value.status(), raised.value.message()) == (f"StatusCode.{code}", text)
+        assert values(client.get_log_settings()) == SETTINGS
+
+
+def test_trace_settings(talking: ServerProcess) -> None:
+    def settings(message: Any) -> dict[str, list[str]]:
+        return {name: list(setting.value) for name, setting in message.settings.items()}
+
+    with client_of(talking) as client:
+        defaults = settings(client.get_trace_settings())
+        assert defaults == {
+            "trace_mode": ["triton"],
+            "trace_file": [""],
+            "trace_level": ["OFF"],
+            "trace_rate": ["1000"],
+            "trace_count": ["-1"],
+            "log_frequency": ["0"],
+        }
+        of_model = settings(client.update_trace_settings("speaker", {"trace_rate": "5"}))
+        assert of_model == {**defaults, "trace_rate": ["5"]} == settings(client.get_trace_settings("speaker"))
+        assert settings(client.get_trace_settings()) == defaults
+        with pytest.raises(InferenceServerException, match="Request for unknown model : nobody"):
+            client.get_trace_settings("nobody")
+        with pytest.raises(InferenceServerException, match="trace file name is not given"):
+            client.update_trace_settings(settings={"trace_level": "TIMESTAMPS"})
+
+
+@contextmanager
+def recorded(tmp_path: Path, *flags: str) -> Iterator[tuple[ServerProcess, Callable[[int], list[Any]]]]:
+    """A server with an access log, and a function that gives so many of its lines, when there are so many."""
+    path = tmp_path / "access.log"
+
+    def lines(count: int) -> list[Any]:
+        eventually(lambda: path.read_text().count("\n") >= count, f"{count} lines")
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        assert len(found) == count, found
+        return found
+
+    with serving(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
+        yield server, lines
+
+
+def test_each_request_has_a_line(tmp_path: Path) -> None:
+    write_probe(tmp_path / "models")
+    with recorded(tmp_path) as (server, lines), client_of(server) as client:
+        probe(client, request_id="good")
+        with pytest.raises(InferenceServerException):
+            client.infer("probe", probe_inputs(), parameters={"do": "raise"}, request_id="broken")
+        with pytest.raises(InferenceServerException):
+            client.infer("probe", probe_inputs(shape=(9, 4)), request_id="large")
+        with pytest.raises(InferenceServerException):
+            client.infer("nobody", probe_inputs(), "7", request_id="lost")
+        found = {line["id"]: line for line in lines(4)}
+    fields = [
+        "ts", "protocol", "client", "id", "model", "version", "code", "rows", "batch_size", "responses",
+        "bytes_in", "bytes_out", "queue_us", "compute_input_us", "compute_infer_us", "compute_output_us",
+        "total_us",
+    ]  # fmt: skip
+    good = found["good"]
+    assert list(good) == fields
+    assert (good["protocol"], good["model"], good["version"], good["code"]) == ("grpc", "probe", "1", "OK")
+    assert good["client"].startswith("ipv4:127.0.0.1:")
+    assert (good["rows"], good["batch_size"], good["responses"]) == (1, 1, 1)
+    assert good["bytes_in"] > 16
+    assert good["bytes_out"] > 16
+    stages = [good[name] for name in fields if name.endswith("_us") and name != "total_us"]
+    assert all(stage >= 0 for stage in stages)
+    assert 0 < sum(stages) <= good["total_us"]
+    assert (found["broken"]["code"], found["broken"]["batch_size"]) == ("INTERNAL", 1)
+    assert "told to" in found["broken"]["error"]
+    assert (found["large"]["code"], found["large"]["batch_size"]) == ("INVALID_ARG", 0)
+    lost = found["lost"]
+    assert (lost["code"], lost["model"], lost["version"]) == ("NOT_FOUND", "nobody", "7")
+
+
+def test_what_the_cache_answers_has_a_line(tmp_path: Path) -> None:
+    write_probe(tmp_path / "models", extra="response_cache { enable: true }")
+    with (
+        recorded(tmp_path, "--cache-config=local,size=1000000") as (server, lines),
+        client_of(server) as client,
+    ):
+        for _ in range(2):
+            probe(client)
+        ran, found = lines(2)
+    assert [(line["code"], line["version"], line["batch_size"]) for line in (ran, found)] == [
+        ("OK", "1", 1),
+        ("OK", "1", 0),
+    ]
+
+
+def test_malformed_requests_have_a_line_too(tmp_path: Path) -> None:
+    write_probe(tmp_path / "models")
+    with recorded(tmp_path) as (server, lines):
+        raw = RawClient(server.address)
+        with pytest.raises(grpc.RpcError):
+            raw.infer(b"\xff\xff")
+        raw.close()
+        (line,) = lines(1)
+    assert (line["code"], line["model"], line["bytes_in"]) == ("INVALID_ARG", "", 2)
+
+
+def test_cancelled_requests_have_a_line(tmp_path: Path) -> None:
+    write_probe(tmp_path / "models")
+    running, cancelled = tmp_path / "running", tmp_path / "cancelled"
+    with recorded(tmp_path) as (server, lines), client_of(server) as client:
+        orders = {"started": str(running), "until_cancelled": str(cancelled)}
+        call = client.async_infer(
+            "probe", probe_inputs(), lambda result, error: None, request_id="running", parameters=orders
+        )
+        eventually(running.exists, "it runs")
+        call.cancel()
+        (line,) = lines(1)
+        assert cancelled.exists()
+    assert (line["id"], line["code"], line["batch_size"]) == ("running", "CANCELLED", 1)
+
+
+def test_a_decoupled_request_has_one_line(tmp_path: Path) -> None:
+    write_steps(tmp_path / "models")
+    answers: queue.Queue[Any] = queue.Queue()
+    with recorded(tmp_path) as (server, lines), client_of(server) as client:
+        client.start_stream(lambda result, error: answers.put(error))
+        inputs = [tensor("IN", np.zeros(1, np.int32), "INT32")]
+        for name, steps in (("three", "ok later ok ok final"), ("error", "ok err final")):
+            client.async_stream_infer("steps", inputs, request_id=name, parameters={"steps": steps})
+        three, error = sorted(lines(2), key=lambda line: line["id"], reverse=True)
+        client.stop_stream()
+    assert (three["protocol"], three["code"], three["responses"]) == ("grpc-stream", "OK", 3)
+    assert three["bytes_out"] > 0
+    assert error["responses"] == 2
+
+
+def test_ensembles_have_a_line_and_their_steps_if_asked(tmp_path: Path) -> None:
+    write_ensembles(tmp_path / "models")
+    with recorded(tmp_path) as (server, lines), client_of(server) as client:
+        raw = RawClient(server.address)
+        raw.infer(ensemble_request("chain", [[1.0]]))
+        (line,) = lines(1)
+        assert (line["model"], line["code"], line["protocol"]) == ("chain", "OK", "grpc")
+        assert 0 < line["compute_infer_us"] <= line["total_us"]
+        client.update_log_settings({"log_verbose_level": 1})
+        raw.infer(ensemble_request("chain", [[1.0]]))
+        raw.close()
+        told = lines(4)[1:]
+    steps = [line for line in told if line["protocol"] == "ensemble-step"]
+    assert [line["model"] for line in told if line not in steps] == ["chain"]
+    assert len(steps) == 2
+    assert {(step["id"], step["model"]) for step in steps} == {("an id", "spy"), ("an id", "spy2")}
+    assert all(step["batch_size"] for step in steps)
+
+
+def test_text_on_standard_output(tmp_path: Path) -> None:
+    write_probe(tmp_path)
+    with serving(tmp_path, flags=["--access-log=-", "--access-log-format=text"]) as server:
+        with client_of(server) as client:
+            probe(client, request_id="one")
+        eventually(lambda: re.search(r" grpc ipv4:\S+ probe/1 OK id=one rows=1 ", server.output), "a line")
+
+
+def test_log_files_are_opened_anew_at_hangup(tmp_path: Path) -> None:
+    write_probe(tmp_path / "models")
+    log = tmp_path / "server.log"
+    with (
+        recorded(tmp_path, f"--log-file={log}", "--log-json") as (server, lines),
+        client_of(server) as client,
+    ):
+        probe(client, request_id="before")
+        assert lines(1)[0]["id"] == "before"
+        for path in (log, tmp_path / "access.log"):
+            path.rename(path.with_suffix(".old"))
+        server.signal(signal.SIGHUP)
+        eventually(lambda: log.exists() and (tmp_path / "access.log").exists(), "both are there again")
+        probe(client, request_id="after")
+        assert lines(1)[0]["id"] == "after"
+    assert "Waiting for in-flight" in log.read_text()
+    assert "Waiting for in-flight" not in log.with_suffix(".old").read_text()
+    assert all(json.loads(line) for line in log.read_text().splitlines())
+
+
+@pytest.mark.parametrize("flag", ["--log-file", "--access-log"])
+def test_files_that_can_not_be_opened(tmp_path: Path, flag: str) -> None:
+    write_probe(tmp_path)
+    with started(f"--model-repository={tmp_path}", "--grpc-port=0", f"{flag}={tmp_path}/no/log") as server:
+        assert server.wait() == 1
+        assert f"conch serve: {flag} can't be opened: " in server.errors
+
+
+def test_settings_without_a_value(talking: ServerProcess) -> None:
+    raw = RawClient(talking.address)
+    message = pb.LogSettingsRequest()
+    message.settings["log_error"].SetInParent()
+    with pytest.raises(grpc.RpcError) as raised:
+        raw("LogSettings", message)
+    raw.close()
+    assert raised.value.details() == "expect boolean for 'log_error'"
