@@ -216,12 +216,13 @@ def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
 
 
 def test_flags_without_effect_are_said_so(repository: Path) -> None:
-    with serving(repository, flags=["--http-port=8000", "--allow-metrics=false", "--allow-http"]) as server:
+    flags = ["--sagemaker-port=8080", "--allow-metrics=false", "--allow-sagemaker"]
+    with serving(repository, flags=flags) as server:
         warnings = [line["message"] for line in server.logs() if line["level"] == "warning"]
     assert sorted(warnings) == [
-        "--allow-http is accepted but has no effect in this version",
         "--allow-metrics is accepted but has no effect in this version",
-        "--http-port is accepted but has no effect in this version",
+        "--allow-sagemaker is accepted but has no effect in this version",
+        "--sagemaker-port is accepted but has no effect in this version",
     ]
 
 

@@ -118,9 +118,9 @@ def test_other_processes_may_listen_too(tmp_path: Path) -> None:
     write_probe(tmp_path)
     with serving(tmp_path, flags=["--reuse-http-port"]) as first:
         port = int(first.http_address.rpartition(":")[2])
-        with serving(tmp_path, flags=["--reuse-http-port", f"--http-port={port}"]) as second:
-            with closing(connection(second)) as client:
-                assert infer(client)[0] == 200
+        flags = ["--reuse-http-port", f"--http-port={port}"]
+        with serving(tmp_path, flags=flags) as second, closing(connection(second)) as client:
+            assert infer(client)[0] == 200
 
 
 def test_what_is_in_flight_is_finished_and_what_is_new_refused(tmp_path: Path) -> None:
