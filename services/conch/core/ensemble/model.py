@@ -174,7 +174,7 @@ class EnsembleModel:
         batch = Batch([request], request.batch_size)
         batch.compute_start_ns = batch.compute_input_end_ns = request.queued_ns
         batch.compute_output_start_ns = batch.compute_end_ns = now
-        self.statistics.record_batch(batch, 0, 0)
+        self.statistics.record_batch(batch)
 
 
 def _parameters(correlation: Correlation) -> dict[str, Parameter]:
