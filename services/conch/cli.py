@@ -20,11 +20,13 @@ from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
 from conch.gpus import find_gpus
 from conch.observe.logs import configure, unconfigure
+from conch.observe.metrics.options import MetricsOptions
 from conch.options import (
     ServerOptions,
     backend_options,
     grpc_options,
     log_options,
+    metrics_options,
     planner_options,
     rate_limits,
     server_options,
@@ -86,6 +88,7 @@ def _serve(arguments: Sequence[str]) -> int:
         control = _control_options(flags)
         grpc = grpc_options(flags)
         options = server_options(flags)
+        metrics = metrics_options(flags)
         control_port = control_port_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
@@ -96,7 +99,7 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
         return 1
     try:
-        return _run(flags, options, control, grpc, control_port)
+        return _run(flags, options, control, grpc, control_port, metrics)
     finally:
         unconfigure(handler)
 
@@ -137,6 +140,7 @@ def _run(
     control: ControlOptions,
     grpc: GrpcOptions | None,
     control_port: ControlPortOptions | None,
+    metrics: MetricsOptions | None,
 ) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
@@ -144,10 +148,14 @@ def _run(
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
-    control = replace(control, devices=Devices(find_gpus(capability), capability))
+    control = replace(
+        control,
+        devices=Devices(find_gpus(capability), capability),
+        keep_latencies=metrics is not None,
+    )
     try:
-        server = Server(options, control, grpc, planner_options(flags), control_port)
-        return run(server, lambda: _started(server, grpc, control_port))
+        server = Server(options, control, grpc, planner_options(flags), control_port, metrics=metrics)
+        return run(server, lambda: _started(server, grpc, control_port, metrics))
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
@@ -155,14 +163,24 @@ def _run(
         return 1
 
 
-def _started(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> None:
+def _started(
+    server: Server,
+    grpc: GrpcOptions | None,
+    control_port: ControlPortOptions | None,
+    metrics: MetricsOptions | None,
+) -> None:
     # What the start has made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    print(_summary(server, grpc, control_port), flush=True)
+    print(_summary(server, grpc, control_port, metrics), flush=True)
 
 
-def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> str:
+def _summary(
+    server: Server,
+    grpc: GrpcOptions | None,
+    control_port: ControlPortOptions | None,
+    metrics: MetricsOptions | None,
+) -> str:
     """What is loaded, and where it is served."""
     models = [
         [
@@ -178,6 +196,9 @@ def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPort
         unix = grpc.address.startswith("unix:")
         address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
         ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
+    if metrics is not None:
+        address = f"{metrics.target.rpartition(':')[0]}:{server.metrics_port}"
+        ports.append(["Metrics", address, "plain text"])
     if control_port is not None:
         ports.append(["Control", control_port.target, control_port.security])
     return "\n".join(

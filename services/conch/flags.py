@@ -258,6 +258,27 @@ FLAGS: tuple[Flag, ...] = (
     Flag("log-format", str, "default", "time format of text logs", choices=("default", "ISO8601")),
     Flag("log-file", Path, None, "file to log to instead of standard error"),
     Flag("log-json", parse_bool, None, "log JSON; by default unless on a terminal"),
+    Flag("http-address", str, "0.0.0.0", "address for REST"),
+    Flag("allow-metrics", parse_bool, True, "serve metrics"),
+    Flag("allow-gpu-metrics", parse_bool, True, "have those of GPUs among them, where pynvml is installed"),
+    Flag(
+        "allow-cpu-metrics", parse_bool, True, "have those of the machine's processors and memory among them"
+    ),
+    Flag("metrics-port", _port, 8002, "port for metrics; 0 for any free one"),
+    Flag("metrics-address", str, None, "address for metrics; by default that of --http-address"),
+    Flag(
+        "metrics-interval-ms",
+        _positive,
+        2000,
+        "how often processors, memory and GPUs are looked at, at most, in milliseconds",
+    ),
+    Flag(
+        "metrics-config",
+        str,
+        [],
+        "<setting>=<value>: counter_latencies=false stops Triton's counters; may be repeated",
+        many=True,
+    ),
     Flag("config-file", Path, None, "TOML file with values for these flags"),
 )
 
@@ -266,9 +287,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
         (
             "allow-http",
             "reuse-http-port",
-            "allow-metrics",
-            "allow-gpu-metrics",
-            "allow-cpu-metrics",
             "allow-sagemaker",
             "allow-vertex-ai",
             "allow-client-shm",
@@ -278,16 +296,11 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
     ),
     **dict.fromkeys(
         (
-            "http-address",
             "http-port",
             "http-thread-count",
             "http-max-input-size",
             "http-header-forward-pattern",
             "http-restricted-api",
-            "metrics-port",
-            "metrics-address",
-            "metrics-interval-ms",
-            "metrics-config",
             "grpc-infer-allocation-pool-size",
             "grpc-max-response-pool-size",
             "model-load-gpu-limit",

@@ -19,6 +19,9 @@ from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.frontends.http.loop import LoopThread
+from conch.metrics import MetricsPort
+from conch.observe.metrics.options import MetricsOptions
 from conch.options import ServerOptions
 from conch_control.agent import Agent
 from conch_control.gate import Gate
@@ -42,6 +45,7 @@ class Server:
         grpc: Settings of the gRPC front end; None for none.
         planner: Settings of the planner; None for none.
         control_port: Settings of the control port; None for none.
+        metrics: Settings of the metrics; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -54,6 +58,8 @@ class Server:
         grpc: GrpcOptions | None,
         planner: PlannerOptions | None = None,
         control_port: ControlPortOptions | None = None,
+        *,
+        metrics: MetricsOptions | None = None,
     ) -> None:
         if control_port is not None:
             control_port.check()
@@ -73,6 +79,14 @@ class Server:
         self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
         self.grpc_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
+        self._metrics_options = metrics
+        self._loop_thread = LoopThread()
+        self._metrics = (
+            None
+            if metrics is None
+            else MetricsPort(metrics, self._loop_thread, self.registry, self.agent.loads, self._cache)
+        )
+        self.metrics_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on
         self._start_lock = threading.Lock()  # held while the server starts
 
@@ -91,6 +105,7 @@ class Server:
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
+                    self._stop_metrics(0.0)
                     self._close_cache()
                 raise
 
@@ -98,6 +113,8 @@ class Server:
         self.core.check_running()
         if self._grpc_options is not None:
             check_free(self._grpc_options)
+        if self._metrics_options is not None:
+            check_free(self._metrics_options)
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
@@ -156,12 +173,15 @@ class Server:
             # One that hangs with the storage holds nothing that has to be finished.
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last: operators see what the others do
+        ended = self._stop_metrics(left()) and ended
         self._close_cache()
         return ended
 
     def _listen(self) -> None:
         if self._grpc is not None and self.grpc_port is None:
             self.grpc_port = self._grpc.start()
+        if self._metrics is not None and self.metrics_port is None:
+            self.metrics_port = self._metrics.start()
 
     def _stop_listening(self, grace_s: float) -> bool:
         return self._grpc is None or self.grpc_port is None or self._grpc.stop(grace_s)
@@ -175,6 +195,11 @@ class Server:
 
     def _stop_control(self, grace_s: float) -> bool:
         return self._control is None or self._control.stop(grace_s)
+
+    def _stop_metrics(self, grace_s: float) -> bool:
+        ended = self._metrics is None or self._metrics.stop(grace_s)
+        self._loop_thread.stop()
+        return ended
 
     def _close_cache(self) -> None:
         if self._cache is not None:
@@ -190,13 +215,13 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
     return CacheService(cache, new_hash)
 
 
-def check_free(options: GrpcOptions) -> None:
+def check_free(options: GrpcOptions | MetricsOptions) -> None:
     """Checks that an address can be listened on, before models are loaded for minutes.
 
     Raises:
         UnavailableError: It can't; the text is Triton's.
     """
-    if options.address.startswith("unix:") or options.port == 0 or options.reuse_port:
+    if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
         return
     try:
         found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)

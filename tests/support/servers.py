@@ -91,7 +91,8 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                env={**inherited, **(environment or {})},
+                # Tests run side by side.
+                env={**inherited, "CONCH_METRICS_PORT": "0", **(environment or {})},
             )
 
     @property
@@ -115,6 +116,13 @@ class ServerProcess:
     def port(self) -> int:
         """The port it listens on."""
         return int(self.address.rpartition(":")[2])
+
+    @property
+    def metrics_url(self) -> str:
+        """Where it tells its metrics, as in its table."""
+        found = re.search(r"\| Metrics +\| (\S+)", self.output)
+        assert found, self.output
+        return f"http://{found[1].replace('0.0.0.0', '127.0.0.1')}/metrics"
 
     def logs(self) -> list[dict[str, Any]]:
         """Its log lines; every line must be JSON."""

@@ -46,7 +46,9 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class LatencyCounts:
-    """What `Latencies` held at one moment; place n counts times below 2**n nanoseconds and not below half that.
+    """What `Latencies` held at one moment.
+
+    Place n counts times below 2**n nanoseconds and not below half that.
 
     Attributes:
         request: From receipt to response, of those that succeeded.

@@ -166,13 +166,9 @@ class ModelStatistics:
             requests = [request for request in requests if not request.filler]
         start = batch.compute_start_ns
         end = batch.compute_end_ns
-        failed_ns = failed_rows = 0
+        failed_rows = 0
         if failed:
-            lost = frozenset(failed)
-            requests = [request for request in requests if request not in lost]
-            for request in failed:
-                failed_ns += end - request.received_ns
-                failed_rows += request.batch_size
+            requests, failed_rows = self._record_failed(requests, failed, end)
         success_ns = queue_ns = 0
         for request in requests:
             success_ns += end - request.received_ns
@@ -183,12 +179,8 @@ class ModelStatistics:
         output_ns = end - batch.compute_output_start_ns
         size = batch.size
         with self._lock:
-            if failed:
-                self._failed += len(failed)
-                self._failed_in_model += len(failed)
-                self._fail_ns += failed_ns
-                if not count:
-                    return
+            if failed and not count:
+                return
             self._last_inference_ns = end
             self._inference_count += size - batch.fillers - failed_rows
             self._execution_count += 1
@@ -216,6 +208,17 @@ class ModelStatistics:
                 for request in requests:
                     request_places[(end - request.received_ns).bit_length()] += 1
                     queue_places[(start - request.queued_ns).bit_length()] += 1
+
+    def _record_failed(
+        self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
+    ) -> tuple[list[InferenceRequest], int]:
+        """Counts the failed requests of a batch; returns the others, and the rows of those that failed."""
+        lost = frozenset(failed)
+        with self._lock:
+            self._failed += len(failed)
+            self._failed_in_model += len(failed)
+            self._fail_ns += sum(end_ns - request.received_ns for request in failed)
+        return [each for each in requests if each not in lost], sum(each.batch_size for each in failed)
 
     def record_execution(self, batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Counts the execution of a batch whose requests are counted one by one."""
