@@ -53,7 +53,8 @@ class MetricsApp:
         future = self._next.get(wanted)
         if future is None:
             loop = asyncio.get_running_loop()
-            future = self._next[wanted] = loop.run_in_executor(self._thread, self._begin, wanted)
+            future = self._next[wanted] = loop.create_future()
+            self._thread.submit(self._run, wanted, loop, future)
         try:
             text = await asyncio.shield(future)  # a client that goes away must not take it from the others
         except Exception:
@@ -62,9 +63,17 @@ class MetricsApp:
             return
         await _answer(send, 200, wanted.content_type, text, wanted.compressed)
 
-    def _begin(self, wanted: Format) -> Sequence[bytes]:
-        self._next.pop(wanted, None)
-        return self._render(wanted)
+    def _run(
+        self, wanted: Format, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Sequence[bytes]]
+    ) -> None:
+        """Makes the text for all who have asked by now; on the thread."""
+        del self._next[wanted]
+        try:
+            text = self._render(wanted)
+        except Exception as error:
+            loop.call_soon_threadsafe(future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(future.set_result, text)
 
 
 def _format(scope: Mapping[str, Any]) -> Format:
