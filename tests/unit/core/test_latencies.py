@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,7 +92,7 @@ def test_a_request_that_runs_again_counts_when_it_is_done() -> None:
 def test_whatever_is_counted_changes_the_mark() -> None:
     statistics = ModelStatistics()
     marks = [statistics.mark]
-    for count in (
+    counts: tuple[Callable[[], object], ...] = (
         lambda: run(statistics, [1]),
         lambda: run(statistics, [1], [True]),
         lambda: statistics.record_hit(0, 0, 0),
@@ -103,7 +103,8 @@ def test_whatever_is_counted_changes_the_mark() -> None:
         lambda: statistics.record_cancellation(0, "queued"),
         lambda: statistics.record_success(make_request(), (0, 0, 0)),
         lambda: statistics.record_execution(Batch([], 1), 0, 0, 0),
-    ):
+    )
+    for count in counts:
         count()
         assert statistics.mark not in marks
         marks.append(statistics.mark)

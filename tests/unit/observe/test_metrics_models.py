@@ -48,7 +48,7 @@ class Site:
         self.others = CollectorRegistry()
         for model in models:
             self.publish(model)
-        metrics = ModelMetrics(self.registry, self.loads.snapshot, counters)  # type: ignore[arg-type]
+        metrics = ModelMetrics(self.registry, self.loads.snapshot, counters)
         state = StateMetrics(self.registry, self.loads.snapshot)
         self.exposition = Exposition(metrics, [state], self.others)
 

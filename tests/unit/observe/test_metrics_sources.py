@@ -147,7 +147,7 @@ def test_nothing_is_read_more_often_than_the_interval() -> None:
         reads += 1
         return [reads]
 
-    polled = Polled(source, 100, lambda: now)
+    polled: Any = Polled(source, 100, lambda: now)
     assert reads == 0, "nothing is read for nobody"
     assert [polled(), polled()] == [[1], [1]]
     now = 99

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
 from tests.support.metrics import families, samples
 
 from conch.observe.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
@@ -19,7 +21,7 @@ from conch.observe.metrics.text import Family, ModelLabels, Template, label_name
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0\1\2"), max_size=20)
 
 
-class Holding:
+class Holding(Collector):
     """A collector of given families."""
 
     def __init__(self, *found: Metric) -> None:
@@ -32,8 +34,9 @@ class Holding:
 def theirs(metric: Metric) -> tuple[str, str]:
     """What prometheus_client makes of a family, in both formats."""
     registry = CollectorRegistry()
-    registry.register(Holding(metric))  # type: ignore[arg-type]
-    return generate_latest(registry).decode(), generate_openmetrics(registry).decode()
+    registry.register(Holding(metric))
+    openmetrics: Any = generate_openmetrics
+    return generate_latest(registry).decode(), openmetrics(registry).decode()
 
 
 @given(ANY_TEXT, ANY_TEXT, ANY_TEXT, st.floats(allow_nan=False))

@@ -17,7 +17,11 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.infer import InferHandler
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
+from conch.frontends.grpc.settings import settings_handlers
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
+from conch.observe.options import LogOptions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
 
 MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
@@ -92,12 +96,21 @@ class GrpcFrontEnd:
         core: What it serves.
         options: How.
         clock: Monotonic time in nanoseconds.
+        logs: The log settings; None where they belong to the program around the server.
+        traces: The trace settings; None for some of its own.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
     """
 
-    def __init__(self, core: ServerCore, options: GrpcOptions, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self,
+        core: ServerCore,
+        options: GrpcOptions,
+        clock: Clock = monotonic_ns,
+        logs: LogControl | None = None,
+        traces: TraceSettings | None = None,
+    ) -> None:
         self._options = options
         # Apart, so that loads, however many and slow, hold up nothing but further loads.
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
@@ -110,6 +123,7 @@ class GrpcFrontEnd:
         unary: dict[str, UnaryHandler] = ControlHandlers(
             core, self._quick, self._unloads, self._slow, self._checks
         ).handlers()
+        unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
         self._infer = InferHandler(core, self._get_server, encoder, clock, forward, options.compression)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
         streams: dict[str, StreamHandler] = {

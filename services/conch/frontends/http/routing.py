@@ -1,6 +1,6 @@
 """Paths to endpoints, and what holds for all of them: restrictions, methods, errors.
 
-Paths are matched as Triton matches them: as the client wrote them, neither decoded nor forgiving about slashes.
+Paths are matched as Triton matches them: as the client wrote them, neither decoded nor with slashes too many.
 """
 
 from __future__ import annotations

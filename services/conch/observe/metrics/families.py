@@ -11,6 +11,7 @@ from conch.observe.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, 
 from conch.observe.metrics.text import Family, Template
 
 _PER_SECOND = 1_000_000_000
+_BOUNDS = bounds(in_seconds(EXPONENTS))
 
 Values = Callable[[StatisticsSnapshot], Sequence[object]]
 
@@ -63,7 +64,7 @@ def histogram_samples(labels: Sequence[str]) -> list[tuple[str, str, str]]:
 def _latency(
     name: str, help_text: str, places: Callable[[LatencyCounts], Sequence[int]], ns: Values
 ) -> Counted:
-    template = Template(Family(name, "histogram", help_text), histogram_samples(bounds(in_seconds(EXPONENTS))))
+    template = Template(Family(name, "histogram", help_text), histogram_samples(_BOUNDS))
 
     def values(snapshot: StatisticsSnapshot) -> Sequence[object]:
         assert snapshot.latencies is not None

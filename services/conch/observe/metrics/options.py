@@ -32,6 +32,11 @@ class MetricsOptions:
     counters: bool = True
 
     @property
+    def reuse_port(self) -> bool:
+        """Other processes may not listen on the same port."""
+        return False
+
+    @property
     def target(self) -> str:
         """The address as Triton writes it."""
         bare = ":" in self.address and not self.address.startswith("[")

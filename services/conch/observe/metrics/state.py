@@ -15,6 +15,7 @@ from conch.observe.metrics.text import Family, labels, sample
 
 Found = list[tuple[Family, list[str]]]
 
+_BOUNDS = bounds(in_seconds(LONG_EXPONENTS))
 _STATES = ("LOADING", "READY", "UNLOADING", "UNAVAILABLE")
 _MODELS = Family(
     "conch_model_versions", "gauge", "Model versions, by the state that the repository index shows"
@@ -157,7 +158,7 @@ def _histogram(name: str, spread: Spread) -> str:
     counts = times(spread.places, LONG_EXPONENTS)
     values = (*counts, seconds(spread.ns), counts[-1])
     lines = []
-    for (suffix, label, bound), value in zip(histogram_samples(bounds(in_seconds(LONG_EXPONENTS))), values, strict=True):
+    for (suffix, label, bound), value in zip(histogram_samples(_BOUNDS), values, strict=True):
         own = f"{{{labels({label: bound})}}}" if label else ""
         lines.append(f"{name}{suffix}{own} {value}\n")
     return "".join(lines)
