@@ -250,7 +250,7 @@ FLAGS: tuple[Flag, ...] = (
         "http-max-input-size",
         _natural,
         64 << 20,
-        "largest JSON, raw or decompressed body of a request in bytes; binary tensors behind JSON do not count",
+        "bytes of the largest JSON, raw or decompressed body; binary tensors behind JSON do not count",
     ),
     Flag("http-header-forward-pattern", str, "", "request headers forwarded as request parameters"),
     Flag("http-restricted-api", str, [], "<API,…>:<key>=<value>; may be repeated", many=True),

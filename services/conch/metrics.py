@@ -6,6 +6,7 @@ from conch.core.cache.service import CacheService
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Registry
 from conch.frontends.http.loop import Listener, LoopThread
+from conch.memory.regions import Regions
 from conch.observe.metrics.app import MetricsApp
 from conch.observe.metrics.custom import custom_metrics
 from conch.observe.metrics.exposition import Exposition
@@ -14,7 +15,7 @@ from conch.observe.metrics.machine import MachineMetrics
 from conch.observe.metrics.models import ModelMetrics
 from conch.observe.metrics.options import MetricsOptions
 from conch.observe.metrics.polled import Polled, Source
-from conch.observe.metrics.state import Regions, StateMetrics
+from conch.observe.metrics.state import RegionSizes, StateMetrics
 
 _NS_PER_MS = 1_000_000
 
@@ -28,7 +29,7 @@ class MetricsPort:
         registry: The models.
         loads: What is counted of loads.
         cache: The response cache; None without one.
-        regions: Gives the shared-memory regions of clients; None without any.
+        regions: The shared-memory regions of clients; None without any.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class MetricsPort:
         self._thread = thread
         local = None if cache is None else cache.local_statistics
         sources: list[Source] = [
-            StateMetrics(registry, loads.snapshot, local, regions),
+            StateMetrics(registry, loads.snapshot, local, None if regions is None else _sizes_of(regions)),
             custom_metrics,
         ]
         interval_ns = options.interval_ms * _NS_PER_MS
@@ -76,3 +77,13 @@ class MetricsPort:
             self._gpus.close()
             self._gpus = None
         return ended
+
+
+def _sizes_of(regions: Regions) -> RegionSizes:
+    def sizes() -> dict[str, list[int]]:
+        return {
+            "system": [region.byte_size for region in regions.system_regions()],
+            "cuda": [region.byte_size for region in regions.cuda_regions()],
+        }
+
+    return sizes

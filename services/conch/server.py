@@ -25,6 +25,7 @@ from conch.core.watch import RequestLog
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
+from conch.memory.regions import Regions
 from conch.metrics import MetricsPort
 from conch.observe.metrics.options import MetricsOptions
 from conch.observe.options import LogOptions
@@ -99,15 +100,16 @@ class Server:
             None if grpc is None else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces)
         )
         self.grpc_port: int | None = None
+        self.regions = Regions()
         self._loop = LoopThread()  # of everything that is served over HTTP
-        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop)
+        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, self.regions)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
         self._metrics_options = metrics
         self._metrics = (
             None
             if metrics is None
-            else MetricsPort(metrics, self._loop, self.registry, self.agent.loads, self._cache)
+            else MetricsPort(metrics, self._loop, self.registry, self.agent.loads, self._cache, self.regions)
         )
         self.metrics_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as shared_memory
 from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
 from tests.support.servers import (
     ROOT,
@@ -227,6 +228,23 @@ def test_failed_loads_are_counted(everything: ServerProcess, client: triton.Infe
     assert (value(after, "conch_model_versions", state="READY") or 0) >= 3
 
 
+def test_shared_memory_of_clients(everything: ServerProcess) -> None:
+    handle = shared_memory.create_shared_memory_region("r", "/test_metrics_region", 4096)
+    try:
+        # Over REST: both front ends share the regions.
+        url = f"http://{everything.http_address}/v2/systemsharedmemory/region/r"
+        order = {"key": "/test_metrics_region", "offset": 0, "byte_size": 4096}
+        assert get(f"{url}/register", "POST", json.dumps(order).encode())[0] == 200
+        found = scrape(everything.metrics_url)
+        assert value(found, "conch_shared_memory_region_bytes", kind="system") == 4096
+        assert value(found, "conch_shared_memory_regions", kind="system") == 1
+        assert value(found, "conch_shared_memory_regions", kind="cuda") == 0
+        assert get(f"{url}/unregister", "POST", b"")[0] == 200
+        assert value(scrape(everything.metrics_url), "conch_shared_memory_regions", kind="system") == 0
+    finally:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
 def test_tags(everything: ServerProcess) -> None:
     found = scrape(everything.metrics_url)
     assert value(found, "nv_inference_count", model="tagged", version="1", _team="x") == 0
@@ -325,10 +343,7 @@ def test_the_documented_families_are_those_there_are(everything: ServerProcess) 
     table = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    conditional = {name for name in documented if name.startswith("conch_shared_memory_")}
-    assert {name: row for name, row in documented.items() if name not in conditional} == {
-        name: row for name, row in exported(everything).items() if name not in conditional
-    }
+    assert documented == exported(everything)
 
 
 @pytest.mark.parametrize("file", ["deploy/grafana/conch.json", "deploy/prometheus/alerts.yml"])
@@ -344,8 +359,6 @@ def test_every_query_names_metrics_that_are_exported(everything: ServerProcess, 
         queries = re.findall(r"^ *expr: (.*)$", text, re.MULTILINE)
     assert len(queries) >= 5
     known = {name for name, _ in scrape(everything.metrics_url)}
-    # Until the server has regions to tell of.
-    known |= {"conch_shared_memory_region_bytes", "conch_shared_memory_regions"}
     for query in queries:
         names = METRIC_NAME.findall(query)
         assert names and set(names) <= known, query

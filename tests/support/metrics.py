@@ -15,10 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def get(url: str, method: str = "GET", **headers: str) -> tuple[int, Mapping[str, str], bytes]:
+def get(
+    url: str, method: str = "GET", data: bytes | None = None, **headers: str
+) -> tuple[int, Mapping[str, str], bytes]:
     """Status, headers and body of an answer."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    request = urllib.request.Request(url, method=method, headers=names)
+    request = urllib.request.Request(url, data, names, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, dict(answer.headers), answer.read()

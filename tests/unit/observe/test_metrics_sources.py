@@ -161,8 +161,8 @@ def test_cache_and_regions() -> None:
     cache.insert(b"k", b"v", 0)
     cache.lookup(b"k")
     cache.lookup(b"other")
-    regions = {
-        "system": [SimpleNamespace(byte_size=10), SimpleNamespace(byte_size=5)],
+    regions: dict[str, list[int]] = {
+        "system": [10, 5],
         "cuda": [],
     }
     found = told(StateMetrics(Registry(), LoadStatistics().snapshot, cache.snapshot, lambda: regions))

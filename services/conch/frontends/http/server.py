@@ -13,10 +13,14 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.server_core import ServerCore
 from conch.frontends.http.app import HttpApp
+from conch.frontends.http.generate.route import generate_routes
+from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
+from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import api_routes
 from conch.frontends.http.routing import Restrictions, Router
+from conch.memory.regions import Regions
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -92,19 +96,33 @@ class HttpFrontEnd:
         core: What it serves.
         options: How.
         thread: The loop to run on; others may listen on it too.
+        regions: The shared memory of clients.
         clock: Monotonic time in nanoseconds.
     """
 
     def __init__(
-        self, core: ServerCore, options: HttpOptions, thread: LoopThread, clock: Clock = monotonic_ns
+        self,
+        core: ServerCore,
+        options: HttpOptions,
+        thread: LoopThread,
+        regions: Regions,
+        clock: Clock = monotonic_ns,
     ) -> None:
         self._options = options
         self._thread = thread
         self._parsing = ThreadPoolExecutor(_PARSE_THREADS, "conch-http-parse")
+        self._pools = Pools()
+        most_bytes = options.max_input_bytes
         self._infer = InferRoute(
-            core, thread, self._parsing, clock, options.max_input_bytes, options.header_forward_pattern
+            core, thread, self._parsing, regions, clock, most_bytes, options.header_forward_pattern
         )
-        self._app = HttpApp(self._infer, Router(api_routes(core), options.restrictions), options.restrictions)
+        routes = [
+            *generate_routes(core, self._pools, most_bytes, clock),
+            *api_routes(core, self._pools, regions, most_bytes),
+        ]
+        self._app = HttpApp(self._infer, Router(routes, options.restrictions), options.restrictions)
+        # Whether a request may be restricted is not for the direct way to tell.
+        self._direct = None if "inference" in options.restrictions else direct_infer(self._infer)
         self._listener: Listener | None = None
 
     def start(self) -> int:
@@ -119,7 +137,7 @@ class HttpFrontEnd:
         options = self._options
         tls = None if options.tls is None else options.tls.context()
         self._listener = self._thread.listen(
-            self._app, options.address.strip("[]"), options.port, tls, options.reuse_port
+            self._app, options.address.strip("[]"), options.port, tls, options.reuse_port, self._direct
         )
         return self._listener.port
 
@@ -138,6 +156,7 @@ class HttpFrontEnd:
             self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
             ended = self._listener.close(max(end - time.monotonic(), 0.0))
         self._parsing.shutdown(wait=ended, cancel_futures=True)
+        self._pools.close(wait=ended)
         return ended
 
     def _refuse(self, timeout_s: float) -> None:

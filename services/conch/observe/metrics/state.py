@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from conch.core.cache.local import LocalCacheStatistics
 from conch.core.loads import LoadCounts, Spread
@@ -92,16 +91,8 @@ _REGIONS = Family(
 )
 
 
-class Region(Protocol):
-    """A shared-memory region of a client."""
-
-    @property
-    def byte_size(self) -> int:
-        """Its size."""
-
-
-Regions = Callable[[], Mapping[str, Sequence[Region]]]
-"""Gives the regions of clients by kind: ``system`` and ``cuda``."""
+RegionSizes = Callable[[], Mapping[str, Sequence[int]]]
+"""Gives the sizes of the regions of clients by kind: ``system`` and ``cuda``."""
 
 
 class StateMetrics:
@@ -111,7 +102,7 @@ class StateMetrics:
         registry: The models.
         loads: What is counted of loads.
         cache: What a local response cache counts; None without one.
-        regions: The regions of clients; None without any.
+        regions: The sizes of clients' regions; None without any.
     """
 
     def __init__(
@@ -119,7 +110,7 @@ class StateMetrics:
         registry: Registry,
         loads: Callable[[], LoadCounts],
         cache: Callable[[], LocalCacheStatistics] | None = None,
-        regions: Regions | None = None,
+        regions: RegionSizes | None = None,
     ) -> None:
         self._registry = registry
         self._loads = loads
@@ -164,8 +155,7 @@ def _histogram(name: str, spread: Spread) -> str:
     return "".join(lines)
 
 
-def _region_families(regions: Mapping[str, Sequence[Region]]) -> Found:
-    sizes = {kind: [region.byte_size for region in found] for kind, found in sorted(regions.items())}
+def _region_families(sizes: Mapping[str, Sequence[int]]) -> Found:
     return [
         (
             _REGION_BYTES,

@@ -175,7 +175,7 @@ def _take_window(text: bytes, position: int, array: BulkArray) -> int:
         cut = int(beyond[0])
         if cut < _LEAST:
             return position
-        deepest = int(depth[: cut].max(initial=0)) + 1
+        deepest = int(depth[:cut].max(initial=0)) + 1
         taken = _take(run[:cut], position, cut + 1, deepest, array)
         array.closes = taken != position
         return taken

@@ -1,4 +1,4 @@
-"""JSON texts to values: by a fast parser where that comes to the same, else by one that does as Triton does."""
+"""JSON texts to values: by a fast parser where that comes to the same, else by one that does as Triton."""
 
 from __future__ import annotations
 
