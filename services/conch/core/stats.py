@@ -155,7 +155,7 @@ class ModelStatistics:
         self._batches: dict[int, list[int]] = {}
 
     def keep_latencies(self) -> None:
-        """Counts from now on how long each request takes, for histograms; costs some 0.3 µs a request."""
+        """Counts from now on how long each request takes, for histograms; costs some 0.2 µs a request."""
         with self._lock:
             self._latencies = Latencies()
 
