@@ -15,6 +15,7 @@ from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.scheduler.base import Batch
 from conch.core.stats import ModelStatistics
+from conch.observe.metrics.breaks import Breaks
 from conch.observe.metrics.exposition import Exposition, Format
 from conch.observe.metrics.models import ModelMetrics
 from conch.observe.metrics.state import StateMetrics
@@ -198,3 +199,34 @@ def test_one_source_that_fails_does_not_take_the_others_with_it(caplog: pytest.L
 def test_compressed() -> None:
     site = Site(Served("m"))
     assert gzip.decompress(site.text(Format(compressed=True))) == site.text()
+
+
+def test_a_thread_that_renders_steps_back_now_and_then() -> None:
+    now, waits = 0, []
+
+    def wait(seconds: float) -> None:
+        nonlocal now
+        waits.append(seconds)
+        now += 500_000
+
+    breaks = Breaks(lambda: now, wait)
+    now = 10**9
+    breaks.begin()
+    breaks.step()
+    assert waits == []
+    for _ in range(10):
+        now += 700_000
+        breaks.step()
+    assert len(waits) == 3, "each time after 2 ms of work"
+
+
+def test_every_model_is_an_occasion_to_step_back() -> None:
+    site = Site(*(Served(f"m{number}") for number in range(20)))
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    site.exposition._models.render(step)
+    assert steps == 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from conch.core.clock import Clock, monotonic_ns
 
@@ -19,11 +20,12 @@ class Breaks:
 
     Args:
         clock: Monotonic time in nanoseconds.
+        wait: Waits so many seconds; by default for something that never happens.
     """
 
-    def __init__(self, clock: Clock = monotonic_ns) -> None:
+    def __init__(self, clock: Clock = monotonic_ns, wait: Callable[[float], object] | None = None) -> None:
         self._clock = clock
-        self._never = threading.Event()
+        self._wait = threading.Event().wait if wait is None else wait
         self._since = clock()
 
     def begin(self) -> None:
@@ -33,5 +35,5 @@ class Breaks:
     def step(self) -> None:
         """Steps back if it is time to; to be called between short pieces of work."""
         if self._clock() - self._since >= _SLICE_NS:
-            self._never.wait(_BREAK_S)
+            self._wait(_BREAK_S)
             self._since = self._clock()
