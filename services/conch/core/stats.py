@@ -96,6 +96,7 @@ class ModelStatistics:
 
     Attributes:
         watched: To be set once a request has a watch; nobody looks for one before.
+        identity: Tells these counters from all others, without keeping them or their model.
     """
 
     __slots__ = (
@@ -123,12 +124,14 @@ class ModelStatistics:
         "_responses",
         "_succeeded",
         "_success_ns",
+        "identity",
         "watched",
     )
 
     def __init__(self, gauges: Callable[[], tuple[int, int]] | None = None) -> None:
         self._gauges = gauges
         self.watched = False
+        self.identity = object()
         self._failed_in_model = 0
         self._rejected: dict[str, int] = {}
         self._cancelled: dict[str, int] = {QUEUED: 0, RUNNING: 0}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -230,3 +232,15 @@ def test_every_model_is_an_occasion_to_step_back() -> None:
 
     site.exposition._models.render(step)
     assert steps == 20
+
+
+def test_no_model_is_kept_until_the_next_scrape() -> None:
+    model = Served("m")
+    site = Site(model)
+    model.run()
+    site.samples()
+    gone = weakref.ref(model)
+    site.registry.remove("m")
+    del model
+    gc.collect()
+    assert gone() is None

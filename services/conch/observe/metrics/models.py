@@ -54,7 +54,8 @@ class ModelMetrics:
         self._registry = registry
         self._loads = loads
         self._counters = counters
-        self._rendered: Mapping[Servable, _Rendered] = {}
+        # Not by model: one that is unloaded must not stay until the next scrape, which may never come.
+        self._rendered: Mapping[object, _Rendered] = {}
 
     def render(self, step: Callable[[], None]) -> list[tuple[Family, list[str]]]:
         """The families with their samples, as pieces of text.
@@ -63,10 +64,10 @@ class ModelMetrics:
             step: Called after each model.
         """
         seconds = self._loads().seconds
-        rendered: dict[Servable, _Rendered] = {}
+        rendered: dict[object, _Rendered] = {}
         live: list[list[str]] = [[] for _ in _LIVE]
         for model in self._models():
-            text = rendered[model] = self._counted(model)
+            text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
             pending = model.pending
             values = (pending, pending, statistics.gauges()[1], seconds.get((spec.name, spec.version)))
@@ -90,7 +91,7 @@ class ModelMetrics:
     def _counted(self, model: Servable) -> _Rendered:
         statistics = model.statistics
         mark = statistics.mark  # before the snapshot: what comes in between is rendered again
-        before = self._rendered.get(model)
+        before = self._rendered.get(statistics.identity)
         if before is not None and before.mark == mark:
             return before
         spec = model.spec
