@@ -24,6 +24,7 @@ from conch.core.stage import Stage
 from conch.core.watch import RequestLog
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
+from conch.frontends.http.routes import Services
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
 from conch.memory.regions import Regions
 from conch.metrics import MetricsPort
@@ -96,13 +97,16 @@ class Server:
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
         self.traces = TraceSettings()
+        self.regions = Regions(options.allow_client_shm)
         self._grpc = (
-            None if grpc is None else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces)
+            None
+            if grpc is None
+            else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions)
         )
         self.grpc_port: int | None = None
-        self.regions = Regions()
         self._loop = LoopThread()  # of everything that is served over HTTP
-        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, self.regions)
+        services = Services(self.regions, self.logs, self.traces)
+        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
         self._metrics_options = metrics
@@ -131,6 +135,7 @@ class Server:
                     self.agent.close(0.0)
                     self._stop_control(0.0)
                     self._stop_metrics(0.0)
+                    self.regions.close()
                     self._close_cache()
                 raise
 
@@ -201,6 +206,7 @@ class Server:
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last: operators see what the others do
         ended = self._stop_metrics(left()) and ended
+        self.regions.close()
         self._close_cache()
         return ended
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch.core.errors import ConchError, InternalError
+from conch.core.errors import ConchError, InternalError, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Tensor
 from conch.memory.keys import check_part
@@ -35,6 +35,10 @@ class Uses:
         self._held: dict[str, Region] = {}
         self._places: dict[str, tuple[Region, int, int]] = {}
         self._released = False
+
+    def __bool__(self) -> bool:
+        """Whether the request uses any region."""
+        return bool(self._held)
 
     def input(
         self, region: str, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]
@@ -88,7 +92,7 @@ class Uses:
             try:
                 response = self._placed(response)
             except ConchError as error:
-                response = InferenceResponse([], error)
+                response = InferenceResponse([], without_traceback(error))
         try:
             self.responder(request, response, final)
         finally:

@@ -19,13 +19,16 @@ from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.server_core import IndexEntry, ServerCore
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
-from conch.frontends.http.bodies import parse_json
 from conch.frontends.http.pools import Pools
-from conch.frontends.http.routes import api_routes
+from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routes.memory import cuda_registration, system_registration
 from conch.frontends.http.routes.repository import load_parameters
+from conch.frontends.http.routes.settings import log_changes, trace_changes
 from conch.frontends.http.routing import Router
 from conch.memory.regions import Regions
+from conch.observe.options import LogOptions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
 
 MOST = 4096
 NOT_STRING = (500, {"error": "attempt to access JSON non-string as string"})
@@ -64,7 +67,7 @@ class Site:
 
     core: ServerCore
     agent: Agent
-    regions: Regions
+    applied: list[LogOptions]
     rest: Rest
 
 
@@ -85,8 +88,9 @@ def site_of(made: Pools, **core: Any) -> Site:
     models = [Stand(replace(make_spec(4, version=version), config=config)) for version in (1, 3)]
     models.append(Stand(make_spec(name="a")))
     built = make_core(agent, *models, **core)
-    regions = Regions()
-    return Site(built, agent, regions, Rest(Router(api_routes(built, made, regions, MOST))))
+    applied: list[LogOptions] = []
+    services = Services(Regions(), LogControl(LogOptions(), applied.append), TraceSettings())
+    return Site(built, agent, applied, Rest(Router(api_routes(built, services, made, MOST))))
 
 
 def test_health(site: Site, made: Pools) -> None:
@@ -306,11 +310,10 @@ def test_a_body_may_be_so_large_and_no_larger(site: Site) -> None:
     assert site.rest("POST", path, b" " * (MOST - 1) + b"{}") == (400, {"error": text})
 
 
-def test_deep_bodies_are_refused(site: Site) -> None:
+def test_deep_bodies_do_no_harm(site: Site) -> None:
     body = b"[" * 2000 + b"]" * 2000
-    assert site.rest("POST", "/v2/repository/index", body)[0] == 400
-    with pytest.raises(ConchError):
-        parse_json(b"[NaN," + b"[" * 250_000)
+    assert site.rest("POST", "/v2/repository/index", b'{"x":' + body + b"}") == (200, [])
+    assert site.rest("POST", "/v2/repository/index", b'{"ready":' + body + b"}") == NOT_BOOLEAN
 
 
 def test_system_regions(site: Site) -> None:
@@ -321,6 +324,7 @@ def test_system_regions(site: Site) -> None:
     )
     path = "/v2/systemsharedmemory/region/r/register"
     assert site.rest("POST", path) == EMPTY
+    assert site.rest("POST", path, {"key": "k", "byte_size": 2**64}) == (500, {"error": NOT_UNSIGNED})
     assert site.rest("POST", path, {"key": "conch-test-no-such-key", "byte_size": 8}) == (
         500,
         {"error": "Unable to open shared memory region: 'conch-test-no-such-key'"},
@@ -363,7 +367,6 @@ NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
         ({"key": "k", "byte_size": -1}, 500, NOT_UNSIGNED),
         ({"key": "k", "byte_size": 1.5}, 500, NOT_UNSIGNED),
         ({"key": "k", "byte_size": True}, 500, NOT_UNSIGNED),
-        ({"key": "k", "byte_size": 2**64}, 500, NOT_UNSIGNED),
         ({"key": "k", "byte_size": 1, "offset": "x"}, 500, NOT_UNSIGNED),
     ],
 )
@@ -413,25 +416,101 @@ ANY = st.recursive(
 
 @given(ANY)
 def test_no_body_is_worse_than_an_error_of_ours(body: Any) -> None:
-    for read in (load_parameters, system_registration, cuda_registration):
+    for read in (load_parameters, system_registration, cuda_registration, log_changes, trace_changes):
         try:
             read(body)
         except ConchError:
             pass
 
 
-@given(st.binary(max_size=40))
-def test_no_text_is_worse_than_an_error_of_ours(body: bytes) -> None:
-    try:
-        parse_json(body)
-    except ConchError:
-        pass
-
-
-def test_infinities_are_numbers() -> None:
-    assert parse_json(b"[Infinity, -Infinity]") == [float("inf"), -float("inf")]
-
-
 def test_an_error_of_the_agent_keeps_its_status(site: Site) -> None:
     site.agent.error = UnavailableError("not now")
     assert site.rest("POST", "/v2/repository/models/m/unload") == (503, {"error": "not now"})
+
+
+LOGS = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def test_log_settings(site: Site) -> None:
+    assert site.rest("GET", "/v2/logging") == (200, LOGS)
+    bodies: tuple[Any, ...] = (None, {}, [], {"foo": 1}, {"log_info": None, "log_file": None})
+    for body in bodies:
+        assert site.rest("POST", "/v2/logging", body) == (200, LOGS)
+    assert site.applied == []
+    changes = {"log_verbose_level": 2, "log_format": "ISO8601", "log_warning": False}
+    assert site.rest("POST", "/v2/logging", changes) == (200, {**LOGS, **changes})
+    assert site.rest("GET", "/v2/logging") == (200, {**LOGS, **changes})
+    assert [options.verbose for options in site.applied] == [2]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"x", INVALID),
+        ({"log_info": 1}, NOT_BOOLEAN),
+        ({"log_verbose_level": -1}, (500, {"error": NOT_UNSIGNED})),
+        ({"log_verbose_level": "1"}, (500, {"error": NOT_UNSIGNED})),
+        ({"log_format": 1}, NOT_STRING),
+        ({"log_format": "x"}, (503, {"error": "invalid argument for --log_format, got: x"})),
+        (
+            {"log_file": "x"},
+            (501, {"error": "log file location can not be updated through network protocol"}),
+        ),
+    ],
+)
+def test_log_settings_that_are_refused(site: Site, body: Any, expected: Any) -> None:
+    assert site.rest("POST", "/v2/logging", body) == expected
+    assert site.rest("GET", "/v2/logging") == (200, LOGS)
+
+
+TRACES = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+
+
+@pytest.mark.parametrize("path", ["/v2/trace/setting", "/v2/models/m/trace/setting"])
+def test_trace_settings(site: Site, path: str) -> None:
+    assert site.rest("GET", path) == (200, TRACES)
+    bodies: tuple[Any, ...] = (None, {}, [], {"foo": 1}, {"trace_level": ["OFF"]}, {"trace_rate": None})
+    for body in bodies:
+        assert site.rest("POST", path, body) == (200, TRACES)
+    assert site.rest("POST", path, {"trace_rate": "7"}) == (200, {**TRACES, "trace_rate": "7"})
+    assert site.rest("GET", "/v2/models/a/trace/setting")[1]["trace_rate"] == (
+        "7" if path == "/v2/trace/setting" else "1000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
+        ({"trace_level": "OFF"}, 500, "attempt to access JSON non-array as array"),
+        ({"trace_level": [1]}, 500, "attempt to access JSON non-string as string"),
+        ({"trace_rate": 5}, 500, "attempt to access JSON non-string as string"),
+        ({"trace_rate": "x"}, 400, "Unable to parse 'trace_rate', got: x"),
+        ({"trace_file": "x"}, 501, "trace file location can not be updated through network protocol"),
+        ({"trace_level": ["TIMESTAMPS"]}, 400,
+         "Attempting to set invalid trace setting :trace file name is not given"),
+    ],
+)  # fmt: skip
+def test_trace_settings_that_are_refused(site: Site, body: Any, status: int, text: str) -> None:
+    assert site.rest("POST", "/v2/trace/setting", body) == (status, {"error": text})
+
+
+def test_trace_settings_of_an_unknown_model(site: Site) -> None:
+    expected = (404, {"error": "Request for unknown model : none"})
+    assert site.rest("GET", "/v2/models/none/trace/setting") == expected
+    assert site.rest("POST", "/v2/models/none/trace/setting", {}) == expected
+    assert site.rest("GET", "/v2/models/m/versions/1/trace/setting")[0] == 404

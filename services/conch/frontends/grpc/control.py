@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
 from conch.frontends.answers import counted_models, refuse_repository_name, served_versions
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
@@ -19,15 +19,6 @@ from conch.protocol import inference_pb2 as pb
 from conch.protocol import model_config_pb2 as config_pb
 
 log = logging.getLogger(__name__)
-
-_NOT_YET = {
-    "SystemSharedMemoryStatus": "system shared memory",
-    "SystemSharedMemoryRegister": "system shared memory",
-    "SystemSharedMemoryUnregister": "system shared memory",
-    "CudaSharedMemoryStatus": "CUDA shared memory",
-    "CudaSharedMemoryRegister": "CUDA shared memory",
-    "CudaSharedMemoryUnregister": "CUDA shared memory",
-}
 
 
 class ControlHandlers:
@@ -68,9 +59,9 @@ class ControlHandlers:
         table: dict[str, UnaryHandler] = {
             service + name: answering(kind, answer) for name, (kind, answer) in quick.items()
         }
-        table |= {service + name: _later(kind, answer, pool) for name, (kind, answer, pool) in later.items()}
         table |= {
-            service + name: _refusing(f"{what} is not supported yet") for name, what in _NOT_YET.items()
+            service + name: answering_later(kind, answer, pool)
+            for name, (kind, answer, pool) in later.items()
         }
         table[service + "ServerReady"] = self._checking(pb.ServerReadyRequest, self._server_ready)
         table[service + "ModelReady"] = self._checking(pb.ModelReadyRequest, self._model_ready)
@@ -88,7 +79,7 @@ class ControlHandlers:
 
     def _checking(self, kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
         """A handler that is not to run on a polling thread as long as any model checks itself."""
-        now, later = answering(kind, answer), _later(kind, answer, self._checks)
+        now, later = answering(kind, answer), answering_later(kind, answer, self._checks)
 
         def handle(call: UnaryCall, message: bytes) -> None:
             (later if any(self._core.readiness()) else now)(call, message)
@@ -188,15 +179,16 @@ def _answer(call: UnaryCall, message: bytes, kind: Any, answer: Callable[[Any], 
         call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
 
 
-def _later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> UnaryHandler:
+def answering_later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> UnaryHandler:
+    """A handler like that of `answering`, but off the polling threads.
+
+    Args:
+        kind: Message class of the request.
+        answer: Takes the request, gives the response message; raises `ConchError`.
+        pool: Runs it.
+    """
+
     def handle(call: UnaryCall, message: bytes) -> None:
         pool.submit(_answer, call, message, kind, answer)
-
-    return handle
-
-
-def _refusing(text: str) -> UnaryHandler:
-    def handle(call: UnaryCall, message: bytes) -> None:
-        call.abort(UnsupportedError.grpc_status, text)
 
     return handle

@@ -18,7 +18,9 @@ from conch.frontends.grpc.infer import InferHandler
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
 from conch.frontends.grpc.settings import settings_handlers
+from conch.frontends.grpc.sharing import SharedMemoryHandlers
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
+from conch.memory.regions import Regions
 from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
@@ -30,6 +32,7 @@ _QUICK_THREADS = 2
 _UNLOAD_THREADS = 2
 _SLOW_THREADS = 32
 _CHECK_THREADS = 4
+_MEMORY_THREADS = 2
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
 
@@ -98,6 +101,7 @@ class GrpcFrontEnd:
         clock: Monotonic time in nanoseconds.
         logs: The log settings; None where they belong to the program around the server.
         traces: The trace settings; None for some of its own.
+        regions: The shared-memory regions; None for some of its own.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
@@ -110,7 +114,9 @@ class GrpcFrontEnd:
         clock: Clock = monotonic_ns,
         logs: LogControl | None = None,
         traces: TraceSettings | None = None,
+        regions: Regions | None = None,
     ) -> None:
+        regions = regions or Regions()
         self._options = options
         # Apart, so that loads, however many and slow, hold up nothing but further loads.
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
@@ -118,18 +124,19 @@ class GrpcFrontEnd:
         self._unloads = ThreadPoolExecutor(_UNLOAD_THREADS, "conch-grpc-unload")
         self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-load")
         self._checks = ThreadPoolExecutor(_CHECK_THREADS, "conch-grpc-ready")
+        self._memory = ThreadPoolExecutor(_MEMORY_THREADS, "conch-grpc-memory")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         unary: dict[str, UnaryHandler] = ControlHandlers(
             core, self._quick, self._unloads, self._slow, self._checks
         ).handlers()
         unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
-        self._infer = InferHandler(core, self._get_server, encoder, clock, forward, options.compression)
+        unary |= SharedMemoryHandlers(regions, self._memory).handlers()
+        shared = core, self._get_server, encoder, clock, forward, options.compression, regions
+        self._infer = InferHandler(*shared)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
         streams: dict[str, StreamHandler] = {
-            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(
-                core, self._get_server, encoder, clock, forward, options.compression
-            )
+            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(*shared)
         }
         streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
         self._server = Server(
@@ -176,6 +183,7 @@ class GrpcFrontEnd:
         self._quick.shutdown(wait=ended)
         self._unloads.shutdown(wait=ended)
         self._checks.shutdown(wait=ended)
+        self._memory.shutdown(wait=ended)
         self._slow.shutdown(wait=ended, cancel_futures=True)
         return ended
 

@@ -61,7 +61,6 @@ class LoopThread:
         if thread is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
             thread.join()
-            self._loop = None
 
     def run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Runs a coroutine on the loop, from any other thread."""
@@ -144,6 +143,7 @@ class Listener:
             access_log=False,
             lifespan="off",
             ws="none",
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=_IDLE_S,

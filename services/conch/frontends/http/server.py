@@ -13,14 +13,12 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.server_core import ServerCore
 from conch.frontends.http.app import HttpApp
-from conch.frontends.http.generate.route import generate_routes
 from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.frontends.http.pools import Pools
-from conch.frontends.http.routes import api_routes
+from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routing import Restrictions, Router
-from conch.memory.regions import Regions
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -96,7 +94,7 @@ class HttpFrontEnd:
         core: What it serves.
         options: How.
         thread: The loop to run on; others may listen on it too.
-        regions: The shared memory of clients.
+        services: What is asked besides the core.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -105,7 +103,7 @@ class HttpFrontEnd:
         core: ServerCore,
         options: HttpOptions,
         thread: LoopThread,
-        regions: Regions,
+        services: Services,
         clock: Clock = monotonic_ns,
     ) -> None:
         self._options = options
@@ -114,12 +112,9 @@ class HttpFrontEnd:
         self._pools = Pools()
         most_bytes = options.max_input_bytes
         self._infer = InferRoute(
-            core, thread, self._parsing, regions, clock, most_bytes, options.header_forward_pattern
+            core, thread, self._parsing, services.regions, clock, most_bytes, options.header_forward_pattern
         )
-        routes = [
-            *generate_routes(core, self._pools, most_bytes, clock),
-            *api_routes(core, self._pools, regions, most_bytes),
-        ]
+        routes = api_routes(core, services, self._pools, most_bytes, clock)
         self._app = HttpApp(self._infer, Router(routes, options.restrictions), options.restrictions)
         # Whether a request may be restricted is not for the direct way to tell.
         self._direct = None if "inference" in options.restrictions else direct_infer(self._infer)

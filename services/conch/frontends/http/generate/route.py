@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -15,6 +16,7 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError, U
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
+from conch.core.watch import watch_of
 from conch.frontends.http.bodies import MOST_BYTES, read_body
 from conch.frontends.http.generate.answer import answer_object
 from conch.frontends.http.generate.document import parse_document
@@ -26,6 +28,7 @@ from conch.frontends.http.routing import ApiRoute, route
 
 log = logging.getLogger(__name__)
 
+_PROTOCOL = "http"
 EVENTS = "text/event-stream; charset=utf-8"
 _QUICK_BYTES = 64 * 1024
 _NOT_ONE = (
@@ -126,6 +129,8 @@ class Exchange:
         except Exception as error:
             log.exception("a response of model '%s' could not be sent", request.model_name)
             item = _failure(InternalError(f"the response could not be sent: {error}"), final)
+        if self._core.request_log is not None and (watch := watch_of(request)) is not None:
+            watch.bytes_out += len(item.body or b"")
         self.outbox.put(item)
 
 
@@ -165,42 +170,64 @@ class Submission:
         Raises:
             ConchError: It is malformed, or its model does not take it.
         """
-        received_ns = self._clock()
-        self._core.check_running()
-        model = self._core.model(name, version)
-        if request.headers.get("content-encoding", "identity") not in ("identity", ""):
-            raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
-        body = await read_body(request, self._most_bytes)
-        exchange = Exchange(self._core, request.receive)
+        made = _Made(name, version, self._clock())
         try:
-            if len(body) <= _QUICK_BYTES:
-                self._submit(exchange, model, name, version, body, received_ns)
-            else:
-                await run_on(
-                    self._pools.quick, self._submit, exchange, model, name, version, body, received_ns
+            self._core.check_running()
+            model = self._core.model(name, version)
+            if request.headers.get("content-encoding", "identity") not in ("identity", ""):
+                raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
+            made.body = await read_body(request, self._most_bytes)
+            exchange = Exchange(self._core, request.receive)
+            try:
+                if len(made.body) <= _QUICK_BYTES:
+                    self._submit(made, exchange, model, _address(request))
+                else:
+                    await run_on(self._pools.quick, self._submit, made, exchange, model, _address(request))
+                exchange.begun()
+            except BaseException:
+                await exchange.end()
+                raise
+        except ConchError as error:
+            told = self._core.request_log
+            if told is not None:
+                told.refuse(
+                    made.request, error, _PROTOCOL, _address(request), len(made.body), made.received_ns
                 )
-            exchange.begun()
-        except BaseException:
-            await exchange.end()
             raise
         return exchange
 
-    def _submit(
-        self, exchange: Exchange, model: Servable, name: str, version: str, body: bytes, received_ns: int
-    ) -> None:
-        mapped = map_request(parse_document(body), model.spec, self._most_bytes)
-        request = InferenceRequest(
-            name,
-            version,
+    def _submit(self, made: _Made, exchange: Exchange, model: Servable, client: str) -> None:
+        mapped = map_request(parse_document(made.body), model.spec, self._most_bytes)
+        request = made.request = InferenceRequest(
+            made.name,
+            made.version,
             mapped.inputs,
             exchange.respond,
-            received_ns,
+            made.received_ns,
             mapped.id,
             parameters=mapped.parameters or None,
         )
         self._core.check_takes(request)
+        if self._core.request_log is not None:
+            self._core.request_log.begin(request, model, _PROTOCOL, client, len(made.body))
         exchange.begin(request)
         self._core.submit(request, False, model)
+
+
+@dataclass(slots=True)
+class _Made:
+    """What has become of an HTTP request so far."""
+
+    name: str
+    version: str
+    received_ns: int
+    body: bytes = b""
+    request: InferenceRequest | None = None
+
+
+def _address(request: Request) -> str:
+    client = request.client
+    return "" if client is None else f"{client.host}:{client.port}"
 
 
 async def single(exchange: Exchange) -> Response:

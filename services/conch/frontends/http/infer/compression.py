@@ -35,7 +35,7 @@ def decompressed(body: memoryview, most_bytes: int) -> bytes:
                 )
             parts.append(part)
             left = inflate.unconsumed_tail
-            if not left and not part:
+            if not (left or part or inflate.eof):
                 raise InvalidArgumentError("the compressed request body ends too early")
     except zlib.error as error:
         raise InvalidArgumentError(f"the compressed request body is damaged: {error}") from None

@@ -12,7 +12,7 @@ QUICK_BYTES = 64 * 1024
 """Up to this size parsing takes less than a millisecond."""
 
 
-def load(text: bytes) -> Any:
+def load(text: bytes | bytearray) -> Any:
     """Parses a text; long arrays may come as `BulkArray`.
 
     Raises:
@@ -25,8 +25,11 @@ def load(text: bytes) -> Any:
             return scan(text)
         # The fast parser takes the last of members with the same name. Where it has found as many members
         # as there are colons there are no such.
-        if _members(value) == text.count(b":"):
-            return value
+        try:
+            if _members(value) == text.count(b":"):
+                return value
+        except RecursionError:
+            pass  # nested too deep for counting; the other parser takes any depth
     return scan(text)
 
 

@@ -1,0 +1,150 @@
+"""The same requests to a real Triton's REST port and to ours: status and body must be the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
+from tests.support.peers import NEEDS_TRITON, triton_serving
+from tests.support.servers import free_port, serving, write_model, write_probe
+
+pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
+
+EXPLICIT = ["--model-control-mode=explicit", "--load-model=*"]
+GETS = [
+    "/",
+    "/v2/",
+    "/v2/health",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/models",
+    "/v2/models/stats",
+    "/v2/models/probe",
+    "/v2/models/versions",
+    "/v2/models/versions/versions/1",
+    "/v2/models/versions/versions/2",
+    "/v2/models/none",
+    "/v2/models/none/ready",
+    "/v2/models/probe/ready",
+    "/v2/models/probe/versions/9/ready",
+    "/v2/models/pro%62e",
+    "/v2/models/probe/versions/99999999999999999999/ready",
+    "/v2/models/probe/versions/0/stats",
+    "/v2/models/probe/config",
+    "/v2/models/batcher/config",
+    "/v2/models/repeater/config",
+    "/v2/models/none/config",
+    "/v2/models/probe/stats",
+    "/v2/models/none/stats",
+    "/v2/models/probe/trace/setting",
+    "/v2/trace/setting",
+    "/v2/models/probe/versions/1/trace/setting",
+    "/v2/logging",
+    "/v2/repository/index",
+    "/v2//health/live",
+    "/v2/systemsharedmemory/status",
+    "/v2/cudasharedmemory/status",
+    "/v2/systemsharedmemory/region/x/status",
+    "/v2/cudasharedmemory/region/x/status",
+    "/v2/systemsharedmemory/register",
+    "/v2/models/probe/infer",
+    "/v2/models/probe/generate",
+]
+INDEX, LOAD = "/v2/repository/index", "/v2/repository/models/probe/load"
+REGION = "/v2/systemsharedmemory/region/r/register"
+CUDA = "/v2/cudasharedmemory/region/r/register"
+POSTS: list[tuple[str, list[Any]]] = [
+    (INDEX, ["", {}, [], None, "x", {"ready": True}, {"ready": 1}, {"x": 1}]),
+    ("/v2/repository/any/index", [""]),
+    ("/v2/repository/any/models/probe/load", [""]),
+    ("/v2/repository/any/models/probe/unload", [""]),
+    (LOAD, ["", {}, [], "x", *({"parameters": each} for each in (1, {}, None, []))]),
+    (LOAD, [{"parameters": {key: value}} for key, value in (("config", 1), ("foo", "x"), ("foo", 1))]),
+    (LOAD, [{"parameters": {"config": "x"}}, {"parameters": {"file:1/x": "YWJj"}}]),
+    ("/v2/repository/models/none/load", [""]),
+    ("/v2/repository/models/none/unload", ["", {}, {"parameters": {"unload_dependents": True}}]),
+    (REGION, ["", {}, [], "x", {"key": 1}, {"key": "k"}, {"key": "k", "byte_size": "a"}]),
+    (REGION, [{"key": "k", "byte_size": 8, "offset": -1}, {"key": "conch-none", "byte_size": 8}]),
+    ("/v2/systemsharedmemory/register", [{"key": "k", "byte_size": 8}]),
+    (CUDA, ["", {}, "x", {"raw_handle": 1}, {"raw_handle": {}}, {"raw_handle": {"b64": 1}}]),
+    (CUDA, [{"raw_handle": {"b64": "YWJj"}, "device_id": 0, "byte_size": 8}]),
+    ("/v2/systemsharedmemory/unregister", ["", "garbage"]),
+    ("/v2/cudasharedmemory/region/x/unregister", [""]),
+    ("/v2/logging", [{}, [], "x", {"log_info": 1}, {"log_verbose_level": -1}, {"log_format": "x"}]),
+    ("/v2/logging", [{"log_file": "x"}, {"log_file": None}, {"foo": 1}, {"log_format": "ISO8601"}]),
+    ("/v2/trace/setting", [{}, "x", {"trace_level": ["TIMESTAMPS"]}, {"trace_rate": "x"}]),
+    ("/v2/trace/setting", [{"trace_file": "x"}, {"trace_rate": "7"}, {"trace_rate": None}]),
+]
+INT = '{"INT32":'
+GENERATE: list[Any] = [
+    *("", "{}", "[]", "x", "null", INT + "1}x", INT + "[[1,2],[3]]}", INT + '1,"INT32":2}'),
+    *(
+        {"INT32": value}
+        for value in (1, [1, 2, 3], 1.0, "a", None, True, [], 99999999999, -99999999999, [1, "a"])
+    ),
+    *({"STRING": value} for value in ("abc", ["a", "b"], 1, {}, [], "\0a😀")),
+    *({"BOOL": 1}, {"BOOL": True}, {"FP32": 1}, {"FP32": 0.1}, {"FP16": 1}, {"UINT8": 300}, {"UINT8": -1}),
+    *('{"FP32":[NaN,1,Infinity]}', '{"FP64":1e400}', '{"STRING":"\\ud83d"}', INT + "1"),
+    *({"UINT64": 2**64 - 1}, {"INT64": 2**63}, {"INT32": 1, "id": "q"}, {"INT32": 1, "id": 5}),
+    *({"INT32": 1, "x": value} for value in ("s", 2, True, 1.5, [1], {}, None, 2**64 - 1)),
+    *({"INT32": 1, "parameters": value} for value in ({"a": 1}, {"a": [1]}, 1, {"FP32": 1.25}, {"INT32": 1})),
+]
+MORE = [
+    ("/v2/models/batcher/generate", {"INT32": [1, 2, 3]}),
+    ("/v2/models/batcher/generate", {"INT32": []}),
+    ("/v2/models/none/generate", "x"),
+    ("/v2/models/caster/versions/7/generate", "x"),
+    ("/v2/models/repeater/generate", {"IN": 5}),
+    ("/v2/models/repeater/generate", {}),
+    ("/v2/models/repeater/generate_stream", {"IN": []}),
+    ("/v2/models/repeater/generate_stream", {"IN": [1, 2], "id": "z"}),
+    ("/v2/models/repeater/generate_stream", {"IN": "x"}),
+]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+    """Clients of Triton and of conch, with the same models."""
+    repository = tmp_path
+    write_probe(repository)
+    write_probe(repository, "versions", "version_policy { all { } }", versions=(1, 3))
+    write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
+    write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
+    batching = "max_batch_size: 4\ndynamic_batching { max_queue_delay_microseconds: 10 }\n"
+    write_model(repository, "batcher", batching + CASTER_CONFIG, {"model.py": CASTER})
+    port = free_port()
+    with (
+        serving(repository, flags=EXPLICIT) as server,
+        triton_serving(repository, "--allow-http=true", f"--http-port={port}", *EXPLICIT),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as theirs,
+        httpx.Client(base_url=f"http://{server.http_address}", timeout=30) as ours,
+    ):
+        yield theirs, ours
+
+
+def asked(client: httpx.Client, method: str, path: str, body: Any = "") -> tuple[int, Any]:
+    """The status, and the body; what it says if it is JSON."""
+    content = body if isinstance(body, str) else json.dumps(body)
+    reply = client.request(method, path, content=content)
+    text = reply.text
+    return reply.status_code, json.loads(text) if text[:1] in ("{", "[") else text
+
+
+def test_answers_are_those_of_triton(both: tuple[httpx.Client, httpx.Client]) -> None:
+    asking: list[tuple[str, str, Any]] = [("GET", path, "") for path in GETS]
+    asking += [(method, path, "") for method in ("PUT", "DELETE", "OPTIONS") for path in (*GETS[:8], INDEX)]
+    asking += [("POST", path, body) for path, bodies in POSTS for body in bodies]
+    asking += [("POST", "/v2/models/caster/generate", body) for body in GENERATE]
+    asking += [("POST", path, body) for path, body in MORE]
+    different = [
+        f"{method} {path} {body}\n  {theirs!r:.500}\n  {ours!r:.500}"
+        for method, path, body in asking
+        for theirs, ours in [[asked(client, method, path, body) for client in both]]
+        if repr(theirs) != repr(ours)
+    ]
+    assert different == []

@@ -1,0 +1,118 @@
+"""The loop's thread, its listeners, and the mailbox to it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+from tests.support.servers import WAIT_S, eventually
+
+from conch.core.errors import UnavailableError
+from conch.frontends.http.exchange import Mailbox
+from conch.frontends.http.loop import LoopThread
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    """A thread that is stopped after the test."""
+    thread = LoopThread("test-loop")
+    yield thread
+    thread.stop()
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+def client_of(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), WAIT_S)
+
+
+def test_several_listeners_on_one_thread(thread: LoopThread) -> None:
+    listeners = [thread.listen(hello, "127.0.0.1", 0) for _ in range(2)]
+    assert len({listener.port for listener in listeners}) == 2
+    assert [each.name for each in threading.enumerate()].count("test-loop") == 1
+    for listener in listeners:
+        with closing(client_of(listener.port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(1000).endswith(b"hi")
+        assert listener.close(WAIT_S)
+        with pytest.raises(ConnectionRefusedError):
+            client_of(listener.port)
+
+
+def test_idle_connections_are_closed_at_once(thread: LoopThread) -> None:
+    listener = thread.listen(hello, "127.0.0.1", 0)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(closing(client_of(listener.port))) for _ in range(50)]
+        for client in clients[:25]:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(1000).endswith(b"hi")
+        assert listener.close(WAIT_S)
+        assert all(client.recv(1) == b"" for client in clients)
+
+
+def test_what_does_not_end_is_cut_off(thread: LoopThread) -> None:
+    entered, cancelled = threading.Event(), threading.Event()
+
+    async def never(scope: Any, receive: Any, send: Any) -> None:
+        entered.set()
+        try:
+            await receive()
+            await receive()  # the client, or the server, is gone
+        finally:
+            cancelled.set()
+
+    listener = thread.listen(never, "127.0.0.1", 0)
+    with closing(client_of(listener.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert entered.wait(WAIT_S)
+        assert not listener.close(0.01)
+        assert cancelled.wait(WAIT_S)
+
+
+def test_a_taken_port(thread: LoopThread) -> None:
+    listener = thread.listen(hello, "127.0.0.1", 0)
+    with pytest.raises(UnavailableError, match=f"Socket '127.0.0.1:{listener.port}' already in use "):
+        thread.listen(hello, "127.0.0.1", listener.port)
+    with pytest.raises(UnavailableError, match=r"address 'no\.such\.host\.invalid' is not known"):
+        thread.listen(hello, "no.such.host.invalid", 0)
+    listener.close(0.0)
+
+
+def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
+    thread.start()
+    mailbox = Mailbox(thread)
+    got: list[tuple[int, int]] = []
+
+    class Collector:
+        def deliver(self, item: tuple[int, int]) -> None:
+            got.append(item)
+
+    collector = Collector()
+
+    def put(who: int) -> None:
+        for number in range(2000):
+            mailbox.put(collector, (who, number))
+
+    writers = [threading.Thread(target=put, args=(who,)) for who in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    eventually(lambda: len(got) == 8000, "all have arrived")
+    for who in range(4):
+        assert [number for each, number in got if each == who] == list(range(2000))
+
+
+def test_a_mailbox_of_a_closed_loop(thread: LoopThread) -> None:
+    thread.start()
+    mailbox = Mailbox(thread)
+    thread.stop()
+    mailbox.put(object(), 1)  # type: ignore[arg-type]
