@@ -41,6 +41,7 @@ class ControlOptions:
             number.
         storage: Settings of repositories in object stores.
         namespacing: Whether several repositories may have models of one name.
+        keep_latencies: Whether models count how long each request takes, for histograms.
     """
 
     repositories: tuple[str | Path, ...]
@@ -56,6 +57,7 @@ class ControlOptions:
     max_queue_size: int = 0
     storage: StorageOptions = field(default_factory=StorageOptions)
     namespacing: bool = False
+    keep_latencies: bool = False
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -157,7 +157,8 @@ def test_table(repository: Path) -> None:
         lines = server.output.splitlines()
         assert len({len(line) for line in lines[:6]}) == 1
         assert lines[1].split("|")[1:-1] == [" Model  ", " Version ", " Status ", " Reason "]
-        assert re.fullmatch(rf"\| gRPC +\| 0\.0\.0\.0:{server.port} +\| plain text \|", lines[-2])
+        assert re.fullmatch(rf"\| gRPC +\| 0\.0\.0\.0:{server.port} +\| plain text \|", lines[-4])
+        assert [line.split("|")[1].strip() for line in lines[-4:-1]] == ["gRPC", "HTTP", "Metrics"]
 
 
 def test_environment_file_and_flag(repository: Path, tmp_path: Path) -> None:
@@ -216,13 +217,11 @@ def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
 
 
 def test_flags_without_effect_are_said_so(repository: Path) -> None:
-    flags = ["--sagemaker-port=8080", "--allow-metrics=false", "--allow-sagemaker"]
-    with serving(repository, flags=flags) as server:
+    with serving(repository, flags=["--vertex-ai-port=1", "--allow-sagemaker"]) as server:
         warnings = [line["message"] for line in server.logs() if line["level"] == "warning"]
     assert sorted(warnings) == [
-        "--allow-metrics is accepted but has no effect in this version",
         "--allow-sagemaker is accepted but has no effect in this version",
-        "--sagemaker-port is accepted but has no effect in this version",
+        "--vertex-ai-port is accepted but has no effect in this version",
     ]
 
 
@@ -240,12 +239,21 @@ def test_log_flags(repository: Path, tmp_path: Path) -> None:
 def test_a_terminal_gets_text(repository: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [CONCH, "serve", f"--model-repository={repository}", "--grpc-port=0"], stdout=theirs, stderr=theirs
+        [
+            CONCH,
+            "serve",
+            f"--model-repository={repository}",
+            "--grpc-port=0",
+            "--http-port=0",
+            "--metrics-port=0",
+        ],
+        stdout=theirs,
+        stderr=theirs,
     )
     os.close(theirs)
     seen = ""
     try:
-        while "plain text" not in seen:
+        while seen.count("plain text") < 3:
             seen += os.read(ours, 4096).decode()
         process.terminate()
         assert process.wait(WAIT_S) == 0

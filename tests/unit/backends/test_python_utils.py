@@ -80,7 +80,6 @@ def test_what_is_not_there_yet_says_so() -> None:
         lambda: pb_utils.load_model("m"),
         lambda: pb_utils.unload_model("m"),
         lambda: pb_utils.is_model_ready("m"),
-        lambda: pb_utils.MetricFamily("n", "d", pb_utils.MetricFamily.COUNTER),
     ]
     for call in calls:
         with pytest.raises(pb_utils.TritonModelException, match=r" is not supported yet$"):

@@ -1,0 +1,113 @@
+"""Metrics that models make with ``pb_utils.MetricFamily``; the texts of errors are Triton's."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import triton_python_backend_utils as pb_utils
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.metrics import samples, value
+
+from conch.observe.metrics.custom import custom_metrics
+
+Family: Any = pb_utils.MetricFamily
+COUNTER, GAUGE, HISTOGRAM = Family.COUNTER, Family.GAUGE, Family.HISTOGRAM
+
+
+def told() -> dict[Any, float]:
+    return samples("".join(family.header(False) + "".join(each) for family, each in custom_metrics()))
+
+
+def test_a_counter_a_gauge_and_a_histogram() -> None:
+    count = Family(name="c", description="what", kind=COUNTER).Metric(labels={"model": "m"})
+    level = Family("g", "what", GAUGE).Metric()
+    spread = Family("h", "what", HISTOGRAM).Metric(labels={"a-b": "1"}, buckets=[0.5, 1, 10])
+    count.increment(2.5)
+    count.increment(0)
+    level.set(7)
+    level.increment(-9)
+    for number in (0.5, 0.75, 11):
+        spread.observe(number)
+    assert (count.value(), level.value()) == (2.5, -2)
+    found = told()
+    assert value(found, "c", model="m") == 2.5
+    assert value(found, "g") == -2
+    buckets = [value(found, "h_bucket", a_b="1", le=bound) for bound in ("0.5", "1.0", "10.0", "+Inf")]
+    assert buckets == [1, 2, 2, 3]
+    assert (value(found, "h_sum", a_b="1"), value(found, "h_count", a_b="1")) == (12.25, 3)
+
+
+def test_what_a_model_no_longer_holds_is_gone() -> None:
+    metric = Family("gone", "what", GAUGE).Metric()
+    metric.set(1)
+    assert value(told(), "gone") == 1
+    del metric
+    gc.collect()
+    assert value(told(), "gone") is None
+
+
+def test_models_share_a_family_and_its_metrics() -> None:
+    one, other = Family("shared", "what", COUNTER), Family("shared", "what else", COUNTER)
+    first, same, apart = one.Metric({"a": "1"}), other.Metric({"a": "1"}), other.Metric({"a": "2"})
+    first.increment(1)
+    same.increment(1)
+    apart.increment(5)
+    found = told()
+    assert (value(found, "shared", a="1"), value(found, "shared", a="2")) == (2, 5)
+
+
+COUNT = Family("count", "what", COUNTER).Metric()
+LEVEL = Family("level", "what", GAUGE).Metric()
+SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: COUNT.set(1), "TRITONSERVER_METRIC_KIND_COUNTER does not support Set"),
+        (lambda: COUNT.observe(1), "TRITONSERVER_METRIC_KIND_COUNTER does not support Observe"),
+        (lambda: LEVEL.observe(1), "TRITONSERVER_METRIC_KIND_GAUGE does not support Observe"),
+        (lambda: SPREAD.set(1), "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Set"),
+        (lambda: SPREAD.increment(1), "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Increment"),
+        (SPREAD.value, "TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value"),
+        (
+            lambda: COUNT.increment(-1),
+            "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
+        ),
+        (
+            lambda: COUNT.increment(float("nan")),
+            "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
+        ),
+        (lambda: Family("x0", "", HISTOGRAM).Metric(), "Failed to create metric. Missing required buckets."),
+        (
+            lambda: Family("x1", "", HISTOGRAM).Metric(buckets=[2, 1]),
+            "Bucket Boundaries must be strictly sorted",
+        ),
+        (
+            lambda: Family("x2", "", COUNTER).Metric(buckets=[1]),
+            "Failed to create metric. Unexpected buckets found.",
+        ),
+        (lambda: Family("x3", "", COUNTER).Metric(labels=["a"]), "Labels must be a dictionary."),
+        (lambda: Family("x4", "", COUNTER).Metric(labels={"a": 1}), "labels must be strings."),
+        (lambda: Family("level", "", COUNTER), "metric family 'level' is there already, as gauge"),
+        (lambda: Family("a b", "", COUNTER), "'a b' can't be the name of a metric family: "),
+        (lambda: Family("nv_inference_count", "", COUNTER), "begin with 'nv_' and 'conch_' are the server's"),
+        (lambda: Family("x", "", 3), "Unknown metric kind"),
+    ],
+)
+def test_what_cannot_be(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5), max_size=3))
+def test_any_labels_can_be_told(labels: dict[str, str]) -> None:
+    metric = Family("any", "what", GAUGE).Metric(labels)
+    metric.set(1)
+    text = "".join("".join(each) for family, each in custom_metrics() if family.name == "any")
+    assert text.count("\n") >= 1 and text.endswith(" 1\n")
