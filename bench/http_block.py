@@ -7,6 +7,7 @@ process uploads tensors of 64 MB, as JSON and as bytes, and downloads the answer
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import signal
 import sys
@@ -67,30 +68,41 @@ def measure(name: str, folder: Path, size: int, rounds: int) -> Iterator[str]:
     server = Server(f"http-block-{name}", COMMANDS[name])
     server.start()
     try:
+        server.wait_for_http()
         with closing(Http(server.http, "GET", HEALTH)) as probe:
             alone = delays_alone(1.0, probe)
             yield f"| {name} | none | | {spread_ms(alone)} | {len(alone)} | |"
-            for kind in written:
-                command = curl(
-                    "--data-binary",
-                    f"@{kind}",
-                    # Without it curl waits for a permission to send that not every server gives.
-                    "--header",
-                    "Expect:",
-                    *headers[kind.name],
-                    f"http://{server.http}{INFER}",
-                )
-                took, probes = [], []
-                for _ in range(rounds):
-                    elapsed, delays = delays_during(command, probe)
-                    took.append(elapsed)
-                    probes += delays
-                kept = "yes" if max(probes) < MOST_S else "**no**"
-                body = f"{kind.stat().st_size / 1e6:,.0f} MB {kind.name}"
-                figures = f"{spread_ms(took)} | {spread_ms(probes)} | {len(probes)}"
-                yield f"| {name} | {body} | {figures} | {kept} |"
+        for kind in written:
+            if not server.running():
+                server.restart()
+                server.wait_for_http()
+            body = f"{kind.stat().st_size / 1e6:,.0f} MB {kind.name}"
+            try:
+                took, probes = _upload(server, kind, headers[kind.name], rounds)
+            except (Ended, OSError, http.client.HTTPException) as error:
+                yield f"| {name} | {body} | {server.how_it_ended() or error} | | | |"
+                continue
+            kept = "yes" if max(probes) < MOST_S else "**no**"
+            yield f"| {name} | {body} | {spread_ms(took)} | {spread_ms(probes)} | {len(probes)} | {kept} |"
     finally:
         server.stop()
+
+
+def _upload(
+    server: Server, body: Path, headers: Sequence[str], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of each request with this body, and of the probes meanwhile."""
+    # Without the second header curl waits for a permission to send that not every server gives.
+    more = ["--data-binary", f"@{body}", "--header", "Expect:", *headers]
+    command = curl(*more, f"http://{server.http}{INFER}")
+    took: list[float] = []
+    probes: list[float] = []
+    with closing(Http(server.http, "GET", HEALTH)) as probe:
+        for _ in range(rounds):
+            elapsed, delays = delays_during(command, probe)
+            took.append(elapsed)
+            probes += delays
+    return took, probes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for row in measure(name, Path(folder), round(options.megabytes * 1e6), options.rounds):
                     print(row, flush=True)
                     rows.append(row)
-            except (Ended, OSError, ServerError) as error:
+            except (OSError, ServerError) as error:
                 print(f"bench: {name}: {error}", file=sys.stderr)
                 return 1
     if options.out is not None:

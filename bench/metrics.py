@@ -46,6 +46,7 @@ def measure_scrapes(models: int, scrapes: int) -> Iterator[Row]:
         with serving("metrics", repository, *EVERYTHING) as server, Probe(server.address) as probe:
             for name in names:
                 probe.infer(name, values)
+            server.wait_for_http()
             with closing(Http(server.metrics, "GET", "/metrics")) as scrape:
                 lines = scrape().count(b"\n")
                 taken = timed(scrape, scrapes)

@@ -84,7 +84,10 @@ def measure(scene: Scene, model: str, server: Server, requests: int) -> Measurem
     Raises:
         UnstableError: the windows differed too much.
         MeasurementError: the server went away, or perf_analyzer failed.
+        ServerError: the scene needs HTTP, and the server does not speak it.
     """
+    if scene.protocol == "http":
+        server.wait_for_http()
     with Probe(server.address) as probe, tempfile.TemporaryDirectory(prefix="conch-bench-") as folder:
         report = Path(folder, "report.csv")
         try:

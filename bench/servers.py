@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPOSITORIES = ROOT / "bench" / "repositories"
 LOGS = ROOT / "bench" / ".cache"
 START_DEADLINE = 60.0
+HTTP_DEADLINE = 5.0
 STOP_DEADLINE = 15.0
 # Triton's Python backend shares memory with its stub under this name, and leaves it behind when it crashes.
 STUB_REGIONS = "/dev/shm/triton_python_backend_shm_region_"
@@ -187,6 +188,22 @@ class Server:
             with suppress(psutil.Error):
                 paths = (entry.path for entry in process.memory_maps())
                 self._regions.update(Path(path) for path in paths if path.startswith(STUB_REGIONS))
+
+    def wait_for_http(self) -> None:
+        """Waits until something listens on its HTTP port: a server may be ready over gRPC before.
+
+        Raises:
+            ServerError: nothing did in time.
+        """
+        host, _, port = self.http.partition(":")
+        pause = threading.Event()
+        deadline = time.monotonic() + HTTP_DEADLINE
+        while True:
+            with suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+                return
+            if time.monotonic() > deadline or not self.running():
+                raise ServerError(f"{self.name} does not listen for HTTP")
+            pause.wait(0.02)
 
     @property
     def pid(self) -> int | None:
