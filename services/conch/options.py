@@ -32,6 +32,7 @@ class ServerOptions:
         listen_while_loading: Whether to listen before the models of the start are loaded.
         cache: Settings by name of the response cache; nothing for none.
         allow_model_control: Whether clients of the inference ports may load and unload models.
+        allow_client_shm: Whether clients may register shared memory.
     """
 
     server_id: str = "triton"
@@ -42,6 +43,7 @@ class ServerOptions:
     listen_while_loading: bool = False
     cache: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     allow_model_control: bool = True
+    allow_client_shm: bool = True
 
 
 def server_options(flags: FlagValues) -> ServerOptions:
@@ -59,6 +61,7 @@ def server_options(flags: FlagValues) -> ServerOptions:
         listen_while_loading=flags["listen-while-loading"],
         cache=cache_options(flags["cache-config"], flags["response-cache-byte-size"]),
         allow_model_control=flags["allow-model-control"],
+        allow_client_shm=flags["allow-client-shm"],
     )
 
 

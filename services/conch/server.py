@@ -19,6 +19,7 @@ from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.memory.regions import Regions
 from conch.options import ServerOptions
 from conch_control.agent import Agent
 from conch_control.gate import Gate
@@ -70,7 +71,8 @@ class Server:
         gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
         strict = options.strict_readiness
         self.core = ServerCore(self.registry, gate, options.server_id, __version__, self.agent.ready, strict)
-        self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc)
+        self.regions = Regions(options.allow_client_shm)
+        self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc, regions=self.regions)
         self.grpc_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
         self._waiting = threading.Event()  # never set: what a stop waits on
@@ -91,6 +93,7 @@ class Server:
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
+                    self.regions.close()
                     self._close_cache()
                 raise
 
@@ -156,6 +159,7 @@ class Server:
             # One that hangs with the storage holds nothing that has to be finished.
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last: operators see what the others do
+        self.regions.close()
         self._close_cache()
         return ended
 

@@ -40,7 +40,11 @@ RULES = (
     rule("conch.caches", "conch.core", "conch.caches", lazy=frozenset({"blake3"})),
     rule("conch.frontends.grpc.adapter.library", "grpc", "grpc._cython"),
     rule("conch.frontends.grpc.adapter", "conch.core", "conch.frontends"),
-    rule("conch.frontends", "numpy", "conch.core", "conch.protocol", "conch.frontends", "google.protobuf"),
+    rule(
+        "conch.frontends",
+        *("numpy", "conch.core", "conch.memory", "conch.protocol", "conch.frontends", "google.protobuf"),
+    ),
+    rule("conch.memory", "numpy", "conch.core", "conch.memory"),
     rule("conch.observe", "conch.core", "conch.observe"),
     rule("conch.protocol", "conch.protocol", "google.protobuf"),
     rule("conch.flags", "conch.core"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from conch.core.errors import ConchError
 from conch.core.tensor import Tensor
@@ -58,6 +58,16 @@ It may block the threads of a decoupled model until a client that reads slowly h
 """
 
 
+class MemoryUses(Protocol):
+    """What a request uses of memory that it shares with its client."""
+
+    def buffer(self, name: str, byte_size: int) -> memoryview | None:
+        """Memory to which an output can be written directly; None where there is none, or not enough."""
+
+    def release(self) -> None:
+        """Gives it up: the request is never submitted."""
+
+
 class InferenceRequest:
     """One request for one model.
 
@@ -96,6 +106,7 @@ class InferenceRequest:
             that the model may change meanwhile have to be copied.
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
+        uses: What it uses of memory that it shares with its client; unset where it uses none.
         filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
             nobody gets its responses.
     """
@@ -133,10 +144,12 @@ class InferenceRequest:
         "signature",
         "state",
         "timeout_us",
+        "uses",
     )
 
     failed: bool
     kept: object
+    uses: MemoryUses
 
     def __init__(
         self,
@@ -210,6 +223,12 @@ class InferenceRequest:
         """
         self._responder = between(self._responder)
         self.responses_wait |= waits
+
+    def discard(self) -> None:
+        """Gives up what it holds, for a request that is never submitted, or not taken."""
+        uses = getattr(self, "uses", None)
+        if uses is not None:
+            uses.release()
 
     def is_abandoned(self, now_ns: int) -> bool:
         """Whether nobody waits for the answer any more: it was cancelled, or its deadline has passed."""

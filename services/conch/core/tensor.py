@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -66,7 +66,10 @@ class Tensor:
         name: Name of the input or output.
         datatype: Protocol name of the element type, such as ``FP32``.
         shape: Dimensions, batch dimension included.
+        shared: Whether a client may write to its memory at any time.
     """
+
+    shared: ClassVar[bool] = False
 
     __slots__ = ("_array", "_data", "datatype", "name", "shape")
 

@@ -17,8 +17,10 @@ from tritonclient.grpc._utils import _get_inference_request
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Array, decode_bytes
-from conch.frontends.grpc import decode
+from conch.frontends.grpc import decode, templates
 from conch.frontends.grpc.decode import RequestDecoder
+from conch.memory.regions import Regions
+from conch.memory.uses import Uses
 from conch.protocol import inference_pb2 as pb
 
 Request = pb.ModelInferRequest
@@ -379,6 +381,11 @@ def test_the_tensors_of_a_large_message_share_its_memory() -> None:
         np.testing.assert_array_equal(got, array)
 
 
+def parse_all(message: bytes, responder: Answers, received_ns: int) -> InferenceRequest:
+    """Reads a request without remembering anything."""
+    return decode._parse(message, responder, received_ns, Uses(Regions()))
+
+
 def outcome(decoder: Callable[[bytes, Answers, int], InferenceRequest], message: bytes) -> object:
     try:
         request = decoder(message, Answers(), 0)
@@ -414,9 +421,9 @@ def every_way(message: bytes) -> list[object]:
     decoder = RequestDecoder()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_SCAN_FROM", len(message) + 1)
-        outcomes = [outcome(decode._parse, message), outcome(decoder, message), outcome(decoder, message)]
+        outcomes = [outcome(parse_all, message), outcome(decoder, message), outcome(decoder, message)]
         patch.setattr(decode, "_SCAN_FROM", 0)
-        return [*outcomes, outcome(decode._parse, message), outcome(decoder, message)]
+        return [*outcomes, outcome(parse_all, message), outcome(decoder, message)]
 
 
 @given(whole_requests)
@@ -470,7 +477,7 @@ def test_a_decoder_that_has_seen_others_reads_each_as_a_fresh_one(messages: list
     decoder = RequestDecoder()
     for message in messages:
         data = message.SerializeToString()
-        assert outcome(decoder, data) == outcome(decode._parse, data)
+        assert outcome(decoder, data) == outcome(parse_all, data)
 
 
 def test_signatures_are_equal_exactly_for_requests_that_differ_in_id_and_bytes_only() -> None:
@@ -495,7 +502,7 @@ def test_an_id_that_is_no_text() -> None:
 
 
 def test_requests_that_never_repeat_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_MOST_TEMPLATES", 8)
+    monkeypatch.setattr(templates, "MOST_TEMPLATES", 8)
     decoder = RequestDecoder()
     for index in range(50):
         message = Request(model_name=f"m{index}").SerializeToString()

@@ -21,12 +21,6 @@ from conch.protocol import model_config_pb2 as config_pb
 log = logging.getLogger(__name__)
 
 _NOT_YET = {
-    "SystemSharedMemoryStatus": "system shared memory",
-    "SystemSharedMemoryRegister": "system shared memory",
-    "SystemSharedMemoryUnregister": "system shared memory",
-    "CudaSharedMemoryStatus": "CUDA shared memory",
-    "CudaSharedMemoryRegister": "CUDA shared memory",
-    "CudaSharedMemoryUnregister": "CUDA shared memory",
     "TraceSetting": "tracing",
     "LogSettings": "changing log settings at run time",
 }
@@ -70,7 +64,10 @@ class ControlHandlers:
         table: dict[str, UnaryHandler] = {
             service + name: answering(kind, answer) for name, (kind, answer) in quick.items()
         }
-        table |= {service + name: _later(kind, answer, pool) for name, (kind, answer, pool) in later.items()}
+        table |= {
+            service + name: answering_later(kind, answer, pool)
+            for name, (kind, answer, pool) in later.items()
+        }
         table |= {
             service + name: _refusing(f"{what} is not supported yet") for name, what in _NOT_YET.items()
         }
@@ -90,7 +87,7 @@ class ControlHandlers:
 
     def _checking(self, kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
         """A handler that is not to run on a polling thread as long as any model checks itself."""
-        now, later = answering(kind, answer), _later(kind, answer, self._checks)
+        now, later = answering(kind, answer), answering_later(kind, answer, self._checks)
 
         def handle(call: UnaryCall, message: bytes) -> None:
             (later if any(self._core.readiness()) else now)(call, message)
@@ -211,7 +208,15 @@ def _answer(call: UnaryCall, message: bytes, kind: Any, answer: Callable[[Any], 
         call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
 
 
-def _later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> UnaryHandler:
+def answering_later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> UnaryHandler:
+    """A handler like that of `answering`, but off the polling threads.
+
+    Args:
+        kind: Message class of the request.
+        answer: Takes the request, gives the response message; raises `ConchError`.
+        pool: Runs it.
+    """
+
     def handle(call: UnaryCall, message: bytes) -> None:
         pool.submit(_answer, call, message, kind, answer)
 

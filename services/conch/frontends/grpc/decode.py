@@ -13,20 +13,16 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.request import InferenceRequest, Responder
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
-from conch.frontends.grpc.parameters import (
-    EMPTY_FINAL,
-    check_regions,
-    read_output_parameters,
-    read_parameters,
-)
+from conch.frontends.grpc.parameters import read_output_parameters, read_parameters, read_region
+from conch.frontends.grpc.templates import Template, Templates
 from conch.frontends.grpc.wire import split_infer_request, split_repeated_bytes
+from conch.memory.regions import Regions
+from conch.memory.uses import Uses
 from conch.protocol import inference_pb2
 
 _SCAN_FROM = 16 * 1024
-_MOST_TEMPLATES = 4096
-_LONGEST_KEY = 4096
 _RAW_INPUT_CONTENTS = 7
 
 _CONTENTS_FIELD = {
@@ -55,35 +51,19 @@ _FIELD_DATATYPE = {
 }
 
 
-class _Template:
-    """What requests that differ only in their id and their bytes have in common; compared by identity."""
-
-    __slots__ = ("inputs", "model_name", "model_version", "requested", "settings")
-
-    def __init__(
-        self,
-        model_name: str,
-        model_version: str,
-        inputs: tuple[tuple[str, str, tuple[int, ...]], ...],
-        requested: tuple[str, ...] | None,
-        settings: tuple[tuple[str, object], ...],
-    ) -> None:
-        self.settings = settings
-        self.model_name = model_name
-        self.model_version = model_version
-        self.inputs = inputs
-        self.requested = requested
-
-
 class RequestDecoder:
     """Reads ModelInferRequest messages.
 
     What a plain request has besides its id and its raw contents is parsed when it is first seen and
     remembered by its bytes.
+
+    Args:
+        regions: The regions that tensors may lie in; None for none.
     """
 
-    def __init__(self) -> None:
-        self._templates: dict[bytes, _Template] = {}
+    def __init__(self, regions: Regions | None = None) -> None:
+        self._regions = regions or Regions()
+        self._templates = Templates()
 
     def __call__(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
         """Reads a request.
@@ -95,13 +75,17 @@ class RequestDecoder:
 
         Raises:
             InvalidArgumentError: The message is malformed or contradicts itself; texts are Triton's.
-            NotFoundError: It names a shared-memory region.
+            NotFoundError: It names a region that is not registered.
         """
         parts = split_infer_request(message)
         if parts is not None:
             key, request_id, raw = parts
-            template = self._templates.get(key) or self._learn(key)
-            if template is not None and len(template.inputs) == len(raw):
+            templates = self._templates
+            template = templates.get(key) or templates.learn(key)
+            if template is not None and template.parts is not None:
+                if len(raw) >= template.parts.count(None):
+                    return self._with_regions(template, request_id, raw, responder, received_ns)
+            elif template is not None and len(template.inputs) == len(raw):
                 request = InferenceRequest(
                     template.model_name,
                     template.model_version,
@@ -118,64 +102,51 @@ class RequestDecoder:
                 for attribute, value in template.settings:
                     setattr(request, attribute, value)
                 return request
-        return _parse(message, responder, received_ns)
-
-    def _learn(self, key: bytes) -> _Template | None:
-        """Remembers what a plain request has in common with others; None if it is not that plain."""
-        if len(key) > _LONGEST_KEY:
-            return None
+        uses = Uses(self._regions)
         try:
-            wire = inference_pb2.ModelInferRequest.FromString(key)
-        except DecodeError:
-            return None
-        names = [tensor.name for tensor in wire.inputs]
-        requested = tuple(output.name for output in wire.outputs)
-        if (
-            len(set(names)) != len(names)
-            or len(set(requested)) != len(requested)
-            or any(tensor.parameters or tensor.HasField("contents") for tensor in wire.inputs)
-            or any(output.parameters for output in wire.outputs)
-            or not all(_repeats(name, value) for name, value in wire.parameters.items())
-        ):
-            return None
-        template = _Template(
-            wire.model_name,
-            wire.model_version,
-            tuple((tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in wire.inputs),
-            requested or None,
-            _settings(wire),
-        )
-        if len(self._templates) >= _MOST_TEMPLATES:
-            self._templates.clear()  # requests that never repeat must not fill the memory
-        self._templates[key] = template
-        return template
+            return _parse(message, responder, received_ns, uses)
+        except BaseException:
+            uses.release()
+            raise
 
-
-def _repeats(name: str, value: Any) -> bool:
-    """Whether a request parameter is likely to be the same in many requests, and is well-formed."""
-    kind = value.WhichOneof("parameter_choice")
-    if name in ("priority", "timeout"):
-        return bool(kind == "int64_param" and value.int64_param >= 0)
-    return bool(
-        kind == "bool_param" and (name == EMPTY_FINAL or not name.startswith(("triton_", "sequence_")))
-    )
-
-
-def _settings(wire: Any) -> tuple[tuple[str, object], ...]:
-    """What the parameters of a plain message set on its requests."""
-    if not wire.parameters:
-        return ()
-    blank = InferenceRequest("", "", {}, _nobody, 0)
-    request = InferenceRequest("", "", {}, _nobody, 0)
-    read_parameters(request, wire.parameters)
-    names = ("empty_final", "parameters", "priority", "timeout_us")
-    return tuple(
-        (name, getattr(request, name)) for name in names if getattr(request, name) != getattr(blank, name)
-    )
-
-
-def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """The responder of a request that is never submitted."""
+    def _with_regions(
+        self,
+        template: Template,
+        request_id: bytes,
+        raw: list[Buffer],
+        responder: Responder,
+        received_ns: int,
+    ) -> InferenceRequest:
+        """Makes a request some of whose tensors lie in regions."""
+        assert template.parts is not None, "others have all in the message"
+        uses = Uses(self._regions)
+        try:
+            inputs: dict[str, Tensor] = {}
+            contents = iter(raw)
+            for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
+                if part is None:
+                    inputs[name] = Tensor(name, datatype, shape, next(contents))
+                else:
+                    inputs[name] = uses.input(*part, name, datatype, shape)
+            for name, place in template.places:
+                uses.output(*place, name)
+            request = InferenceRequest(
+                template.model_name,
+                template.model_version,
+                inputs,
+                responder,
+                received_ns,
+                _text(request_id) if request_id else "",
+                template.requested,
+            )
+        except BaseException:
+            uses.release()
+            raise
+        request.signature = template
+        for attribute, value in template.settings:
+            setattr(request, attribute, value)
+        uses.attach(request)
+        return request
 
 
 def _text(request_id: bytes) -> str:
@@ -185,7 +156,7 @@ def _text(request_id: bytes) -> str:
         raise InvalidArgumentError("the request message is malformed: its id is not UTF-8") from None
 
 
-def _parse(message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
+def _parse(message: bytes, responder: Responder, received_ns: int, uses: Uses) -> InferenceRequest:
     """Reads any request, the whole of it."""
     raw: Any
     try:
@@ -197,7 +168,7 @@ def _parse(message: bytes, responder: Responder, received_ns: int) -> InferenceR
             wire = inference_pb2.ModelInferRequest.FromString(head)
     except DecodeError as error:
         raise InvalidArgumentError(f"the request message is malformed: {error}") from None
-    inputs = _raw_inputs(wire, raw) if raw else _typed_inputs(wire)
+    inputs = _raw_inputs(wire, raw, uses) if raw else _typed_inputs(wire, uses)
     requested: tuple[str, ...] | None = None
     outputs = wire.outputs
     if outputs:
@@ -207,14 +178,18 @@ def _parse(message: bytes, responder: Responder, received_ns: int) -> InferenceR
     )
     for output in outputs:
         if output.parameters:
-            read_output_parameters(request, output)
+            place = read_output_parameters(request, output)
+            if place is not None:
+                uses.output(*place, output.name)
     if wire.parameters:
         read_parameters(request, wire.parameters)
+    if uses:
+        uses.attach(request)
     return request
 
 
-def _raw_inputs(wire: Any, raw: Any) -> dict[str, Tensor]:
-    """The inputs whose bytes come in ``raw_input_contents``, in the same order."""
+def _raw_inputs(wire: Any, raw: Any, uses: Uses) -> dict[str, Tensor]:
+    """The inputs whose bytes come in ``raw_input_contents``, in the same order, or lie in regions."""
     inputs: dict[str, Tensor] = {}
     contents = iter(raw)
     for tensor in wire.inputs:
@@ -224,8 +199,10 @@ def _raw_inputs(wire: Any, raw: Any) -> dict[str, Tensor]:
                 f"contents field must not be specified when using raw_input_contents for '{name}' for "
                 f"model '{wire.model_name}'"
             )
-        if tensor.parameters:
-            check_regions(tensor)
+        part = read_region(tensor) if tensor.parameters else None
+        if part is not None:
+            inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
+            continue
         data = next(contents, None)
         if data is None:
             raise _no_data(name, wire.model_name)
@@ -235,13 +212,21 @@ def _raw_inputs(wire: Any, raw: Any) -> dict[str, Tensor]:
     return inputs
 
 
-def _typed_inputs(wire: Any) -> dict[str, Tensor]:
-    """The inputs whose elements come in their own ``contents``."""
+def _typed_inputs(wire: Any, uses: Uses) -> dict[str, Tensor]:
+    """The inputs whose elements come in their own ``contents``, or lie in regions."""
     inputs: dict[str, Tensor] = {}
     for tensor in wire.inputs:
-        if tensor.parameters:
-            check_regions(tensor)
-        inputs[tensor.name] = _typed_tensor(tensor, wire.model_name)
+        name = tensor.name
+        part = read_region(tensor) if tensor.parameters else None
+        if part is None:
+            inputs[name] = _typed_tensor(tensor, wire.model_name)
+            continue
+        if tensor.HasField("contents"):
+            raise InvalidArgumentError(
+                f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model "
+                f"'{wire.model_name}'"
+            )
+        inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
     if len(inputs) != len(wire.inputs):
         raise _twice(wire)
     return inputs

@@ -15,6 +15,7 @@ from conch.frontends.grpc.encode import ResponseEncoder, joined
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
 from conch.frontends.grpc.single import SingleResponse
+from conch.memory.regions import Regions
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class InferHandler:
         clock: Monotonic time in nanoseconds.
         forward: Turns call metadata into request parameters, or None.
         compression: gRPC's name of the algorithm responses are compressed with, or None.
+        regions: The shared-memory regions that tensors may lie in; None for none.
 
     Attributes:
         refused: How many requests came after `refuse`.
@@ -42,12 +44,13 @@ class InferHandler:
         clock: Clock,
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self._core = core
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
-        self._decode = RequestDecoder()
+        self._decode = RequestDecoder(regions)
         self._forward = forward
         self._compression = compression
         self._check = core.check_takes
@@ -55,6 +58,7 @@ class InferHandler:
 
     def __call__(self, call: UnaryCall, message: bytes) -> None:
         """Takes one request; it is answered when its batch has run."""
+        request: InferenceRequest | None = None
         try:
             now_ns = self._clock()
             request = self._decode(message, self._respond, now_ns)
@@ -72,8 +76,12 @@ class InferHandler:
             if to_lead is not None:
                 self._server_of().promise(to_lead)
         except ConchError as error:
+            if request is not None:
+                request.discard()
             call.abort(error.grpc_status, error.message, retry_metadata(error))
         except Exception as error:
+            if request is not None:
+                request.discard()
             log.exception("a request could not be handled")
             call.abort(InternalError.grpc_status, f"the request could not be handled: {error}")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from conch.core.errors import InvalidArgumentError, NotFoundError
+from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, Parameter
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -18,31 +18,39 @@ _PROTOCOL_PARAMETERS = {
     EMPTY_FINAL: ("empty_final", ("bool_param",)),
 }
 _CUSTOM_KINDS = frozenset(("int64_param", "bool_param", "string_param", "double_param"))
-_SHARED_MEMORY = {
+SHARED_MEMORY = {
     "shared_memory_region": "string_param",
     "shared_memory_offset": "int64_param",
     "shared_memory_byte_size": "int64_param",
 }
+"""The parameters of a tensor that lies in a region, and the kinds of their values."""
 
 
-def check_regions(tensor: Any) -> None:
-    """Checks the shared-memory parameters of an input or output.
+class RegionPart(NamedTuple):
+    """Where a tensor lies: a part of a shared-memory region."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+def read_region(tensor: Any) -> RegionPart | None:
+    """Reads the shared-memory parameters of an input or output; None if it has none.
 
     Raises:
         InvalidArgumentError: A value has the wrong type, or one is missing; texts are Triton's.
-        NotFoundError: The region is not registered.
     """
     parameters = tensor.parameters
-    given = [key for key in _SHARED_MEMORY if key in parameters]
+    given = [key for key in SHARED_MEMORY if key in parameters]
     if not given:
-        return
+        return None
     name = tensor.name
     for key in given:
         kind = parameters[key].WhichOneof("parameter_choice")
-        if kind != _SHARED_MEMORY[key]:
+        if kind != SHARED_MEMORY[key]:
             raise InvalidArgumentError(
                 f"invalid value type for '{key}' parameter for tensor '{name}', expected "
-                f"{_SHARED_MEMORY[key]}."
+                f"{SHARED_MEMORY[key]}."
             )
     if "shared_memory_region" not in given:
         raise InvalidArgumentError(
@@ -53,17 +61,18 @@ def check_regions(tensor: Any) -> None:
             f"'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for "
             f"tensor '{name}'"
         )
-    region = parameters["shared_memory_region"].string_param
-    # No region can have been registered: the RPCs that do so answer that they are not there yet.
-    raise NotFoundError(f"Unable to find shared memory region: '{region}'")
+    return RegionPart(
+        parameters["shared_memory_region"].string_param,
+        parameters["shared_memory_offset"].int64_param if "shared_memory_offset" in given else 0,
+        parameters["shared_memory_byte_size"].int64_param,
+    )
 
 
-def read_output_parameters(request: InferenceRequest, output: Any) -> None:
-    """Reads the parameters of a requested output.
+def read_output_parameters(request: InferenceRequest, output: Any) -> RegionPart | None:
+    """Reads the parameters of a requested output; returns where it is to be written, None for no region.
 
     Raises:
         InvalidArgumentError: A value has the wrong type or contradicts another; texts are Triton's.
-        NotFoundError: It names a shared-memory region.
     """
     parameters = output.parameters
     if "classification" in parameters:
@@ -79,7 +88,7 @@ def read_output_parameters(request: InferenceRequest, output: Any) -> None:
         if request.classes is None:
             request.classes = {}
         request.classes[output.name] = value.int64_param
-    check_regions(output)
+    return read_region(output)
 
 
 def read_parameters(request: InferenceRequest, parameters: Any) -> None:

@@ -17,7 +17,9 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.infer import InferHandler
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
+from conch.frontends.grpc.sharing import SharedMemoryHandlers
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
+from conch.memory.regions import Regions
 
 MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
@@ -26,6 +28,7 @@ _QUICK_THREADS = 2
 _UNLOAD_THREADS = 2
 _SLOW_THREADS = 32
 _CHECK_THREADS = 4
+_MEMORY_THREADS = 2
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
 
@@ -92,12 +95,20 @@ class GrpcFrontEnd:
         core: What it serves.
         options: How.
         clock: Monotonic time in nanoseconds.
+        regions: The shared-memory regions; None for some of its own.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
     """
 
-    def __init__(self, core: ServerCore, options: GrpcOptions, clock: Clock = monotonic_ns) -> None:
+    def __init__(
+        self,
+        core: ServerCore,
+        options: GrpcOptions,
+        clock: Clock = monotonic_ns,
+        regions: Regions | None = None,
+    ) -> None:
+        regions = regions or Regions()
         self._options = options
         # Apart, so that loads, however many and slow, hold up nothing but further loads.
         self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
@@ -105,17 +116,18 @@ class GrpcFrontEnd:
         self._unloads = ThreadPoolExecutor(_UNLOAD_THREADS, "conch-grpc-unload")
         self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-load")
         self._checks = ThreadPoolExecutor(_CHECK_THREADS, "conch-grpc-ready")
+        self._memory = ThreadPoolExecutor(_MEMORY_THREADS, "conch-grpc-memory")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         unary: dict[str, UnaryHandler] = ControlHandlers(
             core, self._quick, self._unloads, self._slow, self._checks
         ).handlers()
-        self._infer = InferHandler(core, self._get_server, encoder, clock, forward, options.compression)
+        unary |= SharedMemoryHandlers(regions, self._memory).handlers()
+        shared = core, self._get_server, encoder, clock, forward, options.compression, regions
+        self._infer = InferHandler(*shared)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
         streams: dict[str, StreamHandler] = {
-            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(
-                core, self._get_server, encoder, clock, forward, options.compression
-            )
+            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(*shared)
         }
         streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
         self._server = Server(
@@ -162,6 +174,7 @@ class GrpcFrontEnd:
         self._quick.shutdown(wait=ended)
         self._unloads.shutdown(wait=ended)
         self._checks.shutdown(wait=ended)
+        self._memory.shutdown(wait=ended)
         self._slow.shutdown(wait=ended, cancel_futures=True)
         return ended
 

@@ -24,6 +24,7 @@ from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, join
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import PARAMETER, retry_metadata
 from conch.frontends.grpc.wire import length_header
+from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ class StreamInferHandler:
         clock: Monotonic time in nanoseconds.
         forward: Turns the stream's metadata into request parameters, or None.
         compression: gRPC's name of the algorithm responses are compressed with, or None.
+        regions: The shared-memory regions that tensors may lie in; None for none.
     """
 
     def __init__(
@@ -174,13 +176,14 @@ class StreamInferHandler:
         clock: Clock,
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.core = core
         self._compression = compression
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
-        self._decode = RequestDecoder()
+        self._decode = RequestDecoder(regions)
         self._forward = forward
 
     def __call__(self, call: StreamCall) -> None:
@@ -219,6 +222,8 @@ class StreamInferHandler:
 
     def _say_error(self, place: _Place, error: ConchError) -> None:
         """Answers a request that never reached a model."""
+        if place.request is not None:
+            place.request.discard()
         place.stream.order(place)
         response = inference_pb2.ModelStreamInferResponse(error_message=error.message)
         if place.request is not None:

@@ -1,0 +1,1 @@
+"""Memory that clients share with the server: regions, and what requests use of them."""

@@ -1,0 +1,195 @@
+"""The regions that clients have registered, of all kinds under one set of names."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from typing import Any
+
+from conch.core.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnsupportedError,
+)
+from conch.memory.faults import process_guard
+from conch.memory.region import CudaOpener, CudaRegion, Region
+from conch.memory.system import SystemRegion
+
+MOST_REGIONS = 4096
+"""How many regions there may be, however many files the process may open: each system region keeps one."""
+
+_SHARE_OF_FILES = 4
+
+
+def no_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
+    """What opens regions where there is no GPU: nothing does; the text is Triton's."""
+    raise InvalidArgumentError(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+
+class Regions:
+    """Registers and finds regions; all methods may be called on any thread.
+
+    A region that is unregistered while requests use it has no name any more, and its memory goes with the
+    last of them.
+
+    Args:
+        allowed: Whether clients may register and unregister.
+        open_cuda: Opens regions on GPUs.
+        most: How many regions there may be; None for a quarter of the files that the process may have open.
+    """
+
+    def __init__(
+        self, allowed: bool = True, open_cuda: CudaOpener = no_cuda, most: int | None = None
+    ) -> None:
+        self._allowed = allowed
+        self._open_cuda = open_cuda
+        self._most = _most_by_files() if most is None else most
+        self._lock = threading.Lock()
+        self._regions: dict[str, Region] = {}
+        self._opening: set[str] = set()
+
+    def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Registers a part of a shared-memory object.
+
+        Raises:
+            UnsupportedError: Clients may not.
+            AlreadyExistsError: There is a region of this name, of whatever kind.
+            ResourceExhaustedError: There are too many.
+            ConchError: It can't be mapped; texts and codes are Triton's.
+        """
+        self._reserve(name, "system")
+        region = None
+        try:
+            region = SystemRegion(name, key, offset, byte_size, process_guard())
+        finally:
+            self._settle(name, region)
+
+    def register_cuda(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """Registers memory on a GPU; for the errors see `register_system`."""
+        self._reserve(name, "cuda")
+        region = None
+        try:
+            region = self._open_cuda(name, raw_handle, device_id, byte_size)
+        finally:
+            self._settle(name, region)
+
+    def system_regions(self, name: str = "") -> list[SystemRegion]:
+        """The system region of a name, or all of them in the order of their names.
+
+        Raises:
+            NotFoundError: There is none of this name; the text is Triton's.
+        """
+        return self._named(name, "system", "CUDA shared memory, not system shared memory")
+
+    def cuda_regions(self, name: str = "") -> list[CudaRegion]:
+        """The region on a GPU of a name, or all of them in the order of their names.
+
+        Raises:
+            NotFoundError: There is none of this name; the text is Triton's.
+        """
+        return self._named(name, "cuda", "system shared memory, not CUDA shared memory")
+
+    def unregister_system(self, name: str = "") -> None:
+        """Forgets the system region of a name, or all of them; one that does not exist is no error.
+
+        Raises:
+            UnsupportedError: Clients may not.
+        """
+        self._check_allowed()
+        self._forget(name, "system")
+
+    def unregister_cuda(self, name: str = "") -> None:
+        """Forgets the region on a GPU of a name, or all of them; see `unregister_system`."""
+        self._check_allowed()
+        self._forget(name, "cuda")
+
+    def acquire(self, name: str) -> Region:
+        """The region of a name, for a request that uses it until it calls `release`.
+
+        Raises:
+            NotFoundError: There is none; the text is Triton's.
+        """
+        with self._lock:
+            region = self._regions.get(name)
+            if region is None:
+                raise NotFoundError(f"Unable to find shared memory region: '{name}'")
+            region.users += 1
+        return region
+
+    def release(self, region: Region) -> None:
+        """Says that a request does not use a region any more."""
+        with self._lock:
+            region.users -= 1
+            last = region.retired and not region.users
+        if last:
+            region.close()
+
+    def byte_size(self, kind: str) -> int:
+        """How many bytes all regions of a kind (``system`` or ``cuda``) have together."""
+        with self._lock:
+            return sum(region.byte_size for region in self._regions.values() if region.kind == kind)
+
+    def close(self) -> None:
+        """Forgets all regions; those in use stay until they are released."""
+        self._forget("", "")
+
+    def _reserve(self, name: str, kind: str) -> None:
+        """Takes a name, so that opening, which may take a while, keeps nobody else waiting."""
+        self._check_allowed()
+        if not name:
+            raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
+        with self._lock:
+            if name in self._regions or name in self._opening:
+                raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
+            if len(self._regions) + len(self._opening) >= self._most:
+                raise ResourceExhaustedError(
+                    f"failed to register shared memory region '{name}': there are {self._most} regions, and "
+                    f"there may be no more; unregister those that are not needed"
+                )
+            self._opening.add(name)
+
+    def _settle(self, name: str, region: Region | None) -> None:
+        with self._lock:
+            self._opening.discard(name)
+            if region is not None:
+                self._regions[name] = region
+
+    def _named(self, name: str, kind: str, other: str) -> list[Any]:
+        with self._lock:
+            if not name:
+                regions = [region for region in self._regions.values() if region.kind == kind]
+                return sorted(regions, key=lambda region: region.name)
+            region = self._regions.get(name)
+        if region is None:
+            raise NotFoundError(f"Unable to find {kind} shared memory region: '{name}'")
+        if region.kind != kind:
+            raise NotFoundError(f"The region named '{name}' is registered as {other}")
+        return [region]
+
+    def _forget(self, name: str, kind: str) -> None:
+        """Forgets the region of a name and a kind; an empty name or kind stands for all."""
+        with self._lock:
+            names = [name] if name else [*self._regions]
+            gone = [
+                self._regions.pop(each)
+                for each in names
+                if each in self._regions and kind in ("", self._regions[each].kind)
+            ]
+            for region in gone:
+                region.retired = True
+            unused = [region for region in gone if not region.users]
+        for region in unused:
+            region.close()
+
+    def _check_allowed(self) -> None:
+        if not self._allowed:
+            raise UnsupportedError(
+                "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+            )
+
+
+def _most_by_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_REGIONS if soft == resource.RLIM_INFINITY else min(MOST_REGIONS, soft // _SHARE_OF_FILES)
