@@ -14,7 +14,7 @@ VECTOR = 16 * 4
 
 def add_sub(client: InferenceServerClient) -> None:
     # The region's name at the server, and its name on this machine; others may run this example too.
-    name, key = f"vectors_{os.getpid()}", f"/conch_example_{os.getpid()}"
+    name, key = f"vectors_{os.getpid()}", f"/example_vectors_{os.getpid()}"
     a = np.arange(16, dtype=np.float32).reshape(1, 16)
     b = np.full((1, 16), 3, dtype=np.float32)
     region = shm.create_shared_memory_region(name, key, 4 * VECTOR)
