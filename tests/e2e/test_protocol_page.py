@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.support import curls
 from tests.support.peers import NEEDS_TRITON, triton_serving
-from tests.support.servers import EXAMPLES, ROOT, copy_example, free_port, serving
+from tests.support.servers import EXAMPLES, ROOT, WAIT_S, copy_example, free_port, serving
 
 from conch.protocol import inference_pb2
 
@@ -63,6 +66,45 @@ def test_triton_answers_alike(tmp_path: Path) -> None:
             for example in examples:
                 if section != "OpenAPI" and "_onnx" not in example.command:
                     curls.run(example, ports, directory)
+
+
+def test_all_routes_are_in_the_table_and_have_an_example(addresses: Mapping[str, str]) -> None:
+    with urllib.request.urlopen(f"http://{addresses['localhost:8000']}/openapi.json", timeout=WAIT_S) as said:
+        paths = json.load(said)["paths"]
+    described = {re.sub(r"\{\w+\}", "{}", path): set(methods) for path, methods in paths.items()}
+    assert listed_routes() == described.keys() | {"/openapi.json"}
+    used = [(call.method, call.path) for examples in SECTIONS.values() for call in calls(examples)]
+    for path, methods in described.items():
+        # What is said of a model holds for a version of it.
+        pattern = path.replace("/versions/{}", "(/versions/{})?").replace("{}", "[^/]+")
+        for method in methods:
+            assert any(how == method and re.fullmatch(pattern, where) for how, where in used), (method, path)
+
+
+def listed_routes() -> set[str]:
+    """The REST routes of the page's table, placeholders as braces, what is optional taken apart."""
+    (table,) = re.findall(r"^\| route .*?\n\n", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    found = set()
+    for route in re.findall(r"^\| \[?`([^`…]+)`", table, re.MULTILINE):
+        braced = re.sub(r"/[A-Z]\b", "/{}", route)
+        found |= {re.sub(r"\[.*?\]", "", braced), re.sub(r"[][]", "", braced)}
+    return found - {"/metrics"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a command asks for."""
+
+    method: str
+    path: str
+
+
+def calls(examples: Sequence[curls.Example]) -> Iterator[Call]:
+    """The calls of the REST port that commands make."""
+    for example in examples:
+        for path in re.findall(r"localhost:8000(/[^\s'\"]*)", example.command):
+            post = "--request POST" in example.command or "--data" in example.command
+            yield Call("post" if post else "get", path)
 
 
 def test_all_rpcs_are_in_the_table() -> None:
