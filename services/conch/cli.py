@@ -18,10 +18,13 @@ from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.http.server import HttpOptions
 from conch.gpus import find_gpus
-from conch.observe.logs import configure, unconfigure
+from conch.http_options import http_options
+from conch.observe.outputs import LogFileError, Logs, open_logs
 from conch.options import (
     ServerOptions,
+    access_log_options,
     backend_options,
     grpc_options,
     log_options,
@@ -86,19 +89,18 @@ def _serve(arguments: Sequence[str]) -> int:
         control = _control_options(flags)
         grpc = grpc_options(flags)
         options = server_options(flags)
+        http = http_options(flags)
         control_port = control_port_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
         return 1
     try:
-        handler = configure(log_options(flags))
-    except OSError as error:
-        print(f"conch serve: --log-file can't be opened: {error}", file=sys.stderr)
+        logs = open_logs(log_options(flags), access_log_options(flags))
+    except LogFileError as error:
+        print(f"conch serve: {error}", file=sys.stderr)
         return 1
-    try:
-        return _run(flags, options, control, grpc, control_port)
-    finally:
-        unconfigure(handler)
+    with logs:
+        return _run(flags, options, control, grpc, http, control_port, logs)
 
 
 def _control_options(flags: FlagValues) -> ControlOptions:
@@ -136,7 +138,9 @@ def _run(
     options: ServerOptions,
     control: ControlOptions,
     grpc: GrpcOptions | None,
+    http: HttpOptions | None,
     control_port: ControlPortOptions | None,
+    logs: Logs,
 ) -> int:
     for name in flags.without_effect:
         log.warning("%s is accepted but has no effect in this version", name)
@@ -146,8 +150,10 @@ def _run(
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     try:
-        server = Server(options, control, grpc, planner_options(flags), control_port)
-        return run(server, lambda: _started(server, grpc, control_port))
+        server = Server(
+            options, control, grpc, planner_options(flags), control_port, logs.control, logs.access, http=http
+        )
+        return run(server, lambda: _started(server, grpc, http, control_port), logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
@@ -155,14 +161,24 @@ def _run(
         return 1
 
 
-def _started(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> None:
+def _started(
+    server: Server,
+    grpc: GrpcOptions | None,
+    http: HttpOptions | None,
+    control_port: ControlPortOptions | None,
+) -> None:
     # What the start has made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    print(_summary(server, grpc, control_port), flush=True)
+    print(_summary(server, grpc, http, control_port), flush=True)
 
 
-def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPortOptions | None) -> str:
+def _summary(
+    server: Server,
+    grpc: GrpcOptions | None,
+    http: HttpOptions | None,
+    control_port: ControlPortOptions | None,
+) -> str:
     """What is loaded, and where it is served."""
     models = [
         [
@@ -178,6 +194,9 @@ def _summary(server: Server, grpc: GrpcOptions | None, control_port: ControlPort
         unix = grpc.address.startswith("unix:")
         address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
         ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
+    if http is not None:
+        address = f"{http.target.rpartition(':')[0]}:{server.http_port}"
+        ports.append(["HTTP", address, "TLS" if http.tls else "plain text"])
     if control_port is not None:
         ports.append(["Control", control_port.target, control_port.security])
     return "\n".join(

@@ -242,6 +242,30 @@ FLAGS: tuple[Flag, ...] = (
     Flag("grpc-max-connection-age-grace", _natural, 0, "milliseconds calls may go on after that; 0 for ever"),
     Flag("grpc-restricted-protocol", str, [], "<protocol,…>:<key>=<value>; may be repeated", many=True),
     Flag("grpc-header-forward-pattern", str, "", "metadata keys forwarded as request parameters"),
+    Flag("allow-http", parse_bool, True, "serve REST"),
+    Flag("http-address", str, "0.0.0.0", "address for REST"),
+    Flag("http-port", _port, 8000, "port for REST"),
+    Flag("reuse-http-port", parse_bool, False, "let other processes listen on the REST port too"),
+    Flag(
+        "http-thread-count",
+        _number(1, 1024),
+        8,
+        "accepted as Triton's; one thread serves all connections, whatever it says",
+    ),
+    Flag(
+        "http-max-input-size",
+        _natural,
+        64 << 20,
+        "largest JSON, raw or decompressed body of a request in bytes; binary tensors behind JSON do not count",
+    ),
+    Flag("http-header-forward-pattern", str, "", "request headers forwarded as request parameters"),
+    Flag("http-restricted-api", str, [], "<API,…>:<key>=<value>; may be repeated", many=True),
+    Flag("http-use-ssl", parse_bool, False, "serve REST over TLS"),
+    Flag("http-server-cert", Path, None, "PEM file of the REST port's certificate"),
+    Flag("http-server-key", Path, None, "PEM file of the REST port's key"),
+    Flag(
+        "http-root-cert", Path, None, "PEM file of the root certificates that REST clients must have one from"
+    ),
     Flag("control-port", _port, 0, "port for conch models and conch control; 0 for none"),
     Flag(
         "control-address",
@@ -262,16 +286,23 @@ FLAGS: tuple[Flag, ...] = (
     Flag("log-warning", parse_bool, True, "log warnings"),
     Flag("log-error", parse_bool, True, "log errors"),
     Flag("log-format", str, "default", "time format of text logs", choices=("default", "ISO8601")),
-    Flag("log-file", Path, None, "file to log to instead of standard error"),
+    Flag("log-file", Path, None, "file to log to instead of standard error; SIGHUP has it opened anew"),
     Flag("log-json", parse_bool, None, "log JSON; by default unless on a terminal"),
+    Flag(
+        "log-rate-limit",
+        _natural,
+        100,
+        "how many warnings or errors of one place in the code, or messages of one place in a Python model, "
+        "are logged in a second; the others are counted, and the count is logged; 0 for no limit",
+    ),
+    Flag("access-log", str, None, "file to log each request to, or - for standard output"),
+    Flag("access-log-format", str, "json", "format of the access log", choices=("json", "text")),
     Flag("config-file", Path, None, "TOML file with values for these flags"),
 )
 
 _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(
         (
-            "allow-http",
-            "reuse-http-port",
             "allow-metrics",
             "allow-gpu-metrics",
             "allow-cpu-metrics",
@@ -283,12 +314,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
     ),
     **dict.fromkeys(
         (
-            "http-address",
-            "http-port",
-            "http-thread-count",
-            "http-max-input-size",
-            "http-header-forward-pattern",
-            "http-restricted-api",
             "metrics-port",
             "metrics-address",
             "metrics-interval-ms",

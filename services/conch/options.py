@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
-from conch.observe.logs import LogOptions
+from conch.observe.options import AccessLogOptions, LogOptions
 from conch_control.planner.driver import PlannerOptions
 from conch_control.storage.options import StorageOptions
 
@@ -98,7 +99,17 @@ def log_options(flags: FlagValues) -> LogOptions:
         format=flags["log-format"],
         json=flags["log-json"],
         file=flags["log-file"],
+        most_alike=flags["log-rate-limit"],
+        escape=os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
     )
+
+
+def access_log_options(flags: FlagValues) -> AccessLogOptions | None:
+    """The settings of the access log; None without one."""
+    name: str | None = flags["access-log"]
+    if name is None:
+        return None
+    return AccessLogOptions(None if name == "-" else Path(name), flags["access-log-format"] == "json")
 
 
 def grpc_options(flags: FlagValues) -> GrpcOptions | None:

@@ -80,10 +80,14 @@ class _Signals:
     Attributes:
         asked: Whether there was one. A second one ends the process at once with 128 and its number: whoever
             asks twice does not want to wait.
+
+    Args:
+        flush: Called before that: has what was logged written, if it can be written soon.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flush: Callable[[], None]) -> None:
         self.asked = False
+        self._flush = flush
         # A signal writes here itself, whenever it comes, so none is missed by a wait that is about to begin.
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -108,6 +112,7 @@ class _Signals:
 
         def on_signal(number: int, frame: FrameType | None) -> None:
             if self.asked:
+                self._flush()
                 os._exit(128 + number)
             self.asked = True
 
@@ -123,12 +128,13 @@ class _Signals:
             os.close(self._write)
 
 
-def run(server: Startable, started: Callable[[], None]) -> int:
+def run(server: Startable, started: Callable[[], None], flush: Callable[[], None] = logging.shutdown) -> int:
     """Starts a server, runs it until a signal, and stops it; for the main thread.
 
     Args:
         server: The server.
         started: Called once it serves, on the thread that has started it.
+        flush: Called before the process ends here: has what was logged written.
 
     Returns:
         The exit code: 0 if all was finished. Where it was not, the process ends here with 1.
@@ -136,7 +142,7 @@ def run(server: Startable, started: Callable[[], None]) -> int:
     Raises:
         BaseException: The server could not be started.
     """
-    signals = _Signals()
+    signals = _Signals(flush)
     with signals.caught():
 
         def work() -> None:
@@ -155,5 +161,5 @@ def run(server: Startable, started: Callable[[], None]) -> int:
             return 0
         log.error("Exit timeout expired. Exiting immediately.")
         # Threads that still run a model would hold up a normal exit.
-        logging.shutdown()
+        flush()
         os._exit(1)

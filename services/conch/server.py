@@ -7,7 +7,10 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Protocol
 
 from conch import __version__
 from conch.backends import load_backend
@@ -18,8 +21,15 @@ from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
+from conch.core.watch import RequestLog
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.frontends.http.loop import LoopThread
+from conch.frontends.http.routes import Services
+from conch.frontends.http.server import HttpFrontEnd, HttpOptions
 from conch.memory.regions import Regions
+from conch.observe.options import LogOptions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
 from conch.options import ServerOptions
 from conch_control.agent import Agent
 from conch_control.gate import Gate
@@ -43,6 +53,9 @@ class Server:
         grpc: Settings of the gRPC front end; None for none.
         planner: Settings of the planner; None for none.
         control_port: Settings of the control port; None for none.
+        logs: The log settings; None where they belong to the program around the server.
+        request_log: What front ends tell of requests; None for nothing. It is not closed with the server.
+        http: Settings of the REST front end; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -55,11 +68,15 @@ class Server:
         grpc: GrpcOptions | None,
         planner: PlannerOptions | None = None,
         control_port: ControlPortOptions | None = None,
+        logs: LogControl | None = None,
+        request_log: RequestLog | None = None,
+        http: HttpOptions | None = None,
     ) -> None:
         if control_port is not None:
             control_port.check()
         self._options = options
         self._grpc_options = grpc
+        self._http_options = http
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
@@ -70,10 +87,22 @@ class Server:
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
         gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
         strict = options.strict_readiness
-        self.core = ServerCore(self.registry, gate, options.server_id, __version__, self.agent.ready, strict)
+        self.core = ServerCore(
+            self.registry, gate, options.server_id, __version__, self.agent.ready, strict, request_log
+        )
+        self.logs = LogControl(LogOptions(), None) if logs is None else logs
+        self.traces = TraceSettings()
         self.regions = Regions(options.allow_client_shm)
-        self._grpc = None if grpc is None else GrpcFrontEnd(self.core, grpc, regions=self.regions)
+        self._grpc = (
+            None
+            if grpc is None
+            else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions)
+        )
         self.grpc_port: int | None = None
+        self._loop = LoopThread()  # of everything that is served over HTTP
+        services = Services(self.regions, self.logs, self.traces)
+        self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
+        self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
         self._waiting = threading.Event()  # never set: what a stop waits on
         self._start_lock = threading.Lock()  # held while the server starts
@@ -101,6 +130,8 @@ class Server:
         self.core.check_running()
         if self._grpc_options is not None:
             check_free(self._grpc_options)
+        if self._http_options is not None:
+            check_free(self._http_options)
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
@@ -166,9 +197,20 @@ class Server:
     def _listen(self) -> None:
         if self._grpc is not None and self.grpc_port is None:
             self.grpc_port = self._grpc.start()
+        if self._http is not None and self.http_port is None:
+            self.http_port = self._http.start()
 
     def _stop_listening(self, grace_s: float) -> bool:
-        return self._grpc is None or self.grpc_port is None or self._grpc.stop(grace_s)
+        """Stops all front ends at the same time: each of them has the whole grace."""
+        stops: list[Callable[[float], bool]] = []
+        if self._grpc is not None and self.grpc_port is not None:
+            stops.append(self._grpc.stop)
+        if self._http is not None:
+            stops.append(self._http.stop)
+        with ThreadPoolExecutor(max(len(stops), 1), "conch-stop") as threads:
+            ended = all(list(threads.map(lambda stop: stop(grace_s), stops)))
+        self._loop.stop()
+        return ended
 
     def _finish_sequences(self, end: float) -> None:
         """Has live sequences end, or be given up as idle, before connections are closed: that ends them."""
@@ -194,7 +236,27 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
     return CacheService(cache, new_hash)
 
 
-def check_free(options: GrpcOptions) -> None:
+class _Address(Protocol):
+    """Where something is to listen."""
+
+    @property
+    def address(self) -> str:
+        """The host."""
+
+    @property
+    def port(self) -> int:
+        """The port, or 0."""
+
+    @property
+    def reuse_port(self) -> bool:
+        """Whether others may listen there too."""
+
+    @property
+    def target(self) -> str:
+        """Both together."""
+
+
+def check_free(options: _Address) -> None:
     """Checks that an address can be listened on, before models are loaded for minutes.
 
     Raises:

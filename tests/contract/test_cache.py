@@ -215,7 +215,7 @@ def test_what_is_larger_than_the_cache_is_answered(
     for _ in range(2):
         assert (client.infer("probe", [tensor("IN", large)]).as_numpy("OUT") == large).all()
     assert counts()["cache_miss"] == 2
-    assert server.errors.count("Failed to insert key [") == 1
+    eventually(lambda: server.errors.count("Failed to insert key [") == 1, "it is logged once")
 
 
 def test_cached_responses_end_in_time(client: triton.InferenceServerClient) -> None:
@@ -273,7 +273,8 @@ def test_without_a_cache_the_config_is_ignored(tmp_path: Path) -> None:
         for request_id in ("one", "two"):
             assert probe(client, 1.0, request_id=request_id)["ids"] == [request_id]
         assert client.get_model_config("probe").config.response_cache.enable
-        assert "model 'probe' enables the response cache, but the server has none" in server.errors
+        text = "model 'probe' enables the response cache, but the server has none"
+        eventually(lambda: text in server.errors, "it is logged")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,7 @@ def test_the_old_flag_is_a_local_cache(tmp_path: Path) -> None:
     flags = [f"--response-cache-byte-size={SIZE}", f"--cache-directory={tmp_path}"]
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         assert [probe(client, 1.0, request_id=name)["ids"] for name in ("one", "two")] == [["one"]] * 2
-        assert "--response-cache-byte-size is deprecated" in server.errors
+        eventually(lambda: "--response-cache-byte-size is deprecated" in server.errors, "it is logged")
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +397,8 @@ def test_a_redis_that_goes_away_is_done_without(tmp_path: Path) -> None:
         for number in range(20):
             name = str(number)
             assert probe(client, 1.0, request_id=name)["ids"] == [name]
-        assert server.errors.count("the response cache is out of order") == 1
+        out = "the response cache is out of order"
+        eventually(lambda: server.errors.count(out) == 1, "it is logged once")
         redis.start()
         counts = Counts(client, "probe")
 
@@ -405,7 +407,8 @@ def test_a_redis_that_goes_away_is_done_without(tmp_path: Path) -> None:
             return "cache_hit" in counts()
 
         eventually(hit, "it is used again")
-        assert server.errors.count("the response cache answers again") == 1
+        again = "the response cache answers again"
+        eventually(lambda: server.errors.count(again) == 1, "it is logged once")
 
 
 def test_a_redis_that_hangs_delays_nobody_for_long(tmp_path: Path) -> None:
@@ -423,7 +426,8 @@ def test_a_redis_that_hangs_delays_nobody_for_long(tmp_path: Path) -> None:
                     probe(client, float(number))
                 # Without the pause after an error each of them would take 0.2 s.
                 assert time.monotonic() - start < 5
-                assert "the response cache is out of order" in server.errors
+                text = "the response cache is out of order"
+                eventually(lambda: text in server.errors, "it is logged")
 
 
 def test_passwords_do_not_reach_the_log(redis: RedisServer, tmp_path: Path) -> None:
@@ -433,5 +437,5 @@ def test_passwords_do_not_reach_the_log(redis: RedisServer, tmp_path: Path) -> N
         with serving(
             tmp_path, flags=[*redis_flags(redis.port, **settings), "--log-verbose=1"], environment=environment
         ) as server:
-            assert "response cache 'redis'" in server.errors
+            eventually(lambda: "response cache 'redis'" in server.errors, "it is logged")
             assert "from-" not in server.errors + server.output

@@ -135,7 +135,7 @@ def test_a_directory_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> Non
         check_simple(client.infer("simple", simple_inputs(), client_timeout=WAIT_S))
         with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
             client.load_model("no\ufffdtext", client_timeout=WAIT_S)
-        assert server.logs()
+        eventually(server.logs, "it logs")
 
 
 @pytest.mark.parametrize(

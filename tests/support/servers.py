@@ -91,7 +91,8 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                env={**inherited, **(environment or {})},
+                # Any port, unless a flag says which: others may have the usual one.
+                env={**inherited, "CONCH_HTTP_PORT": "0", **(environment or {})},
             )
 
     @property
@@ -108,6 +109,13 @@ class ServerProcess:
     def address(self) -> str:
         """Where it listens, as in its table."""
         found = re.search(r"\| gRPC +\| (\S+)", self.output)
+        assert found, self.output
+        return found[1].replace("0.0.0.0", "127.0.0.1")
+
+    @property
+    def http_address(self) -> str:
+        """Where it listens for HTTP."""
+        found = re.search(r"\| HTTP +\| (\S+)", self.output)
         assert found, self.output
         return found[1].replace("0.0.0.0", "127.0.0.1")
 

@@ -21,7 +21,8 @@ from conch.commands.connection import (
     failure,
 )
 from conch.core.errors import ConchError
-from conch.observe.logs import LogOptions, configure, unconfigure
+from conch.observe.logs import configure, unconfigure
+from conch.observe.options import LogOptions
 from conch_control.planner.driver import Planner, PlannerOptions
 from conch_control.remote import RemoteAgent
 from conch_control.repository.repositories import Repositories

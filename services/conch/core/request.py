@@ -12,6 +12,7 @@ from conch.core.tensor import Tensor
 if TYPE_CHECKING:
     from conch.core.scheduler.sequence.table import LiveSequence
     from conch.core.servable import Servable
+    from conch.core.watch import Watch
 
 Parameter = bool | int | float | str
 """A value of a request or response parameter."""
@@ -107,6 +108,7 @@ class InferenceRequest:
         signature: The same object for requests that differ in nothing but their id and their tensors'
             bytes, so that what was found out about one holds for the others; None where nobody knows.
         uses: What it uses of memory that it shares with its client; unset where it uses none.
+        watch: Who logs the request; unset where nobody does.
         filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
             nobody gets its responses.
     """
@@ -145,11 +147,13 @@ class InferenceRequest:
         "state",
         "timeout_us",
         "uses",
+        "watch",
     )
 
     failed: bool
     kept: object
     uses: MemoryUses
+    watch: Watch
 
     def __init__(
         self,

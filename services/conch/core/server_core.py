@@ -14,6 +14,7 @@ from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest
 from conch.core.servable import Leadable, Servable
 from conch.core.stage import Life, Stage
+from conch.core.watch import RequestLog
 
 EXTENSIONS = (
     "classification",
@@ -77,6 +78,7 @@ class ServerCore:
         version: Version of the server in its metadata.
         model_for: Looks up the model for a request; see `Dispatcher.find`.
         life: The stage that the server is in.
+        request_log: What front ends tell of requests; None where nobody wants to know.
 
     Args:
         registry: The models.
@@ -85,6 +87,7 @@ class ServerCore:
         version: Version of the server in its metadata.
         models_ready: Whether all models are loaded that are to be.
         strict_readiness: Whether the server is ready only if they are, and say so themselves.
+        request_log: What front ends tell of requests.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class ServerCore:
         version: str,
         models_ready: Callable[[], bool],
         strict_readiness: bool = True,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.registry = registry
         self._dispatcher = Dispatcher(registry)
@@ -103,6 +107,7 @@ class ServerCore:
         self.server_id = server_id
         self.version = version
         self.life = Life()
+        self.request_log = request_log
         self._models_ready = models_ready
         self._strict = strict_readiness
         self._refusing = False

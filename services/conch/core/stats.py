@@ -90,6 +90,9 @@ class ModelStatistics:
 
     Args:
         gauges: Gives the numbers of requests that wait and that run, at the moment; None for none.
+
+    Attributes:
+        watched: To be set once a request has a watch; nobody looks for one before.
     """
 
     __slots__ = (
@@ -116,10 +119,12 @@ class ModelStatistics:
         "_responses",
         "_succeeded",
         "_success_ns",
+        "watched",
     )
 
     def __init__(self, gauges: Callable[[], tuple[int, int]] | None = None) -> None:
         self._gauges = gauges
+        self.watched = False
         self._failed_in_model = 0
         self._rejected: dict[str, int] = {}
         self._cancelled: dict[str, int] = {QUEUED: 0, RUNNING: 0}

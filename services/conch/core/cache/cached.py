@@ -54,6 +54,17 @@ def use_of(request: InferenceRequest) -> Use:
     )
 
 
+def take_copies(request: InferenceRequest) -> None:
+    """Copies the inputs whose memory their client may write to at any time.
+
+    Or a client could have the answer to one input kept under the key of another, and given to others.
+    """
+    inputs = request.inputs
+    for name, tensor in inputs.items():
+        if tensor.shared:
+            inputs[name] = tensor.detached(name)
+
+
 class CachedModel:
     """One version of a model behind a cache that answers at once.
 
@@ -105,6 +116,7 @@ class CachedModel:
         if use is Use.BYPASS:
             return self.model.submit(request, may_lead)
         start = self._clock()
+        take_copies(request)
         key = self._key(request)
         if use is Use.REFRESH:
             return self._run(request, key, None, may_lead)

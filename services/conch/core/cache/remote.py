@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 from conch.core.cache.base import ResponseCache
-from conch.core.cache.cached import CachedModel, Use, use_of
+from conch.core.cache.cached import CachedModel, Use, take_copies, use_of
 from conch.core.cache.key import KeyMaker
 from conch.core.cache.workers import CacheWorkers
 from conch.core.clock import Clock
@@ -56,6 +56,7 @@ class RemotelyCachedModel(CachedModel):
         use = use_of(request)
         if use is Use.BYPASS or not self._workers.healthy:
             return self.model.submit(request, may_lead)
+        take_copies(request)
         if use is Use.REFRESH:
             return self._run(request, self._key(request), None, may_lead)
         with self._lock:

@@ -29,6 +29,7 @@ from conch.core.errors import (
 )
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable
+from conch.core.watch import watch_of
 
 
 class Owner(Protocol):
@@ -185,6 +186,8 @@ class Execution:
         owner = self._owner
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
+            if (watch := watch_of(self.request)) is not None:
+                watch.step(child, model)
         except Exception as error:
             self._step_failed(run, without_traceback(as_conch_error(error)), True)
             return None
@@ -196,7 +199,10 @@ class Execution:
         except Exception as error:
             with self._lock:
                 self._children.pop(child, None)
-            self._step_failed(run, without_traceback(as_conch_error(error)), True)
+            shown = without_traceback(as_conch_error(error))
+            if (watch := watch_of(child)) is not None:
+                watch.refused(child, shown)
+            self._step_failed(run, shown, True)
             return None
         if self._cancels:
             owner.dispatcher.cancel(child)  # the others were when the model did not have this one yet

@@ -21,6 +21,7 @@ from conch.core.servable import ClosedError, Leadable
 from conch.core.spec import ModelSpec
 from conch.core.stats import RUNNING, ModelStatistics
 from conch.core.validation import RequestValidator
+from conch.core.watch import note_run
 
 
 class EnsembleModel:
@@ -165,15 +166,17 @@ class EnsembleModel:
 
     def _count(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
         now = self.clock()
+        batch = Batch([request], request.batch_size)
+        batch.compute_start_ns = batch.compute_input_end_ns = request.queued_ns
+        batch.compute_output_start_ns = batch.compute_end_ns = now
+        if self.statistics.watched:
+            note_run(batch)
         if response is not None and response.error is not None:
             if request.cancelled and isinstance(response.error, CancelledError):
                 self.statistics.record_cancellation(now - request.received_ns, RUNNING)
             else:
                 self.statistics.record_failure(now - request.received_ns)
             return
-        batch = Batch([request], request.batch_size)
-        batch.compute_start_ns = batch.compute_input_end_ns = request.queued_ns
-        batch.compute_output_start_ns = batch.compute_end_ns = now
         self.statistics.record_batch(batch, 0, 0)
 
 

@@ -25,6 +25,7 @@ from conch.core.scheduler.base import Batch
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
+from conch.core.watch import RunTimes, note_open, note_run
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,13 @@ class Executor:
         clock = self._clock
         requests = batch.requests
         batch.compute_start_ns = clock()
+        # Some may be answered before the model returns.
+        times = note_run(batch) if self._statistics.watched else None
         shaper = self._shaper
         if shaper.reshapes_inputs:
-            for request in requests:
-                shaper.shape_inputs(request)
+            self._shape_inputs(requests)
         if self._decoupled:
-            self._run_decoupled(instance, batch)
+            self._run_decoupled(instance, batch, times)
             return
         responses = self._execute(instance, batch)
         if self._sequences:
@@ -99,6 +101,8 @@ class Executor:
             batch.compute_input_end_ns = batch.compute_start_ns
         if not batch.compute_output_start_ns:
             batch.compute_output_start_ns = now
+        if times is not None:
+            times.complete(batch)
         for request, response in zip(requests, responses, strict=True):
             if response is None:
                 apart = True  # the model answers this one itself, or runs it again
@@ -131,7 +135,7 @@ class Executor:
         except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
             return self._failures(batch, error)
 
-    def _run_decoupled(self, instance: BackendInstance, batch: Batch) -> None:
+    def _run_decoupled(self, instance: BackendInstance, batch: Batch, times: RunTimes | None) -> None:
         """Runs a batch whose requests answer for themselves, possibly after this."""
         execution = self.open.begin(batch)
         failed = False
@@ -142,14 +146,16 @@ class Executor:
             failed = True
         now = batch.compute_end_ns = self._clock()
         execution.end(now, failed)
+        if times is not None:
+            times.input_end_ns = batch.compute_input_end_ns  # its requests end one by one
         for request, response in zip(batch.requests, responses, strict=True):
             if request.rescheduled and response is None:
                 refusal = self._runs_again(request)
                 if refusal is not None:
                     request.fail(refusal)
                 elif request.rescheduled:
-                    times = execution.start_ns, execution.input_end_ns, now
-                    self._statistics.record_success(request, times, again=True)
+                    run = execution.start_ns, execution.input_end_ns, now
+                    self._statistics.record_success(request, run, again=True)
             if response is not None:
                 if response.error is None:
                     self._shape(request, response)
@@ -194,6 +200,8 @@ class Executor:
                     continue
                 if error is None and self.open.adopt(request, execution):
                     execution.end(now)
+                    if statistics.watched:
+                        note_open(request)
                     continue
             ns = now - request.received_ns
             if request.cancelled:
@@ -276,6 +284,10 @@ class Executor:
         if self._shaper.reshapes_inputs:
             self._shaper.restore_inputs(request)
         return None
+
+    def _shape_inputs(self, requests: Sequence[InferenceRequest]) -> None:
+        for request in requests:
+            self._shaper.shape_inputs(request)
 
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:

@@ -9,21 +9,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
-from conch.core.registry import parse_version
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
+from conch.frontends.answers import counted_models, refuse_repository_name, served_versions
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
-from conch.frontends.grpc.convert import metadata_message, ready_versions, statistics_message
+from conch.frontends.grpc.convert import metadata_message, statistics_message
 from conch.protocol import health_pb2
 from conch.protocol import inference_pb2 as pb
 from conch.protocol import model_config_pb2 as config_pb
 
 log = logging.getLogger(__name__)
-
-_NOT_YET = {
-    "TraceSetting": "tracing",
-    "LogSettings": "changing log settings at run time",
-}
 
 
 class ControlHandlers:
@@ -68,9 +63,6 @@ class ControlHandlers:
             service + name: answering_later(kind, answer, pool)
             for name, (kind, answer, pool) in later.items()
         }
-        table |= {
-            service + name: _refusing(f"{what} is not supported yet") for name, what in _NOT_YET.items()
-        }
         table[service + "ServerReady"] = self._checking(pb.ServerReadyRequest, self._server_ready)
         table[service + "ModelReady"] = self._checking(pb.ModelReadyRequest, self._model_ready)
         table["/grpc.health.v1.Health/Check"] = self._checking(health_pb2.HealthCheckRequest, self._health)
@@ -100,36 +92,20 @@ class ControlHandlers:
         return pb.ServerMetadataResponse(name=core.server_id, version=core.version, extensions=EXTENSIONS)
 
     def _model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        model = self._core.model(request.name, request.version)
-        if request.version:
-            versions = [model.spec.version]
-        else:
-            versions = ready_versions(self._core.registry.entries[request.name])
-        return metadata_message(model.spec, versions)
+        return metadata_message(*served_versions(self._core, request.name, request.version))
 
     def _model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         spec = self._core.model(request.name, request.version).spec
         return pb.ModelConfigResponse(config=config_pb.ModelConfig.FromString(spec.config_message))
 
     def _model_statistics(self, request: pb.ModelStatisticsRequest) -> pb.ModelStatisticsResponse:
-        entries = self._core.registry.entries
-        version = parse_version(request.version)
-        if request.name and request.name not in entries:
-            raise InvalidArgumentError(f"requested model '{request.name}' is not available")
-        models = [
-            entries[name].ready[number]
-            for name in ([request.name] if request.name else sorted(entries))
-            for number in ready_versions(entries[name])
-            if version in (-1, number)
-        ]
-        if request.name and not models:
-            raise InvalidArgumentError(f"requested model version is not available for model '{request.name}'")
+        models = counted_models(self._core, request.name, request.version)
         return pb.ModelStatisticsResponse(
             model_stats=[statistics_message(model.spec, model.statistics.snapshot()) for model in models]
         )
 
     def _repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        _refuse_repository_name(request.repository_name)
+        refuse_repository_name(request.repository_name)
         return pb.RepositoryIndexResponse(
             models=[
                 pb.RepositoryIndexResponse.ModelIndex(
@@ -140,7 +116,7 @@ class ControlHandlers:
         )
 
     def _load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        _refuse_repository_name(request.repository_name)
+        refuse_repository_name(request.repository_name)
         parameters: dict[str, LoadParameter] = {}
         for key, value in request.parameters.items():
             wanted = _load_parameter_kind(key)
@@ -153,7 +129,7 @@ class ControlHandlers:
         return pb.RepositoryModelLoadResponse()
 
     def _unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        _refuse_repository_name(request.repository_name)
+        refuse_repository_name(request.repository_name)
         dependents = False
         for key, value in request.parameters.items():
             if key != "unload_dependents":
@@ -175,11 +151,6 @@ def _load_parameter_kind(key: str) -> str:
     if key.startswith("file:"):
         return "bytes_param"
     raise InvalidArgumentError(f"unrecognized load parameter '{key}'.")
-
-
-def _refuse_repository_name(name: str) -> None:
-    if name:
-        raise UnsupportedError("'repository_name' specification is not supported")
 
 
 def answering(kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
@@ -219,12 +190,5 @@ def answering_later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> 
 
     def handle(call: UnaryCall, message: bytes) -> None:
         pool.submit(_answer, call, message, kind, answer)
-
-    return handle
-
-
-def _refusing(text: str) -> UnaryHandler:
-    def handle(call: UnaryCall, message: bytes) -> None:
-        call.abort(UnsupportedError.grpc_status, text)
 
     return handle

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from conch.core.durations import Duration
-from conch.core.registry import Entry
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.stats import StatisticsSnapshot
+from conch.frontends.answers import platform
 from conch.protocol import inference_pb2 as pb
 
 
@@ -23,15 +23,10 @@ def metadata_message(spec: ModelSpec, versions: list[int]) -> pb.ModelMetadataRe
     return pb.ModelMetadataResponse(
         name=spec.name,
         versions=[str(version) for version in versions],
-        platform=spec.platform or spec.backend,
+        platform=platform(spec),
         inputs=tensors(spec.inputs),
         outputs=tensors(spec.outputs),
     )
-
-
-def ready_versions(entry: Entry) -> list[int]:
-    """The versions that take requests, ascending."""
-    return sorted(entry.ready)
 
 
 def statistics_message(spec: ModelSpec, stats: StatisticsSnapshot) -> pb.ModelStatistics:

@@ -9,6 +9,7 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
+from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, joined
@@ -16,6 +17,8 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
 from conch.frontends.grpc.single import SingleResponse
 from conch.memory.regions import Regions
+
+_PROTOCOL = "grpc"
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +57,14 @@ class InferHandler:
         self._forward = forward
         self._compression = compression
         self._check = core.check_takes
+        self._log = core.request_log
         self.refused = 0
 
     def __call__(self, call: UnaryCall, message: bytes) -> None:
         """Takes one request; it is answered when its batch has run."""
+        now_ns = self._clock()
         request: InferenceRequest | None = None
         try:
-            now_ns = self._clock()
             request = self._decode(message, self._respond, now_ns)
             request.context = call
             request.deadline_ns = call.deadline_ns(now_ns)
@@ -69,6 +73,8 @@ class InferHandler:
             core = self._core
             self._check(request)
             model = core.model_for(request)
+            if self._log is not None:
+                self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
             if model.spec.decoupled:
                 request.intercept(lambda responder: SingleResponse(responder, core.cancel), waits=True)
             call.watch(core.cancel, request)
@@ -78,12 +84,25 @@ class InferHandler:
         except ConchError as error:
             if request is not None:
                 request.discard()
-            call.abort(error.grpc_status, error.message, retry_metadata(error))
+            self._refused(call, message, request, error, now_ns)
         except Exception as error:
             if request is not None:
                 request.discard()
             log.exception("a request could not be handled")
-            call.abort(InternalError.grpc_status, f"the request could not be handled: {error}")
+            shown = InternalError(f"the request could not be handled: {error}")
+            self._refused(call, message, request, shown, now_ns)
+
+    def _refused(
+        self,
+        call: UnaryCall,
+        message: bytes,
+        request: InferenceRequest | None,
+        error: ConchError,
+        received_ns: int,
+    ) -> None:
+        call.abort(error.grpc_status, error.message, retry_metadata(error))
+        if self._log is not None:
+            self._log.refuse(request, error, _PROTOCOL, call.peer, len(message), received_ns)
 
     def refuse(self) -> None:
         """Takes no more requests."""
@@ -102,6 +121,8 @@ class InferHandler:
                 call.abort(error.grpc_status, error.message, retry_metadata(error))
                 return
             message = joined(self._encoder.parts(request, response))
+            if self._log is not None and (watch := watch_of(request)) is not None:
+                watch.bytes_out += len(message)
             if self._compression is None:
                 call.reply(message)
             else:

@@ -17,9 +17,13 @@ from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.infer import InferHandler
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
+from conch.frontends.grpc.settings import settings_handlers
 from conch.frontends.grpc.sharing import SharedMemoryHandlers
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
 from conch.memory.regions import Regions
+from conch.observe.options import LogOptions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
 
 MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
@@ -95,6 +99,8 @@ class GrpcFrontEnd:
         core: What it serves.
         options: How.
         clock: Monotonic time in nanoseconds.
+        logs: The log settings; None where they belong to the program around the server.
+        traces: The trace settings; None for some of its own.
         regions: The shared-memory regions; None for some of its own.
 
     Raises:
@@ -106,6 +112,8 @@ class GrpcFrontEnd:
         core: ServerCore,
         options: GrpcOptions,
         clock: Clock = monotonic_ns,
+        logs: LogControl | None = None,
+        traces: TraceSettings | None = None,
         regions: Regions | None = None,
     ) -> None:
         regions = regions or Regions()
@@ -122,6 +130,7 @@ class GrpcFrontEnd:
         unary: dict[str, UnaryHandler] = ControlHandlers(
             core, self._quick, self._unloads, self._slow, self._checks
         ).handlers()
+        unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
         unary |= SharedMemoryHandlers(regions, self._memory).handlers()
         shared = core, self._get_server, encoder, clock, forward, options.compression, regions
         self._infer = InferHandler(*shared)

@@ -19,9 +19,16 @@ class SingleResponse:
     Args:
         responder: Takes the answer.
         cancel: Called with a request whose model has not finished but need not go on.
+        refusal: The text of that error.
     """
 
-    def __init__(self, responder: Responder, cancel: Callable[[InferenceRequest], None]) -> None:
+    def __init__(
+        self,
+        responder: Responder,
+        cancel: Callable[[InferenceRequest], None],
+        refusal: str = "ModelInfer RPC doesn't support models with decoupled transaction policy",
+    ) -> None:
+        self._refusal = refusal
         self._responder = responder
         self._cancel = cancel
         self._lock = threading.Lock()
@@ -42,10 +49,7 @@ class SingleResponse:
             self._answered = True
         answer = response or kept
         if answer is None or surplus:
-            answer = InferenceResponse(
-                [],
-                UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy"),
-            )
+            answer = InferenceResponse([], UnsupportedError(self._refusal))
         if not final:
             self._cancel(request)
         self._responder(request, answer, True)

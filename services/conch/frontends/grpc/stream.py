@@ -18,6 +18,7 @@ from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.core.tensor import Buffer
+from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, StreamCall
 from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, joined
@@ -29,6 +30,7 @@ from conch.protocol import inference_pb2
 
 log = logging.getLogger(__name__)
 
+_PROTOCOL = "grpc-stream"
 _OK = 0
 _ERROR_MESSAGE = 1
 _INFER_RESPONSE = 2
@@ -185,6 +187,7 @@ class StreamInferHandler:
         self._clock = clock
         self._decode = RequestDecoder(regions)
         self._forward = forward
+        self._log = core.request_log
 
     def __call__(self, call: StreamCall) -> None:
         """Opens a stream."""
@@ -196,8 +199,9 @@ class StreamInferHandler:
 
     def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
         """Submits one request of a stream and lets the next one come in."""
+        now_ns = self._clock()
         try:
-            request = self._decode(message, self._respond, self._clock())
+            request = self._decode(message, self._respond, now_ns)
             request.context = place
             request.deadline_ns = place.stream.deadline_ns
             place.request = request
@@ -205,6 +209,8 @@ class StreamInferHandler:
                 self._forward(request, call.metadata)
             self.core.check_takes(request)
             model = self.core.model_for(request)
+            if self._log is not None:
+                self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
             if not model.spec.decoupled:
                 place.stream.order(place)
             to_lead = self.core.submit(request, True, model)
@@ -213,12 +219,20 @@ class StreamInferHandler:
             if request.cancelled:  # in the moment before it was queued
                 self.core.cancel(request)
         except ConchError as error:
-            self._say_error(place, error)
+            self._refused(call, place, message, error, now_ns)
         except Exception as error:
             log.exception("a request of a stream could not be handled")
-            self._say_error(place, InternalError(f"the request could not be handled: {error}"))
+            shown = InternalError(f"the request could not be handled: {error}")
+            self._refused(call, place, message, shown, now_ns)
         # Only now may another thread take this stream's next message: requests are queued in order.
         call.read_next()
+
+    def _refused(
+        self, call: StreamCall, place: _Place, message: bytes, error: ConchError, received_ns: int
+    ) -> None:
+        self._say_error(place, error)
+        if self._log is not None:
+            self._log.refuse(place.request, error, _PROTOCOL, call.peer, len(message), received_ns)
 
     def _say_error(self, place: _Place, error: ConchError) -> None:
         """Answers a request that never reached a model."""
@@ -248,7 +262,10 @@ class StreamInferHandler:
             if error is not None:
                 text = error.message.encode()
                 message[:0] = [length_header(_ERROR_MESSAGE, len(text)), text]
-            place.stream.say(place, joined(message), final, error)
+            whole = joined(message)
+            if self._log is not None and (watch := watch_of(request)) is not None:
+                watch.bytes_out += len(whole)
+            place.stream.say(place, whole, final, error)
             if not place.ordered:
                 place.stream.wait_for_reader()
         except ConchError as shown:

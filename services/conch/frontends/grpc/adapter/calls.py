@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from conch.core.details import shown
 from conch.frontends.grpc.adapter.library import cygrpc
@@ -38,6 +39,11 @@ def deadline_ns_of(details: Any, now_ns: int) -> int | None:
     if deadline > _NO_DEADLINE_S:
         return None
     return now_ns + int(deadline * 1e9) - time.time_ns()
+
+
+def peer_of(call: Any) -> str:
+    """Address of a call's client, such as ``ipv4:127.0.0.1:50000``."""
+    return unquote(call.peer().decode(errors="replace"))
 
 
 class OpenCalls:
@@ -172,6 +178,11 @@ class UnaryCall:
         """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never."""
         return deadline_ns_of(self._details, now_ns)
 
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
+        return peer_of(self._call)
+
     def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
         """Calls `on_cancel(subject)`, once, if the client goes away before the answer has been sent.
 
@@ -293,6 +304,11 @@ class StreamCall:
     def deadline_ns(self, now_ns: int) -> int | None:
         """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never."""
         return deadline_ns_of(self._details, now_ns)
+
+    @property
+    def peer(self) -> str:
+        """Address of the client."""
+        return peer_of(self._call)
 
     def read_next(self) -> None:
         """Lets the next message come in, at once or when enough has been sent."""

@@ -1,0 +1,1 @@
+"""The REST front end: Triton's HTTP protocol over the core."""

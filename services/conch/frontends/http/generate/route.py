@@ -1,0 +1,287 @@
+"""Generate and generate_stream: flat JSON to a model, its responses as flat JSON or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.servable import Servable
+from conch.core.server_core import ServerCore
+from conch.core.watch import watch_of
+from conch.frontends.http.bodies import MOST_BYTES, read_body
+from conch.frontends.http.generate.answer import answer_object
+from conch.frontends.http.generate.document import parse_document
+from conch.frontends.http.generate.mapper import map_request
+from conch.frontends.http.generate.outbox import Item, Outbox
+from conch.frontends.http.pools import Pools, run_on
+from conch.frontends.http.replies import JSON, error_body
+from conch.frontends.http.routing import ApiRoute, route
+
+log = logging.getLogger(__name__)
+
+_PROTOCOL = "http"
+EVENTS = "text/event-stream; charset=utf-8"
+_QUICK_BYTES = 64 * 1024
+_NOT_ONE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates "
+    "various number of responses"
+)
+_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+
+
+def generate_routes(
+    core: ServerCore, pools: Pools, most_bytes: int = MOST_BYTES, clock: Clock = monotonic_ns
+) -> list[ApiRoute]:
+    """The table.
+
+    Args:
+        core: Runs the requests.
+        pools: Where large bodies are taken apart.
+        most_bytes: The largest body, and the most bytes that its tensors may have together.
+        clock: Monotonic time in nanoseconds.
+    """
+    submit = Submission(core, pools, most_bytes, clock)
+
+    async def generate(request: Request, model: str, version: str) -> Response:
+        exchange = await submit(request, model, version)
+        try:
+            return await single(exchange)
+        finally:
+            await exchange.end()
+
+    async def stream(request: Request, model: str, version: str) -> Response:
+        exchange = await submit(request, model, version)
+        try:
+            first = await exchange.outbox.take()
+            if first is None:
+                raise ClientDisconnect
+            return EventStream(exchange, first)
+        except BaseException:
+            await exchange.end()
+            raise
+
+    return [
+        route(_MODEL + "/generate", ["POST"], "inference", generate),
+        route(_MODEL + "/generate_stream", ["POST"], "inference", stream),
+    ]
+
+
+class Exchange:
+    """A request that runs, and what it has been answered.
+
+    Args:
+        core: Where it runs.
+        receive: Says when the client has gone away.
+
+    Attributes:
+        outbox: The answers.
+    """
+
+    def __init__(self, core: ServerCore, receive: Receive) -> None:
+        self._core = core
+        self._request: InferenceRequest | None = None
+        self.outbox = Outbox(asyncio.get_running_loop())
+        self._gone = False
+        self._watch = asyncio.ensure_future(self._until_gone(receive))
+
+    def begin(self, request: InferenceRequest) -> None:
+        """Says which request it is, before it is submitted; from any thread."""
+        self._request = request
+
+    def begun(self) -> None:
+        """Says that it has been submitted."""
+        if self._gone:  # in the moment before it was queued
+            self._give_up()
+
+    async def _until_gone(self, receive: Callable[[], Awaitable[Message]]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Says that nobody waits for answers any more."""
+        self._gone = True
+        self.outbox.close()
+        if self._request is not None and not self._request.answered:
+            self._core.cancel(self._request)
+
+    async def end(self) -> None:
+        """Ends the request if it has not ended, and the watch over its client."""
+        self._give_up()
+        self._watch.cancel()
+        await asyncio.gather(self._watch, return_exceptions=True)
+
+    def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """Takes what the model says, in its thread, where also the JSON is made of it."""
+        try:
+            item = _item(request, response, final)
+        except ConchError as error:
+            item = _failure(error, final)
+        except Exception as error:
+            log.exception("a response of model '%s' could not be sent", request.model_name)
+            item = _failure(InternalError(f"the response could not be sent: {error}"), final)
+        if self._core.request_log is not None and (watch := watch_of(request)) is not None:
+            watch.bytes_out += len(item.body or b"")
+        self.outbox.put(item)
+
+
+def _item(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> Item:
+    if response is None:
+        return Item(None, 200, final)
+    if response.error is not None:
+        return _failure(response.error, final)
+    model = request.model
+    assert model is not None, "only a request that has been submitted is answered"
+    return Item(answer_object(model.spec.name, model.version_text, request.id, response), 200, final)
+
+
+def _failure(error: ConchError, final: bool) -> Item:
+    return Item(error_body(error.message), error.http_status, final, error.retry_after_ms)
+
+
+class Submission:
+    """From an HTTP request to one that runs.
+
+    Args:
+        core: Runs it.
+        pools: Where large bodies are taken apart.
+        most_bytes: The largest body, and the most bytes that its tensors may have together.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, core: ServerCore, pools: Pools, most_bytes: int, clock: Clock) -> None:
+        self._core = core
+        self._pools = pools
+        self._most_bytes = most_bytes
+        self._clock = clock
+
+    async def __call__(self, request: Request, name: str, version: str) -> Exchange:
+        """Submits a request.
+
+        Raises:
+            ConchError: It is malformed, or its model does not take it.
+        """
+        made = _Made(name, version, self._clock())
+        try:
+            self._core.check_running()
+            model = self._core.model(name, version)
+            if request.headers.get("content-encoding", "identity") not in ("identity", ""):
+                raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
+            made.body = await read_body(request, self._most_bytes)
+            exchange = Exchange(self._core, request.receive)
+            try:
+                if len(made.body) <= _QUICK_BYTES:
+                    self._submit(made, exchange, model, _address(request))
+                else:
+                    await run_on(self._pools.quick, self._submit, made, exchange, model, _address(request))
+                exchange.begun()
+            except BaseException:
+                await exchange.end()
+                raise
+        except ConchError as error:
+            told = self._core.request_log
+            if told is not None:
+                told.refuse(
+                    made.request, error, _PROTOCOL, _address(request), len(made.body), made.received_ns
+                )
+            raise
+        return exchange
+
+    def _submit(self, made: _Made, exchange: Exchange, model: Servable, client: str) -> None:
+        mapped = map_request(parse_document(made.body), model.spec, self._most_bytes)
+        request = made.request = InferenceRequest(
+            made.name,
+            made.version,
+            mapped.inputs,
+            exchange.respond,
+            made.received_ns,
+            mapped.id,
+            parameters=mapped.parameters or None,
+        )
+        self._core.check_takes(request)
+        if self._core.request_log is not None:
+            self._core.request_log.begin(request, model, _PROTOCOL, client, len(made.body))
+        exchange.begin(request)
+        self._core.submit(request, False, model)
+
+
+@dataclass(slots=True)
+class _Made:
+    """What has become of an HTTP request so far."""
+
+    name: str
+    version: str
+    received_ns: int
+    body: bytes = b""
+    request: InferenceRequest | None = None
+
+
+def _address(request: Request) -> str:
+    client = request.client
+    return "" if client is None else f"{client.host}:{client.port}"
+
+
+async def single(exchange: Exchange) -> Response:
+    """The response to a request that is to have exactly one."""
+    only: Item | None = None
+    while True:
+        item = await exchange.outbox.take()
+        if item is None:
+            raise ClientDisconnect
+        if item.body is not None:
+            if only is not None:
+                break
+            only = item
+            if item.status != 200:
+                break
+        if item.final:
+            break
+    if only is None or (item.body is not None and item is not only):
+        only = _failure(InvalidArgumentError(_NOT_ONE), True)
+    return Response(only.body, only.status, _retry_after(only), JSON)
+
+
+def _retry_after(item: Item) -> dict[str, str] | None:
+    if item.retry_after_ms is None:
+        return None
+    return {"retry-after": str(-(-item.retry_after_ms // 1000))}
+
+
+class EventStream(Response):
+    """Responses as server-sent events, one for each that says something.
+
+    Args:
+        exchange: The request.
+        first: Its first answer, which decides the status.
+    """
+
+    def __init__(self, exchange: Exchange, first: Item) -> None:
+        self._exchange = exchange
+        self._first = first
+        super().__init__(None, first.status, _retry_after(first), EVENTS)
+        self.raw_headers = [(key, value) for key, value in self.raw_headers if key != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends what comes, as fast as the client reads."""
+        item: Item | None = self._first
+        try:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            while item is not None:
+                if item.body is not None:
+                    event = b"data: " + item.body + b"\n\n"
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                item = None if item.final else await self._exchange.outbox.take()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._exchange.end()

@@ -1,0 +1,79 @@
+"""Bodies compressed by gzip or deflate."""
+
+from __future__ import annotations
+
+import zlib
+
+from conch.core.errors import InvalidArgumentError
+
+ENCODINGS = (b"gzip", b"deflate")
+"""What is understood, in both directions."""
+
+_STEP = 1 << 20
+
+
+def decompressed(body: memoryview, most_bytes: int) -> bytes:
+    """The content of a compressed body; its header says by what, whatever the request says.
+
+    Raises:
+        InvalidArgumentError: It is too large, or damaged.
+    """
+    if not len(body):
+        raise InvalidArgumentError("nothing to be decompressed")
+    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    parts: list[bytes] = []
+    size = 0
+    left: bytes | memoryview = body
+    try:
+        while not inflate.eof:
+            part = inflate.decompress(left, _STEP)
+            size += len(part)
+            if size > most_bytes:
+                raise InvalidArgumentError(
+                    f"Decompressed data size exceeds the maximum allowed value of {most_bytes} bytes. Use "
+                    f"--http-max-input-size to increase the limit."
+                )
+            parts.append(part)
+            left = inflate.unconsumed_tail
+            if not left and not part:
+                raise InvalidArgumentError("the compressed request body ends too early")
+    except zlib.error as error:
+        raise InvalidArgumentError(f"the compressed request body is damaged: {error}") from None
+    return b"".join(parts)
+
+
+def compressed(parts: list[bytes | bytearray | memoryview], encoding: bytes) -> list[bytes]:
+    """A body compressed for a client."""
+    deflate = zlib.compressobj(wbits=zlib.MAX_WBITS | (16 if encoding == b"gzip" else 0))
+    out = [deflate.compress(part) for part in parts]
+    out.append(deflate.flush())
+    return out
+
+
+def accepted(header: bytes) -> bytes | None:
+    """The encoding for a response by the request's ``Accept-Encoding``; None for identity.
+
+    The first of those with the highest weight is taken; a weight that is no number counts as none.
+    """
+    best: bytes | None = None
+    most = 0.0
+    for item in header.split(b","):
+        name, *parameters = (part.strip() for part in item.split(b";"))
+        if name not in (*ENCODINGS, b"identity"):
+            continue
+        weight = _weight(parameters)
+        if weight > most:
+            best, most = name, weight
+    return None if best == b"identity" else best
+
+
+def _weight(parameters: list[bytes]) -> float:
+    for parameter in parameters:
+        key, _, value = parameter.partition(b"=")
+        if key.strip() == b"q":
+            try:
+                weight = float(value)
+            except ValueError:
+                return 0.0
+            return weight if 0 <= weight <= 1 else 0.0
+    return 1.0

@@ -1,0 +1,312 @@
+"""The JSON of an infer request, and the bytes behind it, to an `InferenceRequest`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from conch.core.errors import InvalidArgumentError, NotFoundError
+from conch.core.request import InferenceRequest, Parameter, Responder
+from conch.core.tensor import Tensor
+from conch.frontends.http.infer.elements import check_size, tensor_bytes
+from conch.frontends.http.infer.wanted import Wanted
+from conch.frontends.http.jsontext import access
+from conch.frontends.http.jsontext.access import JsonAccessError
+from conch.frontends.http.jsontext.load import load
+
+_MOST_TEMPLATES = 4096
+_LONGEST_KEY = 4096
+_T = TypeVar("_T")
+
+
+class _Template:
+    """What requests have in common whose JSON is the same; compared by identity."""
+
+    __slots__ = ("inputs", "requested", "settings", "size", "wanted")
+
+    def __init__(self, request: InferenceRequest, sizes: list[int], wanted: Wanted) -> None:
+        start = 0
+        inputs: list[tuple[str, str, tuple[int, ...], int, int]] = []
+        for tensor, size in zip(request.inputs.values(), sizes, strict=True):
+            inputs.append((tensor.name, tensor.datatype, tensor.shape, start, start + size))
+            start += size
+        self.inputs = tuple(inputs)
+        self.size = start
+        self.requested = request.requested
+        self.wanted = wanted
+        self.settings = tuple(
+            (name, value) for name in _SETTINGS if (value := getattr(request, name)) not in (None, 0, False)
+        )
+
+
+_SETTINGS = ("classes", "parameters", "priority", "timeout_us")
+
+
+class RequestDecoder:
+    """Reads infer requests.
+
+    Of a request whose tensors are all binary the JSON is remembered by its bytes.
+
+    Args:
+        most_bytes: Largest tensor taken as JSON.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._templates: dict[bytes, _Template] = {}
+
+    def __call__(
+        self, model: tuple[str, str], body: memoryview, head: int | None, responder: Responder, now_ns: int
+    ) -> tuple[InferenceRequest, Wanted]:
+        """Reads a request.
+
+        Args:
+            model: Name and version of the model.
+            body: The JSON and the tensors behind it, which keep views of it.
+            head: How long the JSON is; None if there is nothing else.
+            responder: Takes the responses.
+            now_ns: When the request arrived, in monotonic nanoseconds.
+
+        Returns:
+            The request, and how its outputs are to be sent.
+
+        Raises:
+            ConchError: It is malformed or contradicts itself; texts are Triton's.
+        """
+        text = bytes(body if head is None else body[:head])
+        template = self._templates.get(text)
+        if template is not None and head is not None and len(body) - head == template.size:
+            tensors = body[head:]
+            request = InferenceRequest(
+                model[0],
+                model[1],
+                {
+                    name: Tensor(name, datatype, shape, tensors[start:end])
+                    for name, datatype, shape, start, end in template.inputs
+                },
+                responder,
+                now_ns,
+                "",
+                template.requested,
+            )
+            request.signature = template
+            for attribute, value in template.settings:
+                setattr(request, attribute, value)
+            return request, template.wanted
+        return self._parse(model, text, body, head, responder, now_ns)
+
+    def _parse(
+        self,
+        model: tuple[str, str],
+        text: bytes,
+        body: memoryview,
+        head: int | None,
+        responder: Responder,
+        now_ns: int,
+    ) -> tuple[InferenceRequest, Wanted]:
+        document = load(text)
+        request = InferenceRequest(model[0], model[1], {}, responder, now_ns)
+        wanted = Wanted(False, {})
+        if isinstance(document, dict):
+            if "id" in document:
+                request.id = _parsed("id", access.text, document["id"])
+            if "parameters" in document:
+                wanted.binary = read_parameters(request, document["parameters"])
+        inputs = _inputs(document)
+        tensors = None if head is None else body[head:]
+        sizes = self._read_inputs(request, inputs, tensors, text)
+        if "outputs" in document:
+            _read_outputs(request, document["outputs"], wanted)
+        simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
+        if simple and sizes is not None and len(text) <= _LONGEST_KEY:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()  # requests that never repeat must not fill the memory
+            self._templates[text] = _Template(request, sizes, wanted)
+        return request, wanted
+
+    def _read_inputs(
+        self, request: InferenceRequest, inputs: list[Any], tensors: memoryview | None, text: bytes
+    ) -> list[int] | None:
+        """Reads the inputs; returns their sizes if all are binary."""
+        plain = b"true" not in text and b"false" not in text if len(text) < _MOST_TEMPLATES * 16 else False
+        position = 0
+        sizes: list[int] = []
+        for given in inputs:
+            parameters = given.get("parameters") if isinstance(given, dict) else None
+            if not isinstance(parameters, dict):
+                parameters = {}
+            _check_source(given, parameters)
+            name = _member(given, "name", access.text)
+            datatype = _member(given, "datatype", access.text)
+            shape = tuple(
+                _parsed("shape", access.unsigned, dim) for dim in _member(given, "shape", access.elements)
+            )
+            if "data" in given:
+                tensor = self._json_tensor(name, datatype, shape, given["data"], plain)
+            elif "binary_data_size" in parameters:
+                size = _parsed("binary_data_size", access.unsigned, parameters["binary_data_size"])
+                if tensors is None:
+                    if size:
+                        raise InvalidArgumentError(
+                            "must specify valid 'Infer-Header-Content-Length' in request header and "
+                            "'binary_data_size' when passing inputs in binary data format"
+                        )
+                    tensors = memoryview(b"")
+                missing = position + size - len(tensors)
+                if missing > 0:
+                    raise InvalidArgumentError(
+                        f"unexpected size for input '{name}', expecting {missing} additional bytes for model "
+                        f"'{request.model_name}'"
+                    )
+                tensor = Tensor(name, datatype, shape, tensors[position : position + size])
+                position += size
+                sizes.append(size)
+            else:
+                raise _no_region(parameters)
+            if name in request.inputs:
+                raise InvalidArgumentError(f"{request.log_prefix}input '{name}' already exists in request")
+            request.inputs[name] = tensor
+        if tensors is not None and position != len(tensors):
+            raise InvalidArgumentError(f"unexpected additional input data for model '{request.model_name}'")
+        return sizes if len(sizes) == len(inputs) else None
+
+    def _json_tensor(
+        self, name: str, datatype: str, shape: tuple[int, ...], data: Any, plain: bool
+    ) -> Tensor:
+        if datatype in ("FP16", "BF16") and 0 not in shape:
+            raise InvalidArgumentError(
+                f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
+                f"input {name}"
+            )
+        given = _parsed("data", access.array, data)
+        count = check_size(name, datatype, shape, self._most_bytes)
+        if not count or datatype not in _DATATYPES:
+            return Tensor(name, datatype, shape, b"")  # the model says what it expects
+        return Tensor(name, datatype, shape, tensor_bytes(given, datatype, count, plain))
+
+
+_DATATYPES = frozenset(
+    [
+        "BOOL",
+        "UINT8",
+        "UINT16",
+        "UINT32",
+        "UINT64",
+        "INT8",
+        "INT16",
+        "INT32",
+        "INT64",
+        "FP32",
+        "FP64",
+        "BYTES",
+    ]  # those JSON carries
+)
+_SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
+
+
+def _check_source(given: Any, parameters: dict[str, Any]) -> None:
+    found = ["data"] if isinstance(given, dict) and "data" in given else []
+    found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
+    if len(found) != 1:
+        names = " ".join(f"'{name}'" for name in found)
+        raise InvalidArgumentError(
+            f"Input must set only one of the following fields: {_SOURCES}. But "
+            f"{f'set {names}' if found else 'no field is set'}"
+        )
+
+
+def _no_region(parameters: dict[str, Any]) -> NotFoundError:
+    region = _parsed("shared_memory_region", access.text, parameters["shared_memory_region"])
+    return NotFoundError(f"Unable to find shared memory region: '{region}'")
+
+
+def _inputs(document: Any) -> list[Any]:
+    return _parsed("inputs", lambda value: access.elements(access.member(value, "inputs")), document)
+
+
+def _member(given: Any, name: str, read: Callable[[Any], _T]) -> _T:
+    return _parsed(name, lambda value: read(access.member(value, name)), given)
+
+
+def _parsed(name: str, read: Callable[[Any], _T], value: Any, what: str = "parse") -> _T:
+    try:
+        return read(value)
+    except JsonAccessError as error:
+        raise JsonAccessError(f"Unable to {what} '{name}': {error.message}") from None
+
+
+def read_parameters(request: InferenceRequest, given: Any) -> bool:
+    """Reads a request's parameters: those of the protocol into its attributes, the others as they are.
+
+    Returns:
+        Whether all outputs are wanted in binary form.
+
+    Raises:
+        ConchError: A value has the wrong type, or a key is reserved; texts are Triton's.
+    """
+    if not isinstance(given, dict):
+        raise JsonAccessError("failed to get request params.: attempt to get members for non-object")
+    binary = False
+    custom: dict[str, Parameter] = {}
+    for key, value in given.items():
+        if key == "sequence_id":
+            is_number = type(value) is int and value >= 0
+            request.correlation_id = value if is_number else _parsed(key, access.text, value)
+        elif key in ("sequence_start", "sequence_end"):
+            setattr(request, key, _parsed(key, access.boolean, value))
+        elif key == "priority":
+            request.priority = _parsed(key, access.unsigned, value)
+        elif key == "timeout":
+            request.timeout_us = _parsed(key, access.unsigned, value)
+        elif key == "binary_data_output":
+            binary = _parsed(key, access.boolean, value)
+        elif key.startswith("triton_"):
+            raise InvalidArgumentError(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be "
+                "specified."
+            )
+        elif isinstance(value, str):
+            custom[access.text(key)] = access.text(value)
+        elif isinstance(value, bool | int | float):
+            custom[access.text(key)] = value
+        else:
+            raise InvalidArgumentError(
+                f"parameter '{access.text(key)}' has invalid type. It should be either 'int', 'bool', or "
+                f"'string'."
+            )
+    if custom:
+        request.parameters = custom
+    return binary
+
+
+def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted) -> None:
+    outputs = _parsed("outputs", access.elements, given)
+    if not outputs:
+        return
+    wanted.binary = False  # which governs only outputs that are not listed
+    names: dict[str, None] = {}
+    for output in outputs:
+        name = _member(output, "name", access.text)
+        if name in names:
+            raise InvalidArgumentError(f"{request.log_prefix}output '{name}' already exists in request")
+        names[name] = None
+        parameters = output.get("parameters")
+        if not isinstance(parameters, dict):
+            continue
+        region = parameters.get("shared_memory_region")
+        if "classification" in parameters:
+            if region is not None:
+                raise InvalidArgumentError(
+                    "Output can't set both 'shared_memory_region' and 'classification'"
+                )
+            count = _parsed("classification", access.unsigned, parameters["classification"], "set")
+            if count:
+                request.classes = {**(request.classes or {}), name: count}
+        if "binary_data" in parameters:
+            if region is not None:
+                raise InvalidArgumentError("Output can't set both 'shared_memory_region' and 'binary_data'")
+            if _parsed("binary_data", access.boolean, parameters["binary_data"]):
+                wanted.named[name] = True
+        if region is not None:
+            raise _no_region(parameters)
+    request.requested = tuple(names)

@@ -1,0 +1,141 @@
+"""The elements of a JSON ``data`` array to a tensor's bytes."""
+
+from __future__ import annotations
+
+from array import array
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, encode_bytes
+from conch.core.validation import shape_text
+from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
+
+MOST_DEPTH: Final = 100
+_MOST_ELEMENTS: Final = 2**63 - 1
+_CODES = {"FP32": "f", "FP64": "d"}
+_SIGNED = frozenset(("INT8", "INT16", "INT32", "INT64"))
+_TOO_MANY = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+_TOO_FEW = "Failed to parse 'data' field: shape does not match true shape"
+_WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+
+
+def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> int:
+    """Checks that a tensor of some shape may come as JSON; returns how many elements it has.
+
+    Raises:
+        InvalidArgumentError: It may not; texts are Triton's.
+    """
+    if any(dim > _MOST_ELEMENTS for dim in shape):
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape {shape_text(shape)} contains one or more invalid "
+            f"dimensions"
+        )
+    count = prod(shape)
+    if count > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape {shape_text(shape)} causes total element count to "
+            f"exceed maximum size of {_MOST_ELEMENTS}"
+        )
+    size = ELEMENT_SIZES.get(datatype, 1)
+    if count * size > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({size}) "
+            f"exceeds maximum allowed size ({_MOST_ELEMENTS})"
+        )
+    if count * size > most_bytes and datatype != "BYTES":
+        raise InvalidArgumentError(
+            f"JSON input '{name}' has a byte_size ({count * size} bytes) that exceeds the maximum allowed "
+            f"value of {most_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )
+    return count
+
+
+def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int, plain: bool) -> Buffer:
+    """The bytes of a tensor.
+
+    Args:
+        given: Its elements, nested in any way.
+        datatype: Its datatype, one that JSON can carry.
+        count: How many elements it must have.
+        plain: Whether there surely are no booleans among them.
+
+    Raises:
+        InternalError: There are more or fewer elements, or of another type; texts are Triton's.
+        InvalidArgumentError: They are nested too deep.
+    """
+    if isinstance(given, list) and plain and len(given) == count:
+        code = _CODES.get(datatype)
+        if code is not None:
+            try:
+                return memoryview(array(code, given)).cast("B")
+            except TypeError:
+                pass  # nested, or wrong: looked at more closely below
+    if isinstance(given, BulkArray):
+        pieces, depth = given.pieces, given.depth
+    else:
+        flat, depth = flattened(given)
+        pieces = [flat]
+    if depth > MOST_DEPTH:
+        raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})")
+    if datatype == "BYTES":
+        return b"".join([_strings(part) for piece in pieces for part in _parts(piece)])
+    filled = 0
+    whole = np.empty(count, NUMPY_DTYPES[datatype])
+    for piece in pieces:
+        for part in _parts(piece):
+            converted = _converted(part, datatype)
+            if filled + len(converted) > count:
+                raise InternalError(_TOO_MANY)
+            whole[filled : filled + len(converted)] = converted
+            filled += len(converted)
+    if filled < count:
+        raise InternalError(_TOO_FEW)
+    return whole.data.cast("B") if count else b""
+
+
+def _parts(piece: list[Any] | Array) -> list[list[Any] | Array]:
+    """Pieces small enough not to hold up other threads."""
+    if len(piece) <= WINDOW:
+        return [piece]
+    return [piece[start : start + WINDOW] for start in range(0, len(piece), WINDOW)]
+
+
+def _converted(part: list[Any] | Array, datatype: str) -> Array:
+    """Elements as an array of their datatype; integers are cut to its width, as Triton does."""
+    kinds: set[Any]
+    kinds = set(map(type, part)) if isinstance(part, list) else {int if part.dtype.kind == "i" else float}
+    dtype = NUMPY_DTYPES[datatype]
+    if datatype == "BOOL":
+        if kinds - {bool}:
+            raise _wrong_type("boolean")
+        return np.array(part, dtype)
+    if datatype in _CODES:
+        if kinds - {int, float}:
+            raise InternalError("Unable to parse 'data': attempt to access JSON non-number as double")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            return np.array(part, np.float64).astype(dtype)
+    signed = datatype in _SIGNED
+    if kinds - {int}:
+        raise _wrong_type("signed-integer" if signed else "unsigned-integer")
+    if not signed and len(part) and min(part) < 0:
+        raise _wrong_type("unsigned-integer")
+    try:
+        return np.array(part, np.int64 if signed else np.uint64).astype(dtype)
+    except OverflowError:
+        raise _wrong_type("signed-integer" if signed else "unsigned-integer") from None
+
+
+def _wrong_type(name: str) -> InternalError:
+    return InternalError(f"Unable to parse 'data': attempt to access JSON non-{name} as {name}")
+
+
+def _strings(part: list[Any] | Array) -> bytes:
+    if not isinstance(part, list) or set(map(type, part)) - {str}:
+        raise InternalError(_WRONG_STRING)
+    try:
+        return encode_bytes(part)
+    except UnicodeEncodeError:
+        return encode_bytes([element.encode("utf-8", "surrogateescape") for element in part])

@@ -1,0 +1,187 @@
+"""Responses to HTTP bodies: the JSON, and the binary tensors behind it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import orjson
+
+from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.tensor import Array, Buffer, Tensor
+from conch.frontends.http.infer.wanted import Wanted
+
+_MOST_CACHED = 4096
+_SLICE = 32 * 1024
+_ESCAPED = re.compile(rb'["\\\x00-\x1f]')
+_INFINITIES = {"inf": b"Infinity", "-inf": b"-Infinity", "nan": b"NaN"}
+
+
+class ResponseEncoder:
+    """Makes the bodies of responses.
+
+    What is made of names, datatypes and shapes repeats from response to response and is kept.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, str], bytes] = {}
+        self._outputs: dict[tuple[str, str, tuple[int, ...], int], bytes] = {}
+
+    def __call__(
+        self, request: InferenceRequest, response: InferenceResponse, wanted: Wanted
+    ) -> tuple[bytes, list[Buffer]]:
+        """Makes a body.
+
+        Args:
+            request: The answered request.
+            response: A response without an error.
+            wanted: Which outputs are sent in binary form.
+
+        Returns:
+            The JSON, and the bytes of binary outputs that follow it.
+
+        Raises:
+            ConchError: Something in it can't be sent; texts are Triton's.
+        """
+        model = request.model
+        assert model is not None, "only a request that has been submitted is answered"
+        key = (model.spec.name, model.version_text)
+        head = self._models.get(key)
+        if head is None:
+            head = b'"model_name":%b,"model_version":%b' % (orjson.dumps(key[0]), orjson.dumps(key[1]))
+            _remember(self._models, key, head)
+        parts = [b'{"id":%b,%b' % (orjson.dumps(request.id), head) if request.id else b"{" + head]
+        if response.parameters:
+            parts.append(b',"parameters":' + _parameters(response.parameters))
+        binary: list[Buffer] = []
+        separator = b',"outputs":['
+        named = wanted.named
+        for tensor in response.outputs:
+            parts.append(separator)
+            separator = b","
+            if named.get(tensor.name, wanted.binary):
+                data = tensor.data
+                size = data.nbytes if isinstance(data, memoryview) else len(data)
+                parts.append(self._binary(tensor, size))
+                if size:
+                    binary.append(data)
+            else:
+                parts.append(self._json(tensor))
+        parts.append(b"]}" if response.outputs else b',"outputs":[]}')
+        return b"".join(parts), binary
+
+    def _binary(self, tensor: Tensor, size: int) -> bytes:
+        key = (tensor.name, tensor.datatype, tensor.shape, size)
+        found = self._outputs.get(key)
+        if found is None:
+            found = _start(tensor) + b',"parameters":{"binary_data_size":%d}}' % size
+            _remember(self._outputs, key, found)
+        return found
+
+    def _json(self, tensor: Tensor) -> bytes:
+        key = (tensor.name, tensor.datatype, tensor.shape, -1)
+        found = self._outputs.get(key)
+        if found is None:
+            found = _start(tensor) + b',"data":['
+            _remember(self._outputs, key, found)
+        return b"%b%b]}" % (found, json_elements(tensor))
+
+
+def _start(tensor: Tensor) -> bytes:
+    return b'{"name":%b,"datatype":"%b","shape":[%b]' % (
+        orjson.dumps(tensor.name),
+        tensor.datatype.encode(),
+        b",".join(b"%d" % dim for dim in tensor.shape),
+    )
+
+
+def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
+    if len(cache) >= _MOST_CACHED:
+        cache.clear()  # shapes that never repeat must not fill the memory
+    cache[key] = value
+
+
+def _parameters(parameters: Any) -> bytes:
+    for key, value in parameters.items():
+        if isinstance(value, bytes):
+            raise UnsupportedError(
+                "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
+            )
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidArgumentError(
+                f"response parameter '{key}' must be a bool, int, float or str, not {type(value).__name__}"
+            )
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise InvalidArgumentError(f"response parameter '{key}' must fit into 64 bits, {value} does not")
+    return b"{%b}" % b",".join(
+        b"%b:%b" % (orjson.dumps(key), _scalar(value)) for key, value in parameters.items()
+    )
+
+
+def _scalar(value: Any) -> bytes:
+    return _INFINITIES.get(str(value)) or orjson.dumps(value) if type(value) is float else orjson.dumps(value)
+
+
+def is_long(response: InferenceResponse, wanted: Wanted) -> bool:
+    """Whether it takes long to write some of a response's outputs as JSON."""
+    return any(
+        not wanted.named.get(tensor.name, wanted.binary)
+        and (tensor.numpy().size if tensor.datatype == "BYTES" else tensor.nbytes // 4) > _SLICE
+        for tensor in response.outputs
+    )
+
+
+def json_elements(tensor: Tensor) -> bytes:
+    """The elements of a tensor as JSON, flat and without brackets.
+
+    They are written in slices, none of which holds up other threads for long.
+
+    Raises:
+        InvalidArgumentError: JSON has nothing for the datatype.
+    """
+    if tensor.datatype in ("FP16", "BF16"):
+        raise InvalidArgumentError(
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
+            f"output"
+        )
+    array = np.ascontiguousarray(tensor.numpy()).ravel()
+    if not array.flags.aligned:
+        array = array.copy()
+    write = _strings if tensor.datatype == "BYTES" else _numbers
+    if array.size <= _SLICE:
+        return write(array)
+    return b",".join([write(array[start : start + _SLICE]) for start in range(0, array.size, _SLICE)])
+
+
+def _numbers(array: Array) -> bytes:
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return b",".join([_scalar(value) for value in array.tolist()])
+    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
+
+def _strings(array: Array) -> bytes:
+    elements = array.tolist()
+    try:
+        texts = [element.decode() if type(element) is bytes else str(element) for element in elements]
+        return orjson.dumps(texts)[1:-1]
+    except (UnicodeDecodeError, orjson.JSONEncodeError):
+        # Bytes that are no UTF-8 go out as they are, as from Triton.
+        return b",".join([_quoted(element) for element in elements])
+
+
+def _quoted(element: Any) -> bytes:
+    data = element if isinstance(element, bytes) else str(element).encode("utf-8", "surrogateescape")
+    return b'"%b"' % _ESCAPED.sub(lambda found: orjson.dumps(found.group().decode())[1:-1], data)
+
+
+def check_single(response: InferenceResponse | None) -> InferenceResponse:
+    """The response, if there is one.
+
+    Raises:
+        InternalError: There is none; the text is Triton's.
+    """
+    if response is None:
+        raise InternalError("expected a single response, got 0")
+    return response

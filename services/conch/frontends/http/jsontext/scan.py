@@ -1,0 +1,311 @@
+"""An iterative JSON parser with the rules and the error texts of the parser that Triton uses.
+
+It differs from others in what it takes (``NaN``, ``Inf``, ``Infinity``, bytes that are no UTF-8, a text that
+ends at a NUL) and in what counts as an integer. Nesting costs memory, never stack. Long arrays are parsed in
+pieces by a faster parser, each small enough not to hold up other threads.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from conch.core.errors import InternalError
+from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, take_elements
+
+INT64_LEAST: Final = -(2**63)
+UINT64_MOST: Final = 2**64 - 1
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]*)?")
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,65536}')
+_HEX = re.compile(rb"[0-9a-fA-F]{4}")
+_ESCAPES = {
+    0x22: b'"',
+    0x5C: b"\\",
+    0x2F: b"/",
+    0x62: b"\b",
+    0x66: b"\f",
+    0x6E: b"\n",
+    0x72: b"\r",
+    0x74: b"\t",
+}
+_WORDS: dict[bytes, Any] = {
+    b"true": True,
+    b"false": False,
+    b"null": None,
+    b"NaN": float("nan"),
+    b"Infinity": float("inf"),
+    b"Inf": float("inf"),
+}
+_FIRST = {0x74: (b"true",), 0x66: (b"false",), 0x6E: (b"null",), 0x4E: (b"NaN",), 0x49: (b"Infinity", b"Inf")}
+_BULK_FROM = 64
+
+
+class JsonSyntaxError(InternalError):
+    """A text is not JSON; a client's fault with the status that Triton gives it."""
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(f"failed to parse the request JSON buffer: {reason} at {position}")
+
+
+def scan(text: bytes) -> Any:
+    """Parses a text.
+
+    Strings are decoded with ``surrogateescape``. Of members with the same name the first counts. Long arrays
+    come as `BulkArray`.
+
+    Raises:
+        JsonSyntaxError: It is no JSON.
+    """
+    return _Scanner(text).document()
+
+
+class _Scanner:
+    """The state of one parse: the text, where it is, and the containers that are open."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._end = len(text)
+        self._next_bulk = 0
+        self._pause = 0
+        self._position = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+
+    def document(self) -> Any:
+        """The only value of the text."""
+        self._space()
+        if self._peek() == 0:
+            raise JsonSyntaxError("The document is empty.", self._position)
+        root: list[Any] = []
+        # Open containers, the innermost last; those of objects with the name of the member to come.
+        stack: list[tuple[dict[str, Any] | list[Any] | BulkArray, str]] = []
+        container: dict[str, Any] | list[Any] | BulkArray = root
+        name = ""
+        while True:
+            # A value is due.
+            byte = self._peek()
+            opened: dict[str, Any] | list[Any] | None = None
+            value: Any
+            if byte == 0x7B:
+                self._position += 1
+                value = opened = {}
+            elif byte == 0x5B:
+                self._position += 1
+                value = opened = []
+            else:
+                value = self._scalar(byte)
+            if opened is not None:
+                self._space()
+                if self._peek() != (0x7D if isinstance(opened, dict) else 0x5D):
+                    stack.append((container, name))
+                    if isinstance(opened, dict):
+                        container, name = opened, self._name()
+                    else:
+                        container = opened
+                    if isinstance(container, list):
+                        bulk = self._bulk()
+                        if bulk is not None:
+                            container = bulk
+                    if not (isinstance(container, BulkArray) and container.closes):
+                        continue
+                    value = container
+                    container, name = stack.pop()
+                else:
+                    self._position += 1
+            # A value is there: it goes where it belongs, and so do those that end with it.
+            while True:
+                if isinstance(container, dict):
+                    container.setdefault(name, value)
+                else:
+                    container.append(value)
+                if container is root:
+                    self._space()
+                    if self._peek() != 0:
+                        raise JsonSyntaxError(
+                            "The document root must not be followed by other values.", self._position
+                        )
+                    return root[0]
+                self._space()
+                byte = self._peek()
+                if isinstance(container, dict):
+                    if byte == 0x2C:
+                        self._position += 1
+                        self._space()
+                        name = self._name()
+                        break
+                    if byte != 0x7D:
+                        raise JsonSyntaxError(
+                            "Missing a comma or '}' after an object member.", self._position
+                        )
+                else:
+                    if byte == 0x2C:
+                        self._position += 1
+                        self._space()
+                        if isinstance(container, BulkArray):
+                            more = self._bulk()
+                            if more is not None:
+                                container.extend(more)
+                                if more.closes:
+                                    container, value, name = self._leave(stack, container)
+                                    continue
+                        break
+                    if byte != 0x5D:
+                        raise JsonSyntaxError(
+                            "Missing a comma or ']' after an array element.", self._position
+                        )
+                self._position += 1
+                container, value, name = self._leave(stack, container)
+
+    def _leave(self, stack: list[Any], container: Any) -> tuple[Any, Any, str]:
+        outer, name = stack.pop()
+        return outer, container, name
+
+    def _bulk(self) -> BulkArray | None:
+        """Takes as many elements as can be had at once; the position is behind a comma or a bracket then."""
+        if self._end - self._position < _BULK_FROM or self._position < self._next_bulk:
+            return None
+        array = BulkArray()
+        self._position = take_elements(self._text, self._position, array)
+        if array.taken:
+            self._pause = 0
+            return array
+        # Looked at a whole window in vain: with arrays nested in arrays that would be so at each of them.
+        self._next_bulk = self._position + self._pause
+        self._pause = min(self._pause * 2 + 16, WINDOW)
+        return None
+
+    def _peek(self) -> int:
+        return self._text[self._position] if self._position < self._end else 0
+
+    def _space(self) -> None:
+        found = _SPACE.match(self._text, self._position)
+        assert found is not None
+        self._position = found.end()
+
+    def _name(self) -> str:
+        if self._peek() != 0x22:
+            raise JsonSyntaxError("Missing a name for object member.", self._position)
+        name = self._string()
+        self._space()
+        if self._peek() != 0x3A:
+            raise JsonSyntaxError("Missing a colon after a name of object member.", self._position)
+        self._position += 1
+        self._space()
+        return name
+
+    def _scalar(self, byte: int) -> Any:
+        if byte == 0x22:
+            return self._string()
+        words = _FIRST.get(byte)
+        if words is not None:
+            return _WORDS[self._word(words)]
+        return self._number(byte)
+
+    def _word(self, words: tuple[bytes, ...]) -> bytes:
+        for word in words:
+            if self._text.startswith(word, self._position):
+                self._position += len(word)
+                return word
+        # The position of the first byte that is wrong.
+        word = words[0]
+        position = self._position
+        for expected in word:
+            if position >= self._end or self._text[position] != expected:
+                break
+            position += 1
+        raise JsonSyntaxError("Invalid value.", position)
+
+    def _number(self, byte: int) -> int | float:
+        start = self._position
+        found = _NUMBER.match(self._text, start)
+        if found is None:
+            if byte == 0x2D:
+                words = _FIRST.get(self._text[start + 1] if start + 1 < self._end else 0, ())
+                self._position += 1
+                if words and words[0] in (b"NaN", b"Infinity"):
+                    return -float(_WORDS[self._word(words)])
+            raise JsonSyntaxError("Invalid value.", self._position)
+        fraction, exponent = found.groups()
+        if fraction == b".":
+            raise JsonSyntaxError("Miss fraction part in number.", found.end(1))
+        if exponent is not None and exponent[-1] not in b"0123456789":
+            raise JsonSyntaxError("Miss exponent in number.", found.end())
+        self._position = found.end()
+        digits = found.group()
+        if fraction is None and exponent is None and len(digits) <= 20:
+            whole = int(digits)
+            if INT64_LEAST <= whole <= UINT64_MOST:
+                return whole
+        number = float(digits)
+        if number in (float("inf"), float("-inf")):
+            raise JsonSyntaxError("Number too big to be stored in double.", start)
+        return number
+
+    def _string(self) -> str:
+        self._position += 1
+        parts: list[str] = []
+        pending = b""  # bytes of a character that the last piece ended in
+        text = self._text
+        while True:
+            found = _PLAIN.match(text, self._position)
+            assert found is not None
+            piece = pending + found.group()
+            self._position = found.end()
+            byte = self._peek()
+            if byte == 0x22:
+                parts.append(piece.decode("utf-8", "surrogateescape"))
+                self._position += 1
+                return "".join(parts) if len(parts) > 1 else parts[0]
+            if byte == 0x5C:
+                parts.append(piece.decode("utf-8", "surrogateescape"))
+                pending = b""
+                parts.append(self._escape())
+            elif byte == 0:
+                reason = "Missing a closing quotation mark in string."
+                if self._position < self._end:
+                    reason = "Invalid encoding in string."
+                raise JsonSyntaxError(reason, self._position)
+            elif byte < 0x20:
+                raise JsonSyntaxError("Invalid escape character in string.", self._position)
+            else:
+                whole = _whole_characters(piece)
+                parts.append(piece[:whole].decode("utf-8", "surrogateescape"))
+                pending = piece[whole:]
+
+    def _escape(self) -> str:
+        start = self._position
+        byte = self._text[start + 1] if start + 1 < self._end else 0
+        plain = _ESCAPES.get(byte)
+        if plain is not None:
+            self._position += 2
+            return plain.decode()
+        if byte != 0x75:
+            raise JsonSyntaxError("Invalid escape character in string.", start)
+        code = self._hex(start, start + 2)
+        self._position = start + 6
+        if 0xD800 <= code <= 0xDFFF:
+            low = 0
+            if code <= 0xDBFF and self._text[start + 6 : start + 8] == b"\\u":
+                low = self._hex(start, start + 8)
+            if not 0xDC00 <= low <= 0xDFFF:
+                raise JsonSyntaxError("The surrogate pair in string is invalid.", start)
+            self._position = start + 12
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+        return chr(code)
+
+    def _hex(self, start: int, position: int) -> int:
+        found = _HEX.match(self._text, position)
+        if found is None:
+            raise JsonSyntaxError("Incorrect hex digit after \\u escape in string.", start)
+        return int(found.group(), 16)
+
+
+def _whole_characters(piece: bytes) -> int:
+    """Up to where a piece of UTF-8 surely ends with a whole character."""
+    for back in range(1, min(4, len(piece)) + 1):
+        byte = piece[-back]
+        if byte < 0x80:
+            return len(piece) - back + 1
+        if byte >= 0xC0:
+            return len(piece) - back
+    return len(piece)

@@ -1,0 +1,55 @@
+"""The routes of the REST front end, all but infer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conch.core.server_core import ServerCore
+from conch.frontends.http.bodies import MOST_BYTES
+from conch.frontends.http.generate.route import generate_routes
+from conch.frontends.http.pools import Pools
+from conch.frontends.http.routes.health import health_routes
+from conch.frontends.http.routes.memory import memory_routes
+from conch.frontends.http.routes.models import model_routes
+from conch.frontends.http.routes.repository import repository_routes
+from conch.frontends.http.routes.settings import settings_routes
+from conch.frontends.http.routing import ApiRoute
+from conch.memory.regions import Regions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What routes ask besides the core.
+
+    Attributes:
+        regions: The shared memory of clients.
+        logs: The log settings.
+        traces: The trace settings.
+    """
+
+    regions: Regions
+    logs: LogControl
+    traces: TraceSettings
+
+
+def api_routes(
+    core: ServerCore, services: Services, pools: Pools, most_bytes: int = MOST_BYTES
+) -> list[ApiRoute]:
+    """All tables in one.
+
+    Args:
+        core: The server.
+        services: What else they ask.
+        pools: Where requests wait.
+        most_bytes: The largest body of JSON.
+    """
+    return [
+        *health_routes(core, pools),
+        *model_routes(core),
+        *repository_routes(core, pools, most_bytes),
+        *memory_routes(services.regions, pools, most_bytes),
+        *generate_routes(core, pools, most_bytes),
+        *settings_routes(core, services.logs, services.traces, most_bytes),
+    ]

@@ -1,0 +1,89 @@
+"""The model repository: index, load, unload."""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
+from conch.frontends.answers import refuse_repository_name
+from conch.frontends.http.bodies import boolean, member, members, parse_json, read_body, read_json, text
+from conch.frontends.http.pools import Pools, run_on
+from conch.frontends.http.replies import empty_reply, json_reply
+from conch.frontends.http.routing import ApiRoute, route
+
+_CATEGORY = "model-repository"
+_REPOSITORY = "/v2/repository(?:/(?P<repository>[^/]+))?"
+
+
+def repository_routes(core: ServerCore, pools: Pools, most_bytes: int) -> list[ApiRoute]:
+    """The table."""
+
+    async def index(request: Request, repository: str) -> Response:
+        wanted = member(await read_json(request, most_bytes), "ready")
+        entries = await run_on(pools.quick, core.agent.index, wanted is not None and boolean(wanted))
+        return json_reply([entry_object(entry) for entry in entries])
+
+    async def load(request: Request, repository: str, model: str) -> Response:
+        refuse_repository_name(repository)
+        body = await read_body(request, most_bytes)
+        await run_on(
+            pools.loads, _load, core, model, body
+        )  # there also taking the body apart: it may have files
+        return empty_reply()
+
+    async def unload(request: Request, repository: str, model: str) -> Response:
+        refuse_repository_name(repository)
+        parameters = member(await read_json(request, most_bytes), "parameters")
+        dependents = member({} if parameters is None else members(parameters), "unload_dependents")
+        with_dependents = dependents is not None and boolean(dependents)
+        await run_on(pools.unloads, core.agent.unload, model, with_dependents)
+        return empty_reply()
+
+    return [
+        route(_REPOSITORY + "/index", ["POST"], _CATEGORY, index),
+        route(_REPOSITORY + "/models/(?P<model>[^/]+)/load", ["POST"], _CATEGORY, load),
+        route(_REPOSITORY + "/models/(?P<model>[^/]+)/unload", ["POST"], _CATEGORY, unload),
+    ]
+
+
+def entry_object(entry: IndexEntry) -> dict[str, str]:
+    """A line of the index; only what is known of it."""
+    fields = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {"name": entry.name} | {key: value for key, value in fields.items() if value}
+
+
+def _load(core: ServerCore, model: str, body: bytes) -> None:
+    core.agent.load(model, load_parameters(parse_json(body) if body else None))
+
+
+def load_parameters(body: Any) -> dict[str, LoadParameter]:
+    """The parameters of a load, files decoded.
+
+    Raises:
+        InternalError: One is unknown, or no string; the texts are Triton's.
+        InvalidArgumentError: A file is not in base64.
+    """
+    if not isinstance(body, dict) or "parameters" not in body:
+        return {}
+    parameters: dict[str, LoadParameter] = {}
+    for key, value in members(body["parameters"]).items():
+        given = text(value)
+        if key == "config":
+            parameters[key] = given
+        elif key.startswith("file:"):
+            parameters[key] = _decoded(key, given)
+        else:
+            raise InternalError("unexpected error on creating Triton parameter")
+    return parameters
+
+
+def _decoded(key: str, encoded: str) -> bytes:
+    try:
+        return binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
+    except ValueError as error:  # binascii.Error is one
+        raise InvalidArgumentError(f"load parameter '{key}' must be in base64: {error}") from None

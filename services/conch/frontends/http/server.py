@@ -1,0 +1,161 @@
+"""The REST front end as a whole: options, start and stop."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import UnavailableError
+from conch.core.server_core import ServerCore
+from conch.frontends.http.app import HttpApp
+from conch.frontends.http.infer.route import InferRoute
+from conch.frontends.http.loop import Listener, LoopThread
+from conch.frontends.http.pools import Pools
+from conch.frontends.http.routes import Services, api_routes
+from conch.frontends.http.routing import Restrictions, Router
+
+_QUIET_S = 0.05
+_LONGEST_WAIT_FOR_QUIET_S = 0.5
+_PARSE_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTls:
+    """TLS of the REST port, by PEM files.
+
+    Attributes:
+        certificate: The server's certificate chain.
+        private_key: The server's key.
+        client_root: Root certificates for clients; None does not ask clients for a certificate.
+    """
+
+    certificate: Path
+    private_key: Path
+    client_root: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The files as Python's TLS has them.
+
+        Raises:
+            UnavailableError: One can't be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.private_key)
+            if self.client_root is not None:
+                context.load_verify_locations(self.client_root)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:  # which errors of TLS are too
+            raise UnavailableError(f"the TLS key or certificate can't be used: {error}") from None
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Settings of the REST front end.
+
+    Attributes:
+        address: Host to listen on.
+        port: Port to listen on; 0 for any free one.
+        reuse_port: Whether other processes may listen on the same port.
+        tls: TLS, or None for plain text.
+        max_input_bytes: Largest JSON, raw or decompressed body.
+        restrictions: Categories of routes that need a secret.
+        header_forward_pattern: Which headers become request parameters; empty for none.
+    """
+
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    tls: HttpTls | None = None
+    max_input_bytes: int = 64 << 20
+    restrictions: Restrictions = field(default_factory=dict)
+    header_forward_pattern: str = ""
+
+    @property
+    def target(self) -> str:
+        """The address as Triton writes it."""
+        host = (
+            f"[{self.address}]" if ":" in self.address and not self.address.startswith("[") else self.address
+        )
+        return f"{host}:{self.port}"
+
+
+class HttpFrontEnd:
+    """Serves REST on one port.
+
+    Args:
+        core: What it serves.
+        options: How.
+        thread: The loop to run on; others may listen on it too.
+        services: What routes ask besides the core.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        options: HttpOptions,
+        thread: LoopThread,
+        services: Services,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._options = options
+        self._thread = thread
+        self._parsing = ThreadPoolExecutor(_PARSE_THREADS, "conch-http-parse")
+        self._infer = InferRoute(
+            core, thread, self._parsing, clock, options.max_input_bytes, options.header_forward_pattern
+        )
+        self._pools = Pools()
+        routes = api_routes(core, services, self._pools, options.max_input_bytes)
+        self._app = HttpApp(self._infer, Router(routes, options.restrictions), options.restrictions)
+        self._listener: Listener | None = None
+
+    def start(self) -> int:
+        """Listens and begins to answer.
+
+        Returns:
+            The port in use.
+
+        Raises:
+            UnavailableError: The address or the certificates can't be used.
+        """
+        options = self._options
+        tls = None if options.tls is None else options.tls.context()
+        self._listener = self._thread.listen(
+            self._app, options.address.strip("[]"), options.port, tls, options.reuse_port
+        )
+        return self._listener.port
+
+    def stop(self, grace_s: float) -> bool:
+        """Accepts no more requests, lets those in flight finish within the grace, and closes.
+
+        Args:
+            grace_s: Seconds that requests in flight may take.
+
+        Returns:
+            Whether everything has ended.
+        """
+        end = time.monotonic() + grace_s
+        ended = True
+        if self._listener is not None:
+            self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
+            ended = self._listener.close(max(end - time.monotonic(), 0.0))
+        self._parsing.shutdown(wait=ended, cancel_futures=True)
+        self._pools.close(wait=ended)  # a load may take longer than the grace
+        return ended
+
+    def _refuse(self, timeout_s: float) -> None:
+        """Refuses requests until clients have noticed: one on its way to a closed connection is lost."""
+        self._infer.refuse()
+        never = threading.Event()
+        end = time.monotonic() + timeout_s
+        refused = -1
+        while refused != self._infer.refused and time.monotonic() < end:
+            refused = self._infer.refused
+            never.wait(_QUIET_S)

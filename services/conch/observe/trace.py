@@ -1,0 +1,113 @@
+"""Trace settings as a Triton has them that was started without a trace file: kept, but nothing is traced.
+
+So rates and counts can be read and changed, and a level that would begin to trace is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+
+from conch.core.errors import InvalidArgumentError, UnsupportedError
+
+_DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "trace_mode": ("triton",),
+    "trace_file": ("",),
+    "trace_level": ("OFF",),
+    "trace_rate": ("1000",),
+    "trace_count": ("-1",),
+    "log_frequency": ("0",),
+}
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "trace_rate": (0, 2**32 - 1),
+    "trace_count": (-1, 2**31 - 1),
+    "log_frequency": (0, 2**32 - 1),
+}
+_TRACING = ("TIMESTAMPS", "TENSORS")
+
+
+class TraceSettings:
+    """Reads and changes trace settings, global ones and those of models; from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed: dict[str, dict[str, tuple[str, ...]]] = {}  # by model, "" for the global ones
+
+    def settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
+        """The values of all settings, by name.
+
+        Args:
+            model: Whose; empty for the global ones. A model has these where it has none of its own.
+        """
+        with self._lock:
+            return self._settings(model)
+
+    def update(self, changes: Mapping[str, Sequence[str]], model: str = "") -> dict[str, tuple[str, ...]]:
+        """Changes settings: all of them, or none if one is wrong.
+
+        Args:
+            changes: Values by name; no value gives a setting back, a model's to the global one and that to
+                what it was at the start. Other names are left out of account, as Triton does.
+            model: Whose settings; empty for the global ones.
+
+        Returns:
+            All settings then.
+
+        Raises:
+            UnsupportedError: A setting can't be changed.
+            InvalidArgumentError: A value is not what its setting expects.
+        """
+        if "trace_file" in changes:
+            raise UnsupportedError("trace file location can not be updated through network protocol")
+        checked = _checked(changes)
+        with self._lock:
+            own = self._changed.setdefault(model, {}) if checked else {}
+            for name, value in checked.items():
+                if value is None:
+                    own.pop(name, None)
+                else:
+                    own[name] = value
+            return self._settings(model)
+
+    def _settings(self, model: str) -> dict[str, tuple[str, ...]]:
+        own = self._changed.get(model, {}) if model else {}
+        return {**_DEFAULTS, **self._changed.get("", {}), **own}
+
+
+def _checked(changes: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...] | None]:
+    """New values by name; None for one to be given back."""
+    checked: dict[str, tuple[str, ...] | None] = {}
+    tracing = False
+    if "trace_level" in changes:
+        levels = changes["trace_level"]
+        if "OFF" in levels and len(levels) > 1:
+            raise InvalidArgumentError("Expect only one trace level 'OFF' is specified")
+        tracing = any(level in _TRACING for level in levels)
+        checked["trace_level"] = ("OFF",) if levels else None
+    for name in _RANGES:
+        if name in changes:
+            checked[name] = _number(name, changes[name])
+    if tracing:
+        raise InvalidArgumentError("Attempting to set invalid trace setting :trace file name is not given")
+    return checked
+
+
+def _number(name: str, values: Sequence[str]) -> tuple[str, ...] | None:
+    if not values:
+        return None
+    if len(values) > 1:
+        raise InvalidArgumentError(f"expect only 1 value for '{name}'")
+    (text,) = values
+    if not re.fullmatch("[+-]?[0-9]+", text, re.ASCII):
+        raise InvalidArgumentError(f"Unable to parse '{name}', got: {text}")
+    least, most = _RANGES[name]
+    # Python refuses to read numbers of thousands of digits, and none that long is in a range.
+    value = int(text) if len(text.lstrip("+-0")) <= len(str(most)) else most + 1
+    if name == "trace_count" and -(2**31) <= value < least:
+        raise InvalidArgumentError(f"Unable to parse '{name}'. Expecting value >= -1, got: {text}")
+    if not least <= value <= most:
+        raise InvalidArgumentError(
+            f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}"
+        )
+    return (str(value),)

@@ -1,0 +1,73 @@
+"""Shared-memory objects for tests, and parameters of tensors that lie in regions."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import service_pb2
+
+_DIRECTORY = Path("/dev/shm")
+_numbers = itertools.count()
+
+
+class SharedObject:
+    """An object that `shm_open` finds, as a client has it.
+
+    Args:
+        byte_size: Its size.
+    """
+
+    def __init__(self, byte_size: int) -> None:
+        self.key = f"test-{os.getpid()}-{next(_numbers)}"
+        self.path = _DIRECTORY / self.key
+        self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        self.resize(byte_size)
+
+    def resize(self, byte_size: int) -> None:
+        """Makes it longer or shorter."""
+        os.ftruncate(self._descriptor, byte_size)
+
+    def write(self, array: NDArray[Any], offset: int = 0) -> None:
+        """Writes an array's bytes."""
+        os.pwrite(self._descriptor, array.tobytes(), offset)
+
+    def read(self, count: int, offset: int = 0, dtype: Any = np.float32) -> NDArray[Any]:
+        """Reads an array."""
+        return np.frombuffer(os.pread(self._descriptor, count * np.dtype(dtype).itemsize, offset), dtype)
+
+    def close(self) -> None:
+        """Removes it."""
+        os.close(self._descriptor)
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def shared_object(byte_size: int) -> Iterator[SharedObject]:
+    """An object for the time of a block."""
+    made = SharedObject(byte_size)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def in_region(parameters: Any, region: str, byte_size: int, offset: int | None = None) -> None:
+    """Gives a tensor of a message the parameters of one that lies in a region."""
+    parameters["shared_memory_region"].string_param = region
+    parameters["shared_memory_byte_size"].int64_param = byte_size
+    if offset is not None:
+        parameters["shared_memory_offset"].int64_param = offset
+
+
+def register_request(name: str, key: str, byte_size: int, offset: int = 0) -> Any:
+    """A message that registers a region."""
+    return service_pb2.SystemSharedMemoryRegisterRequest(
+        name=name, key=key, offset=offset, byte_size=byte_size
+    )

@@ -1,0 +1,382 @@
+"""Generate and generate_stream over a core whose model does what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from starlette.types import Message
+from tests.support.core import make_spec
+from tests.support.rest import Agent, Rest, make_core, pools
+
+from conch.core.errors import ConchError, NotFoundError, ResourceExhaustedError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_core import ServerCore
+from conch.core.spec import TensorSpec
+from conch.core.stats import ModelStatistics
+from conch.core.tensor import Tensor
+from conch.frontends.http.generate.outbox import Item, Outbox
+from conch.frontends.http.generate.route import generate_routes
+from conch.frontends.http.pools import Pools
+from conch.frontends.http.routing import Router
+
+WAIT_S = 30.0
+PATH = "/v2/models/m/generate"
+STREAM = PATH + "_stream"
+NOT_ONE = {
+    "error": "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+}
+Script = Callable[[InferenceRequest], None]
+
+
+class Scripted:
+    """A model that runs a script for each request, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.spec = make_spec(inputs=(TensorSpec("IN", "INT32", (-1,)),), decoupled=True)
+        self.statistics = ModelStatistics()
+        self.version_text = "1"
+        self.readiness: list[Any] = []
+        self.script: Script = lambda request: request.respond(None)
+        self.refusal: ConchError | None = None
+        self.requests: list[InferenceRequest] = []
+        self.cancelled = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        request.model = self  # type: ignore[assignment]
+        self.requests.append(request)
+        thread = threading.Thread(target=self.script, args=(request,))
+        self._threads.append(thread)
+        thread.start()
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        request.cancelled = True
+        self.cancelled.set()
+        return False
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def model() -> Iterator[Scripted]:
+    model = Scripted()
+    yield model
+    model.join()
+
+
+@pytest.fixture
+def made() -> Iterator[Pools]:
+    with pools() as made:
+        yield made
+
+
+@pytest.fixture
+def core(model: Scripted) -> ServerCore:
+    return make_core(Agent(), model)
+
+
+@pytest.fixture
+def rest(core: ServerCore, made: Pools) -> Rest:
+    return Rest(Router(generate_routes(core, made, 1 << 20)))
+
+
+def says(*values: int | ConchError | None) -> Script:
+    """A script that responds with these, the last one finally."""
+
+    def script(request: InferenceRequest) -> None:
+        for place, value in enumerate(values):
+            request.respond(response(value), place == len(values) - 1)
+
+    return script
+
+
+def response(value: int | ConchError | None) -> InferenceResponse | None:
+    if value is None:
+        return None
+    if isinstance(value, ConchError):
+        return InferenceResponse([], value)
+    return InferenceResponse([Tensor.from_array("OUT", np.array([value], np.int32))])
+
+
+def ask(rest: Rest, path: str, body: Any) -> httpx.Response:
+    return asyncio.run(rest.send("POST", path, body))
+
+
+def answer(value: int, **more: Any) -> dict[str, Any]:
+    return {"OUT": value, "model_name": "m", "model_version": "1", **more}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert "content-length" not in response.headers
+    *parts, end = response.content.split(b"\n\n")
+    assert end == b""
+    assert all(part.startswith(b"data: ") for part in parts)
+    return [json.loads(part.removeprefix(b"data: ")) for part in parts]
+
+
+def test_a_request_reaches_the_model(rest: Rest, model: Scripted) -> None:
+    model.script = says(5)
+    assert rest("POST", PATH, {"IN": [1, 2], "id": "q", "x": True}) == (200, answer(5, id="q"))
+    (request,) = model.requests
+    assert request.inputs["IN"].numpy().tolist() == [1, 2]
+    assert (request.id, request.parameters) == ("q", {"id": "q", "x": True})
+
+
+@pytest.mark.parametrize("said", [(5,), (5, None), (None, 5)])
+def test_exactly_one_response_is_an_answer(rest: Rest, model: Scripted, said: tuple[Any, ...]) -> None:
+    model.script = says(*said)
+    assert rest("POST", PATH, {"IN": 1}) == (200, answer(5))
+
+
+@pytest.mark.parametrize("said", [(None,), (1, 2), (1, 2, None), (1, NotFoundError("x"), 2)])
+def test_none_or_several_are_an_error(rest: Rest, model: Scripted, said: tuple[Any, ...]) -> None:
+    model.script = says(*said)
+    assert rest("POST", PATH, {"IN": 1}) == (400, NOT_ONE)
+
+
+def test_a_model_that_would_go_on_is_told_that_nobody_waits(rest: Rest, model: Scripted) -> None:
+    def script(request: InferenceRequest) -> None:
+        request.respond(response(1), False)
+        request.respond(response(2), False)
+        assert model.cancelled.wait(WAIT_S)
+        request.respond(None)
+
+    model.script = script
+    assert rest("POST", PATH, {"IN": 1}) == (400, NOT_ONE)
+    model.join()
+    assert model.requests[0].cancelled
+
+
+def test_an_error_has_its_status(rest: Rest, model: Scripted) -> None:
+    model.script = says(NotFoundError("told to"))
+    response = ask(rest, PATH, {"IN": 1})
+    assert (response.status_code, response.json()) == (404, {"error": "told to"})
+    assert response.headers["content-type"] == "application/json"
+    streamed = ask(rest, STREAM, {"IN": 1})
+    assert (streamed.status_code, events(streamed)) == (404, [{"error": "told to"}])
+
+
+@pytest.mark.parametrize("path", [PATH, STREAM])
+def test_what_is_refused_before_it_runs_is_plain_json(rest: Rest, model: Scripted, path: str) -> None:
+    model.refusal = ResourceExhaustedError("too many")
+    model.refusal.retry_after_ms = 10
+    response = ask(rest, path, {"IN": 1})
+    assert (response.status_code, response.json()) == (429, {"error": "too many"})
+    assert (response.headers["content-type"], response.headers["retry-after"]) == ("application/json", "1")
+    assert rest("POST", path, b"x")[0] == 500
+    assert rest("POST", path.replace("/m/", "/none/"), b"x")[0] == 404
+    assert rest("POST", path.replace("/m/", "/m/versions/9/"), b"x")[0] == 404
+    assert rest("GET", path)[0] == 405
+    assert rest("POST", path, {"IN": 1}, {"content-encoding": "gzip"}) == (
+        501,
+        {"error": "Unsupported content-encoding, only 'identity' is supported."},
+    )
+    assert model.requests == []
+
+
+def test_a_server_that_stops_takes_nothing(rest: Rest, core: ServerCore) -> None:
+    core.stopping()
+    assert rest("POST", PATH, {"IN": 1}) == (503, {"error": "Server exiting"})
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((1, 2, 3), [answer(1), answer(2), answer(3)]),
+        ((1, 2, None), [answer(1), answer(2)]),
+        ((None,), []),
+        ((1, NotFoundError("x"), 2), [answer(1), {"error": "x"}, answer(2)]),
+    ],
+)
+def test_a_stream_has_an_event_for_each_response(
+    rest: Rest, model: Scripted, said: tuple[Any, ...], expected: list[Any]
+) -> None:
+    model.script = says(*said)
+    response = ask(rest, STREAM, {"IN": 1})
+    assert (response.status_code, events(response)) == (200, expected)
+
+
+def test_a_large_body_is_taken_apart_elsewhere(rest: Rest, model: Scripted) -> None:
+    model.script = says(1)
+    numbers = list(range(50_000))
+    assert rest("POST", PATH, {"IN": numbers})[0] == 200
+    assert model.requests[0].inputs["IN"].numpy().tolist() == numbers
+
+
+def test_a_body_that_is_too_large_is_refused(rest: Rest) -> None:
+    status, body = rest("POST", PATH, b" " * ((1 << 20) + 1))
+    assert (status, body["error"][:30]) == (400, "request JSON size of 1048577 b")
+
+
+class Client:
+    """An HTTP client that reads when it is told to, and may go away.
+
+    Args:
+        body: What it sends.
+    """
+
+    def __init__(self, body: Any) -> None:
+        self._messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        self.gone = asyncio.Event()
+        self.reads = asyncio.Semaphore(0)
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        if self._messages:
+            return self._messages.pop()
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await self.reads.acquire()
+        self.sent.append(message)
+
+
+def scope_of(path: str) -> dict[str, Any]:
+    return {"type": "http", "method": "POST", "path": path, "headers": []}
+
+
+@pytest.mark.parametrize("path", [PATH, STREAM])
+def test_a_request_is_cancelled_when_its_client_goes_away(rest: Rest, model: Scripted, path: str) -> None:
+    began = threading.Event()
+
+    def script(request: InferenceRequest) -> None:
+        began.set()
+        assert model.cancelled.wait(WAIT_S)
+        request.respond(None)
+
+    model.script = script
+
+    async def leave() -> list[Message]:
+        client = Client({"IN": 1})
+        call = asyncio.ensure_future(rest.app(scope_of(path), client.receive, client.send))
+        await asyncio.to_thread(began.wait, WAIT_S)
+        client.gone.set()
+        await asyncio.wait_for(call, WAIT_S)
+        return client.sent
+
+    assert asyncio.run(leave()) == []
+    model.join()
+    assert model.requests[0].cancelled
+
+
+def test_a_model_waits_for_a_client_that_reads_slowly(rest: Rest, model: Scripted) -> None:
+    sent: list[int] = []
+    large = InferenceResponse(
+        [Tensor("OUT", "BYTES", (1,), (4 << 20).to_bytes(4, "little") + b"x" * (4 << 20))]
+    )
+
+    def script(request: InferenceRequest) -> None:
+        while not request.cancelled:
+            request.respond(large, False)
+            sent.append(len(sent))
+        request.respond(None)
+
+    model.script = script
+
+    async def crawl() -> tuple[int, int]:
+        client = Client({"IN": 1})
+        call = asyncio.ensure_future(rest.app(scope_of(STREAM), client.receive, client.send))
+        client.reads.release()  # the headers
+        while len(sent) < 4:
+            await asyncio.sleep(0.001)
+        held = len(sent)
+        for _ in range(3):
+            client.reads.release()
+        while len(sent) < held + 2:
+            await asyncio.sleep(0.001)
+        ahead = len(sent) - len(client.sent)
+        client.gone.set()
+        assert await asyncio.to_thread(model.cancelled.wait, WAIT_S)
+        for _ in range(10):  # what is sent to a client that has gone goes nowhere
+            client.reads.release()
+        await asyncio.wait_for(call, WAIT_S)
+        return held, ahead
+
+    held, ahead = asyncio.run(crawl())
+    assert held <= 6  # of 4 MB: 16 MB that wait, the one that is being sent, and the one that made it wait
+    assert ahead <= 6
+
+
+def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Rest, model: Scripted) -> None:
+    def script(request: InferenceRequest) -> None:
+        while not model.cancelled.is_set():
+            request.respond(response(1), False)
+        request.respond(None)
+
+    model.script = script
+
+    async def leave() -> None:
+        client = Client({"IN": 1})
+        call = asyncio.ensure_future(rest.app(scope_of(STREAM), client.receive, client.send))
+        for _ in range(5):
+            client.reads.release()
+        while len(client.sent) < 5:
+            await asyncio.sleep(0.001)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(leave())
+    assert model.cancelled.wait(WAIT_S)
+
+
+def test_an_outbox_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
+    async def use() -> None:
+        outbox = Outbox(asyncio.get_running_loop(), 10)
+
+        def fill() -> None:
+            for number in range(100):
+                outbox.put(Item(b"%05d" % number, 200, number == 99))
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        taken = [await outbox.take() for _ in range(100)]
+        thread.join(WAIT_S)
+        assert [int(item.body or b"") for item in taken if item] == list(range(100))
+        outbox.put(Item(b"x", 200, True))
+        outbox.close()
+        outbox.put(Item(b"y", 200, True))
+        assert await outbox.take() is None
+
+    asyncio.run(use())
+
+
+class Told:
+    """A request log that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int]] = []
+        self.refused: list[tuple[bool, str]] = []
+
+    def begin(self, request: InferenceRequest, model: Any, protocol: str, client: str, bytes_in: int) -> None:
+        self.begun.append((protocol, bytes_in))
+
+    def refuse(self, request: InferenceRequest | None, error: ConchError, *rest: Any) -> None:
+        self.refused.append((request is None, error.message))
+
+
+def test_requests_are_told_to_the_log(core: ServerCore, rest: Rest, model: Scripted) -> None:
+    told = Told()
+    core.request_log = told
+    model.script = says(1)
+    rest("POST", PATH, b'{"IN": 1}')
+    assert told.begun == [("http", 9)]
+    rest("POST", PATH, b"[]")
+    model.refusal = NotFoundError("no")
+    rest("POST", PATH, b"{}")
+    assert told.refused == [(True, "attempt to get members for non-object"), (False, "no")]

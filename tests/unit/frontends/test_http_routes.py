@@ -1,0 +1,530 @@
+"""The control routes of the REST front end over a core with stand-ins for models."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.core import make_spec
+from tests.support.rest import Agent, Rest, make_core, pools
+
+from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.server_core import IndexEntry, ServerCore
+from conch.core.spec import ModelSpec
+from conch.core.stats import ModelStatistics
+from conch.frontends.http.bodies import parse_json
+from conch.frontends.http.pools import Pools
+from conch.frontends.http.routes import Services, api_routes
+from conch.frontends.http.routes.memory import cuda_registration, system_registration
+from conch.frontends.http.routes.repository import load_parameters
+from conch.frontends.http.routes.settings import log_changes, trace_changes
+from conch.frontends.http.routing import Router
+from conch.memory.regions import Regions
+from conch.observe.options import LogOptions
+from conch.observe.settings import LogControl
+from conch.observe.trace import TraceSettings
+
+MOST = 4096
+NOT_STRING = (500, {"error": "attempt to access JSON non-string as string"})
+NOT_BOOLEAN = (500, {"error": "attempt to access JSON non-boolean as boolean"})
+NOT_OBJECT = (500, {"error": "attempt to get members for non-object"})
+EMPTY = (500, {"error": "failed to parse the request JSON buffer: The document is empty. at 0"})
+INVALID = (500, {"error": "failed to parse the request JSON buffer: Invalid value. at 0"})
+
+
+@dataclass
+class Check:
+    """A model's look at itself."""
+
+    passes: Callable[[], bool]
+
+    def start(self) -> None:
+        """Nothing has to be begun."""
+
+    def result(self) -> bool:
+        """What it finds."""
+        return self.passes()
+
+
+@dataclass
+class Stand:
+    """A model as far as these routes look at one."""
+
+    spec: ModelSpec
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    readiness: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class Site:
+    """Routes over a core."""
+
+    core: ServerCore
+    agent: Agent
+    applied: list[LogOptions]
+    rest: Rest
+
+
+@pytest.fixture
+def made() -> Iterator[Pools]:
+    with pools() as made:
+        yield made
+
+
+@pytest.fixture
+def site(made: Pools) -> Site:
+    return site_of(made)
+
+
+def site_of(made: Pools, **core: Any) -> Site:
+    agent = Agent()
+    config = {"name": "m", "dims": [2**40]}
+    models = [Stand(replace(make_spec(4, version=version), config=config)) for version in (1, 3)]
+    models.append(Stand(make_spec(name="a")))
+    built = make_core(agent, *models, **core)
+    applied: list[LogOptions] = []
+    services = Services(Regions(), LogControl(LogOptions(), applied.append), TraceSettings())
+    return Site(built, agent, applied, Rest(Router(api_routes(built, services, made, MOST))))
+
+
+def test_health(site: Site, made: Pools) -> None:
+    for path in (
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/m/ready",
+        "/v2/models/m/versions/1/ready",
+    ):
+        assert site.rest("GET", path) == (200, None), path
+    for path in ("/v2/models/none/ready", "/v2/models/m/versions/2/ready"):
+        assert site.rest("GET", path) == (400, {"error": "Model version not ready"}), path
+    assert site.rest("GET", f"/v2/models/m/versions/{10**20}/ready")[0] == 400
+    assert site_of(made, ready=lambda: False).rest("GET", "/v2/health/ready") == (400, None)
+
+
+def test_a_server_that_stops_is_unavailable(site: Site) -> None:
+    site.core.stopping()
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2"):
+        assert site.rest("GET", path) == (503, {"error": "Server exiting"}), path
+    assert site.rest("GET", "/v2/models/m/ready") == (503, {"error": "Server not ready"})
+
+
+def test_the_loop_goes_on_while_a_model_looks_whether_it_is_ready(site: Site) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        asked.set()
+        return go.wait(30)
+
+    model: Any = site.core.model("a")
+    model.readiness.append(Check(wait))
+
+    async def both() -> tuple[int, int]:
+        slow = asyncio.ensure_future(site.rest.send("GET", "/v2/models/a/ready"))
+        await asyncio.to_thread(asked.wait, 30)
+        live = await site.rest.send("GET", "/v2/health/live")
+        assert not slow.done()
+        go.set()
+        return live.status_code, (await slow).status_code
+
+    assert asyncio.run(both()) == (200, 200)
+
+
+def test_metadata(site: Site) -> None:
+    status, server = site.rest("GET", "/v2")
+    assert (status, server["name"], server["version"]) == (200, "triton", "1.2.3")
+    assert server["extensions"][:2] == ["classification", "sequence"]
+    expected = {
+        "name": "m",
+        "versions": ["1", "3"],
+        "platform": "test",
+        "inputs": [{"name": "IN", "datatype": "FP32", "shape": [-1, 16]}],
+        "outputs": [{"name": "OUT", "datatype": "FP32", "shape": [-1, 16]}],
+    }
+    assert site.rest("GET", "/v2/models/m") == (200, expected)
+    assert site.rest("GET", "/v2/models/m/versions/1") == (200, {**expected, "versions": ["1"]})
+    assert site.rest("GET", "/v2/models/none") == (
+        404,
+        {"error": "Request for unknown model: 'none' is not found"},
+    )
+
+
+def test_the_config_is_the_one_that_was_printed(site: Site) -> None:
+    assert site.rest("GET", "/v2/models/m/config") == (200, {"name": "m", "dims": [2**40]})
+    assert site.rest("GET", "/v2/models/m/versions/9/config")[0] == 404
+
+
+def test_statistics(site: Site) -> None:
+    site.core.model("m", "3").statistics.record_failure(5)
+    status, all_models = site.rest("GET", "/v2/models/stats")
+    listed = [(each["name"], each["version"]) for each in all_models["model_stats"]]
+    assert (status, listed) == (200, [("a", "1"), ("m", "1"), ("m", "3")])
+    (one,) = site.rest("GET", "/v2/models/m/versions/3/stats")[1]["model_stats"]
+    assert one["inference_stats"]["fail"] == {"count": 1, "ns": 5}
+    assert [one[key] for key in ("response_stats", "batch_stats", "memory_usage")] == [{}, [], []]
+    assert site.rest("GET", "/v2/models/none/stats") == (
+        400,
+        {"error": "requested model 'none' is not available"},
+    )
+    assert site.rest("GET", "/v2/models/m/versions/9/stats") == (
+        400,
+        {"error": "requested model version is not available for model 'm'"},
+    )
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/any/index"])
+def test_index(site: Site, path: str) -> None:
+    site.agent.listing = [
+        IndexEntry("m", "1", "READY"),
+        IndexEntry("n", "2", "UNAVAILABLE", "why"),
+        IndexEntry("o"),
+    ]
+    bodies: tuple[Any, ...] = (None, {}, [], b"null", {"x": 1})
+    for body in bodies:
+        assert site.rest("POST", path, body) == (
+            200,
+            [
+                {"name": "m", "version": "1", "state": "READY"},
+                {"name": "n", "version": "2", "state": "UNAVAILABLE", "reason": "why"},
+                {"name": "o"},
+            ],
+        )
+    site.rest("POST", path, {"ready": True})
+    assert [ready for _, ready in site.agent.asked] == [False] * 5 + [True]
+    assert site.rest("POST", path, {"ready": 1}) == NOT_BOOLEAN
+    assert site.rest("POST", path, b"x") == INVALID
+
+
+def test_load(site: Site) -> None:
+    path = "/v2/repository/models/m/load"
+    encoded = base64.b64encode(bytes(range(256))).decode()
+    lines = "\n".join(encoded[i : i + 76] for i in range(0, len(encoded), 76))
+    whole = {"config": "{}", "file:1/a": lines}
+    bodies: tuple[Any, ...] = (None, {}, [], {"parameters": {}}, {"parameters": whole})
+    for body in bodies:
+        assert site.rest("POST", path, body) == (200, None)
+    files = {"config": "{}", "file:1/a": bytes(range(256))}
+    assert site.agent.asked == [("load", "m", {})] * 4 + [("load", "m", files)]
+    site.agent.error = InternalError("failed")
+    assert site.rest("POST", path) == (500, {"error": "failed"})
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"x", INVALID),
+        ({"parameters": 1}, NOT_OBJECT),
+        ({"parameters": None}, NOT_OBJECT),
+        ({"parameters": {"config": 1}}, NOT_STRING),
+        ({"parameters": {"foo": 1}}, NOT_STRING),
+        ({"parameters": {"foo": "x"}}, (500, {"error": "unexpected error on creating Triton parameter"})),
+    ],
+)
+def test_a_load_with_something_wrong_is_not_begun(site: Site, body: Any, expected: Any) -> None:
+    assert site.rest("POST", "/v2/repository/models/m/load", body) == expected
+    assert site.agent.asked == []
+
+
+def test_a_file_that_is_not_in_base64_is_named(site: Site) -> None:
+    status, body = site.rest("POST", "/v2/repository/models/m/load", {"parameters": {"file:1/x": "a!b"}})
+    assert status == 400
+    assert body["error"].startswith("load parameter 'file:1/x' must be in base64: ")
+
+
+def test_unload(site: Site) -> None:
+    path = "/v2/repository/models/m/unload"
+    for body in (
+        None,
+        {},
+        {"parameters": {"unload_dependents": False}},
+        {"parameters": {"unload_dependents": True}},
+    ):
+        assert site.rest("POST", path, body) == (200, None)
+    assert [given for *_, given in site.agent.asked] == [False, False, False, True]
+    assert site.rest("POST", path, {"parameters": {"unload_dependents": 1}}) == NOT_BOOLEAN
+    assert site.rest("POST", path, {"parameters": 1}) == NOT_OBJECT
+
+
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_a_repository_can_not_be_chosen(site: Site, action: str) -> None:
+    assert site.rest("POST", f"/v2/repository/here/models/m/{action}") == (
+        501,
+        {"error": "'repository_name' specification is not supported"},
+    )
+    assert site.rest("GET", f"/v2/repository/models/m/{action}")[0] == 405
+
+
+def test_loads_hold_up_nothing_but_loads(site: Site) -> None:
+    go = threading.Event()
+    site.agent.hold = lambda: go.wait(30)
+
+    async def talk() -> list[int]:
+        loads = [
+            asyncio.ensure_future(site.rest.send("POST", "/v2/repository/models/m/load")) for _ in range(40)
+        ]
+        others = [
+            (await site.rest.send(method, path)).status_code
+            for method, path in (
+                ("POST", "/v2/repository/index"),
+                ("POST", "/v2/repository/models/m/unload"),
+                ("GET", "/v2/health/ready"),
+            )
+        ]
+        assert not any(load.done() for load in loads)
+        go.set()
+        return others + [(await load).status_code for load in loads]
+
+    assert asyncio.run(talk()) == [200] * 43
+
+
+def test_what_waits_when_the_pools_are_closed_is_answered(site: Site, made: Pools) -> None:
+    go = threading.Event()
+    site.agent.hold = lambda: go.wait(30)
+
+    async def talk() -> list[int]:
+        loads = [
+            asyncio.ensure_future(site.rest.send("POST", "/v2/repository/models/m/load")) for _ in range(40)
+        ]
+        while len(site.agent.asked) < 32:
+            await asyncio.sleep(0)
+        made.close(wait=False)
+        late = await site.rest.send("POST", "/v2/repository/models/m/load")
+        go.set()
+        return sorted([late.status_code, *[(await load).status_code for load in loads]])
+
+    assert asyncio.run(talk()) == [200] * 32 + [503] * 9
+
+
+def test_a_body_may_be_so_large_and_no_larger(site: Site) -> None:
+    path = "/v2/repository/index"
+    assert site.rest("POST", path, b" " * (MOST - 2) + b"{}")[0] == 200
+    text = (
+        f"request JSON size of {MOST + 1} bytes exceeds the maximum allowed input size of {MOST} bytes. Use "
+        "--http-max-input-size to increase the limit."
+    )
+    assert site.rest("POST", path, b" " * (MOST - 1) + b"{}") == (400, {"error": text})
+
+
+def test_deep_bodies_are_refused(site: Site) -> None:
+    body = b"[" * 2000 + b"]" * 2000
+    assert site.rest("POST", "/v2/repository/index", body)[0] == 400
+    with pytest.raises(ConchError):
+        parse_json(b"[NaN," + b"[" * 250_000)
+
+
+def test_system_regions(site: Site) -> None:
+    assert site.rest("GET", "/v2/systemsharedmemory/status") == (200, [])
+    assert site.rest("GET", "/v2/systemsharedmemory/region/x/status") == (
+        404,
+        {"error": "Unable to find system shared memory region: 'x'"},
+    )
+    path = "/v2/systemsharedmemory/region/r/register"
+    assert site.rest("POST", path) == EMPTY
+    assert site.rest("POST", path, {"key": "conch-test-no-such-key", "byte_size": 8}) == (
+        500,
+        {"error": "Unable to open shared memory region: 'conch-test-no-such-key'"},
+    )
+    assert site.rest("POST", "/v2/systemsharedmemory/register", {"key": "k", "byte_size": 8}) == (
+        400,
+        {"error": "'region name' is necessary to register system shared memory region"},
+    )
+    for unregister in ("/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/x/unregister"):
+        assert site.rest("POST", unregister, b"whatever") == (200, None)
+
+
+def test_cuda_regions(site: Site) -> None:
+    assert site.rest("GET", "/v2/cudasharedmemory/status") == (200, [])
+    assert site.rest("GET", "/v2/cudasharedmemory/region/x/status") == (
+        404,
+        {"error": "Unable to find cuda shared memory region: 'x'"},
+    )
+    handle = base64.b64encode(bytes(64)).decode()
+    body = {"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": 8}
+    assert site.rest("POST", "/v2/cudasharedmemory/register", body) == (
+        400,
+        {"error": "'region name' is necessary to register cuda shared memory region"},
+    )
+    assert site.rest("POST", "/v2/cudasharedmemory/region/r/register", body)[0] == 400
+    for unregister in ("/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/x/unregister"):
+        assert site.rest("POST", unregister) == (200, None)
+
+
+NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({}, 400, "Shared memory register request has no 'key' field"),
+        ([], 400, "Shared memory register request has no 'key' field"),
+        ({"key": 1}, 500, "attempt to access JSON non-string as string"),
+        ({"key": "k"}, 400, "Shared memory register request has no 'byte_size' field"),
+        ({"key": "k", "byte_size": -1}, 500, NOT_UNSIGNED),
+        ({"key": "k", "byte_size": 1.5}, 500, NOT_UNSIGNED),
+        ({"key": "k", "byte_size": True}, 500, NOT_UNSIGNED),
+        ({"key": "k", "byte_size": 2**64}, 500, NOT_UNSIGNED),
+        ({"key": "k", "byte_size": 1, "offset": "x"}, 500, NOT_UNSIGNED),
+    ],
+)
+def test_system_registrations_that_are_refused(body: Any, status: int, text: str) -> None:
+    with pytest.raises(ConchError) as caught:
+        system_registration(body)
+    assert (caught.value.http_status, caught.value.message) == (status, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({}, 400, "Shared memory register request has no 'raw_handle' field"),
+        ({"raw_handle": 1}, 500, "attempt to access non-existing object member 'b64'"),
+        ({"raw_handle": {"b64": 1}}, 500, "attempt to access JSON non-string as string"),
+        ({"raw_handle": {"b64": "!"}}, 500, "attempt to access non-existing object member 'byte_size'"),
+        ({"raw_handle": {"b64": "!"}, "byte_size": 1}, 500,
+         "attempt to access non-existing object member 'device_id'"),
+        ({"raw_handle": {"b64": "!"}, "byte_size": 1, "device_id": -1}, 500, NOT_UNSIGNED),
+        ({"raw_handle": {"b64": "!"}, "byte_size": 1, "device_id": 0}, 400,
+         "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"),
+        ({"raw_handle": {"b64": "YWJj"}, "byte_size": 1, "device_id": 0}, 400,
+         "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"),
+    ],
+)  # fmt: skip
+def test_cuda_registrations_that_are_refused(body: Any, status: int, text: str) -> None:
+    with pytest.raises(ConchError) as caught:
+        cuda_registration(body)
+    assert (caught.value.http_status, caught.value.message) == (status, text)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["parameters", "config", "file:1/a", "key", "offset", "byte_size", "raw_handle", "b64", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(ANY)
+def test_no_body_is_worse_than_an_error_of_ours(body: Any) -> None:
+    for read in (load_parameters, system_registration, cuda_registration, log_changes, trace_changes):
+        try:
+            read(body)
+        except ConchError:
+            pass
+
+
+@given(st.binary(max_size=40))
+def test_no_text_is_worse_than_an_error_of_ours(body: bytes) -> None:
+    try:
+        parse_json(body)
+    except ConchError:
+        pass
+
+
+def test_infinities_are_numbers() -> None:
+    assert parse_json(b"[Infinity, -Infinity]") == [float("inf"), -float("inf")]
+
+
+def test_an_error_of_the_agent_keeps_its_status(site: Site) -> None:
+    site.agent.error = UnavailableError("not now")
+    assert site.rest("POST", "/v2/repository/models/m/unload") == (503, {"error": "not now"})
+
+
+LOGS = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+
+
+def test_log_settings(site: Site) -> None:
+    assert site.rest("GET", "/v2/logging") == (200, LOGS)
+    bodies: tuple[Any, ...] = (None, {}, [], {"foo": 1}, {"log_info": None, "log_file": None})
+    for body in bodies:
+        assert site.rest("POST", "/v2/logging", body) == (200, LOGS)
+    assert site.applied == []
+    changes = {"log_verbose_level": 2, "log_format": "ISO8601", "log_warning": False}
+    assert site.rest("POST", "/v2/logging", changes) == (200, {**LOGS, **changes})
+    assert site.rest("GET", "/v2/logging") == (200, {**LOGS, **changes})
+    assert [options.verbose for options in site.applied] == [2]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"x", INVALID),
+        ({"log_info": 1}, NOT_BOOLEAN),
+        ({"log_verbose_level": -1}, (500, {"error": NOT_UNSIGNED})),
+        ({"log_verbose_level": "1"}, (500, {"error": NOT_UNSIGNED})),
+        ({"log_format": 1}, NOT_STRING),
+        ({"log_format": "x"}, (503, {"error": "invalid argument for --log_format, got: x"})),
+        (
+            {"log_file": "x"},
+            (501, {"error": "log file location can not be updated through network protocol"}),
+        ),
+    ],
+)
+def test_log_settings_that_are_refused(site: Site, body: Any, expected: Any) -> None:
+    assert site.rest("POST", "/v2/logging", body) == expected
+    assert site.rest("GET", "/v2/logging") == (200, LOGS)
+
+
+TRACES = {
+    "trace_level": ["OFF"],
+    "trace_rate": "1000",
+    "trace_count": "-1",
+    "log_frequency": "0",
+    "trace_file": "",
+    "trace_mode": "triton",
+}
+
+
+@pytest.mark.parametrize("path", ["/v2/trace/setting", "/v2/models/m/trace/setting"])
+def test_trace_settings(site: Site, path: str) -> None:
+    assert site.rest("GET", path) == (200, TRACES)
+    bodies: tuple[Any, ...] = (None, {}, [], {"foo": 1}, {"trace_level": ["OFF"]}, {"trace_rate": None})
+    for body in bodies:
+        assert site.rest("POST", path, body) == (200, TRACES)
+    assert site.rest("POST", path, {"trace_rate": "7"}) == (200, {**TRACES, "trace_rate": "7"})
+    assert site.rest("GET", "/v2/models/a/trace/setting")[1]["trace_rate"] == (
+        "7" if path == "/v2/trace/setting" else "1000"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
+        ({"trace_level": "OFF"}, 500, "attempt to access JSON non-array as array"),
+        ({"trace_level": [1]}, 500, "attempt to access JSON non-string as string"),
+        ({"trace_rate": 5}, 500, "attempt to access JSON non-string as string"),
+        ({"trace_rate": "x"}, 400, "Unable to parse 'trace_rate', got: x"),
+        ({"trace_file": "x"}, 501, "trace file location can not be updated through network protocol"),
+        ({"trace_level": ["TIMESTAMPS"]}, 400,
+         "Attempting to set invalid trace setting :trace file name is not given"),
+    ],
+)  # fmt: skip
+def test_trace_settings_that_are_refused(site: Site, body: Any, status: int, text: str) -> None:
+    assert site.rest("POST", "/v2/trace/setting", body) == (status, {"error": text})
+
+
+def test_trace_settings_of_an_unknown_model(site: Site) -> None:
+    expected = (404, {"error": "Request for unknown model : none"})
+    assert site.rest("GET", "/v2/models/none/trace/setting") == expected
+    assert site.rest("POST", "/v2/models/none/trace/setting", {}) == expected
+    assert site.rest("GET", "/v2/models/m/versions/1/trace/setting")[0] == 404

@@ -1,0 +1,134 @@
+"""Paths, methods, restrictions and errors of the REST front end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Message
+from tests.support.rest import Rest
+
+from conch.core.errors import NotFoundError, ResourceExhaustedError
+from conch.frontends.http.replies import json_reply
+from conch.frontends.http.routing import Router, route
+
+RESTRICTED = (403, {"error": "This API is restricted, expecting header 'key'"})
+
+
+async def echo(request: Request, **groups: str) -> Response:
+    return json_reply(groups)
+
+
+async def missing(request: Request) -> Response:
+    raise NotFoundError("no such thing")
+
+
+async def busy(request: Request) -> Response:
+    error = ResourceExhaustedError("too much")
+    error.retry_after_ms = 1500
+    raise error
+
+
+async def broken(request: Request) -> Response:
+    raise ValueError("oh")
+
+
+async def gone(request: Request) -> Response:
+    raise ClientDisconnect
+
+
+ROUTES = [
+    route("/v2/models/stats", ["GET"], "statistics", echo),
+    route("/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?", ["GET"], "metadata", echo),
+    route("/both", ["GET", "POST"], "logging", echo),
+    route("/missing", ["GET"], "health", missing),
+    route("/busy", ["GET"], "health", busy),
+    route("/broken", ["GET"], "health", broken),
+    route("/gone", ["GET"], "health", gone),
+]
+rest = Rest(Router(ROUTES))
+NOT_FOUND = (404, {"error": "Not Found"})
+NOT_ALLOWED = (405, {"error": "Method Not Allowed"})
+
+
+def test_groups_of_the_path_are_given_as_they_were_written() -> None:
+    assert rest("GET", "/v2/models/a%20b/versions/01") == (200, {"model": "a%20b", "version": "01"})
+    assert rest("GET", "/v2/models/a?x=/b") == (200, {"model": "a", "version": ""})
+
+
+def test_the_first_match_counts() -> None:
+    assert rest("GET", "/v2/models/stats") == (200, {})
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v2/models", "/v2/models/", "/v2/models/a/", "/v2//models/a", "/v2/models/a/versions/x"]
+)
+def test_other_paths_are_not_found_whatever_the_method(path: str) -> None:
+    assert rest("GET", path) == rest("DELETE", path) == NOT_FOUND
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_other_methods_are_not_allowed(method: str) -> None:
+    assert rest(method, "/v2/models/a") == NOT_ALLOWED
+    assert rest(method, "/both") == ((200, {}) if method == "POST" else NOT_ALLOWED)
+
+
+def test_there_is_no_head() -> None:
+    assert asyncio.run(rest.send("HEAD", "/v2/models/a")).status_code == 405
+
+
+def test_errors_of_ours_have_their_status_and_text() -> None:
+    assert rest("GET", "/missing") == (404, {"error": "no such thing"})
+    response = asyncio.run(rest.send("GET", "/busy"))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "2")
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_other_errors_are_logged_with_their_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        assert rest("GET", "/broken") == (500, {"error": "the request could not be answered: oh"})
+    assert caplog.records[-1].exc_info is not None
+
+
+def test_a_client_that_has_gone_is_not_answered() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/gone", "headers": []}
+    asyncio.run(Router(ROUTES)(scope, receive, send))
+    assert sent == []
+
+
+def test_a_path_that_is_no_text_is_not_found() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    scope = {"type": "http", "method": "GET", "path": "?", "raw_path": b"/v2/models/\xff", "headers": []}
+    asyncio.run(Router(ROUTES)(scope, receive, send))
+    assert sent[0]["status"] == 404
+
+
+def test_restricted_categories_need_their_header_before_all_else() -> None:
+    restricted = Rest(Router(ROUTES, {"metadata": ("key", "secret"), "logging": ("other", "x")}))
+    assert restricted("GET", "/v2/models/a") == RESTRICTED
+    assert restricted("DELETE", "/v2/models/a") == RESTRICTED
+    assert restricted("GET", "/v2/models/a", headers={"key": "wrong"}) == RESTRICTED
+    assert restricted("GET", "/v2/models/a", headers={"other": "secret"}) == RESTRICTED
+    assert restricted("GET", "/v2/models/a", headers={"KEY": "secret"})[0] == 200
+    assert restricted("DELETE", "/v2/models/a", headers={"key": "secret"}) == NOT_ALLOWED
+    assert restricted("GET", "/v2/models/stats")[0] == 200
+    assert restricted("GET", "/nowhere") == NOT_FOUND
