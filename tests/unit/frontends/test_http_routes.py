@@ -19,7 +19,6 @@ from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.server_core import IndexEntry, ServerCore
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
-from conch.frontends.http.bodies import parse_json
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routes.memory import cuda_registration, system_registration
@@ -311,11 +310,10 @@ def test_a_body_may_be_so_large_and_no_larger(site: Site) -> None:
     assert site.rest("POST", path, b" " * (MOST - 1) + b"{}") == (400, {"error": text})
 
 
-def test_deep_bodies_are_refused(site: Site) -> None:
+def test_deep_bodies_do_no_harm(site: Site) -> None:
     body = b"[" * 2000 + b"]" * 2000
-    assert site.rest("POST", "/v2/repository/index", body)[0] == 400
-    with pytest.raises(ConchError):
-        parse_json(b"[NaN," + b"[" * 250_000)
+    assert site.rest("POST", "/v2/repository/index", b'{"x":' + body + b"}") == (200, [])
+    assert site.rest("POST", "/v2/repository/index", b'{"ready":' + body + b"}") == NOT_BOOLEAN
 
 
 def test_system_regions(site: Site) -> None:
@@ -326,6 +324,7 @@ def test_system_regions(site: Site) -> None:
     )
     path = "/v2/systemsharedmemory/region/r/register"
     assert site.rest("POST", path) == EMPTY
+    assert site.rest("POST", path, {"key": "k", "byte_size": 2**64}) == (500, {"error": NOT_UNSIGNED})
     assert site.rest("POST", path, {"key": "conch-test-no-such-key", "byte_size": 8}) == (
         500,
         {"error": "Unable to open shared memory region: 'conch-test-no-such-key'"},
@@ -368,7 +367,6 @@ NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
         ({"key": "k", "byte_size": -1}, 500, NOT_UNSIGNED),
         ({"key": "k", "byte_size": 1.5}, 500, NOT_UNSIGNED),
         ({"key": "k", "byte_size": True}, 500, NOT_UNSIGNED),
-        ({"key": "k", "byte_size": 2**64}, 500, NOT_UNSIGNED),
         ({"key": "k", "byte_size": 1, "offset": "x"}, 500, NOT_UNSIGNED),
     ],
 )
@@ -423,18 +421,6 @@ def test_no_body_is_worse_than_an_error_of_ours(body: Any) -> None:
             read(body)
         except ConchError:
             pass
-
-
-@given(st.binary(max_size=40))
-def test_no_text_is_worse_than_an_error_of_ours(body: bytes) -> None:
-    try:
-        parse_json(body)
-    except ConchError:
-        pass
-
-
-def test_infinities_are_numbers() -> None:
-    assert parse_json(b"[Infinity, -Infinity]") == [float("inf"), -float("inf")]
 
 
 def test_an_error_of_the_agent_keeps_its_status(site: Site) -> None:

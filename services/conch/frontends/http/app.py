@@ -6,6 +6,7 @@ import re
 
 from starlette.types import Receive, Scope, Send
 
+from conch.frontends.http.infer.asgi import answer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.replies import text_error
 from conch.frontends.http.routing import Restrictions, Router, refusal
@@ -42,4 +43,4 @@ class HttpApp:
             await text_error("Method Not Allowed", 405)(scope, receive, send)
             return
         name, version = found.groups()
-        await self._infer(scope, receive, send, name, version)
+        await answer(self._infer, scope, receive, send, name, version)

@@ -1,13 +1,17 @@
-"""One connection of a listener: uvicorn's, with a say in what happens when it is lost."""
+"""One connection of a listener: uvicorn's, with a shorter way for some requests.
+
+A request that the direct way takes is answered without ASGI: no task, no scope, no messages. It costs a
+third of the time. All others, and those that come while one is answered, go uvicorn's way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 CONNECTION = "conch.connection"
@@ -19,24 +23,12 @@ RAW_NAMES = "conch.raw_headers"
 _MOST_HEADER_BYTES = 1 << 20
 _MOST_CHUNKS = 65536
 _MOST_ANNOUNCED = 1 << 30
+_JOINED_BYTES = 64 * 1024
 
 TOO_MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
     f"chunks."
 )
-
-
-class ClosingState(ServerState):
-    """What the connections of one listener share.
-
-    Attributes:
-        on_lost: Called when one of them is gone.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.default_headers = []
-        self.on_lost: Callable[[], None] = _nothing
 
 
 class Gathered:
@@ -72,6 +64,51 @@ class Gathered:
         return memoryview(b"".join(self._parts))
 
 
+class DirectCall(Protocol):
+    """A request that is answered directly.
+
+    Attributes:
+        length: How long its body is to be; None where nobody knows.
+    """
+
+    @property
+    def length(self) -> int | None:
+        """How long its body is to be; None where nobody knows."""
+
+    def complete(self, body: Gathered) -> None:
+        """Takes the body, once it has come."""
+
+    def refuse_chunks(self) -> None:
+        """Says that the body comes in too many pieces."""
+
+    def abandon(self) -> None:
+        """Says that the client is gone."""
+
+
+class Answering(Protocol):
+    """Where a direct call is answered."""
+
+    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
+        """Sends the response, once; on the loop."""
+
+
+Direct = Callable[["Connection", "Answering"], DirectCall | None]
+"""Takes a request whose headers have come, or leaves it; may answer it before it returns."""
+
+
+class ClosingState(ServerState):
+    """What the connections of one listener share.
+
+    Attributes:
+        on_lost: Called when one of them is gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_headers = []
+        self.on_lost: Callable[[], None] = _nothing
+
+
 def _nothing() -> None:
     """What is called where nobody waits."""
 
@@ -86,9 +123,16 @@ class Connection(HttpToolsProtocol):
         lost: Whether the client is gone.
     """
 
-    def __init__(self, config: Config, state: ClosingState, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state: ClosingState,
+        loop: asyncio.AbstractEventLoop,
+        direct: Direct | None = None,
+    ) -> None:
         super().__init__(config=config, server_state=state, app_state={}, _loop=loop)
         self._state = state
+        self._direct = direct
         self._raw: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
         self.on_disconnect: Callable[[], None] | None = None
@@ -98,13 +142,52 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._raw = []
         self._header_bytes = 0
         self.chunks = 0
+
+    @property
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers with names as the client wrote them."""
+        return self._raw
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+        return f"{self.client[0]}:{self.client[1]}" if self.client else ""
+
+    def on_headers_complete(self) -> None:
+        """The headers have come: takes the direct way if there is one, else uvicorn's."""
+        if self._direct is not None and self._free():
+            cycle = _DirectCycle(self)
+            call = self._direct(self, cycle)
+            if call is not None:
+                any_cycle: Any = cycle
+                self.cycle = any_cycle
+                cycle.begin(call)
+                return
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
         scope: Any = self.scope
         scope[CONNECTION] = self
         scope[RAW_NAMES] = self._raw
+        super().on_headers_complete()
+
+    def _free(self) -> bool:
+        """Whether the request may be answered directly, as far as the connection goes."""
+        parser = self.parser
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and not parser.should_upgrade()
+        )
 
     def on_url(self, url: bytes) -> None:
         """Takes a piece of the target."""
@@ -151,7 +234,10 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""
-        if self._gathered is None or self.cycle.response_complete:
+        cycle: Any = self.cycle
+        if type(cycle) is _DirectCycle:
+            cycle.add(body)
+        elif self._gathered is None or cycle.response_complete:
             super().on_body(body)
         elif self.too_many_chunks:
             self.cycle.message_event.set()  # enough has come to refuse it
@@ -160,6 +246,10 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        cycle: Any = self.cycle
+        if type(cycle) is _DirectCycle:
+            cycle.complete()
+            return
         self._gathered = None
         super().on_message_complete()
 
@@ -181,3 +271,90 @@ class Connection(HttpToolsProtocol):
         if on_disconnect is not None:
             on_disconnect()
         self._state.on_lost()
+
+
+class _DirectCycle:
+    """What stands where uvicorn has its cycle of request and response, while a request is answered directly.
+
+    Attributes:
+        response_complete: Whether the response has been sent.
+        keep_alive: Whether the connection goes on after it.
+        disconnected: Set by uvicorn.
+        message_event: Set by uvicorn; nobody waits for it.
+    """
+
+    __slots__ = (
+        "_body",
+        "_call",
+        "_connection",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "response_complete",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._call: DirectCall | None = None
+        self._body: Gathered | None = None
+        self.response_complete = False
+        self.keep_alive: bool = connection.parser.should_keep_alive()
+        self.disconnected = False
+        self.message_event = _NO_EVENT
+
+    def begin(self, call: DirectCall) -> None:
+        """Begins to read the body, unless it has been answered already."""
+        if self.response_complete:
+            return
+        connection = self._connection
+        self._call = call
+        self._body = Gathered(call.length)
+        connection.on_disconnect = call.abandon
+        if connection.expect_100_continue:
+            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def add(self, part: bytes) -> None:
+        """Takes a piece of the body."""
+        if self.response_complete or self._body is None or self._call is None:
+            return
+        if self._connection.too_many_chunks:
+            self._call.refuse_chunks()
+        else:
+            self._body.add(part)
+
+    def complete(self) -> None:
+        """The body has come."""
+        body, self._body = self._body, None
+        if body is not None and self._call is not None and not self.response_complete:
+            self._call.complete(body)
+
+    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
+        """Sends the response, once."""
+        connection = self._connection
+        self.response_complete = True
+        self._call = self._body = None
+        connection.on_disconnect = None
+        transport = connection.transport
+        if transport.is_closing():
+            return
+        if closes:
+            self.keep_alive = False
+        lines = [STATUS_LINE[status]]
+        for name, value in headers:
+            lines += (name, b": ", value, b"\r\n")
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        if len(body) <= _JOINED_BYTES:
+            lines.append(body)
+            transport.write(b"".join(lines))
+        else:
+            transport.writelines((b"".join(lines), body))
+        if not self.keep_alive:
+            transport.close()
+        connection.on_response_complete()
+
+
+class _NoEvent(asyncio.Event):
+    """An event that nobody waits for."""
+
+
+_NO_EVENT = _NoEvent()

@@ -17,7 +17,7 @@ import uvloop
 from uvicorn.config import Config
 
 from conch.core.errors import UnavailableError
-from conch.frontends.http.connection import ClosingState, Connection
+from conch.frontends.http.connection import ClosingState, Connection, Direct
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class LoopThread:
         port: int,
         tls: ssl.SSLContext | None = None,
         reuse_port: bool = False,
+        direct: Direct | None = None,
     ) -> Listener:
         """Listens on an address and has an ASGI application answer.
 
@@ -83,6 +84,7 @@ class LoopThread:
             port: The port; 0 for any free one.
             tls: TLS, or None for plain text.
             reuse_port: Whether other processes may listen on the same port.
+            direct: What answers some requests without the application, or None.
 
         Raises:
             UnavailableError: The address can't be listened on.
@@ -91,7 +93,7 @@ class LoopThread:
         self.start()
         listener = Listener(self, bound.getsockname()[1])
         try:
-            self.run(listener.start(app, bound, tls)).result()
+            self.run(listener.start(app, bound, tls, direct)).result()
         except BaseException:
             bound.close()
             raise
@@ -131,7 +133,9 @@ class Listener:
         self._server: asyncio.AbstractServer | None = None
         self.port = port
 
-    async def start(self, app: App, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
+    async def start(
+        self, app: App, bound: socket.socket, tls: ssl.SSLContext | None, direct: Direct | None
+    ) -> None:
         """Begins to accept connections; on the loop."""
         config = Config(
             app,
@@ -149,7 +153,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         state = self._state
         self._server = await loop.create_server(
-            lambda: Connection(config, state, loop), sock=bound, backlog=_BACKLOG, ssl=tls
+            lambda: Connection(config, state, loop, direct), sock=bound, backlog=_BACKLOG, ssl=tls
         )
 
     def close(self, grace_s: float) -> bool:

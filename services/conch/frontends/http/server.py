@@ -13,6 +13,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnavailableError
 from conch.core.server_core import ServerCore
 from conch.frontends.http.app import HttpApp
+from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.frontends.http.pools import Pools
@@ -93,7 +94,7 @@ class HttpFrontEnd:
         core: What it serves.
         options: How.
         thread: The loop to run on; others may listen on it too.
-        services: What routes ask besides the core.
+        services: What is asked besides the core.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -108,12 +109,15 @@ class HttpFrontEnd:
         self._options = options
         self._thread = thread
         self._parsing = ThreadPoolExecutor(_PARSE_THREADS, "conch-http-parse")
-        self._infer = InferRoute(
-            core, thread, self._parsing, clock, options.max_input_bytes, options.header_forward_pattern
-        )
         self._pools = Pools()
-        routes = api_routes(core, services, self._pools, options.max_input_bytes)
+        most_bytes = options.max_input_bytes
+        self._infer = InferRoute(
+            core, thread, self._parsing, services.regions, clock, most_bytes, options.header_forward_pattern
+        )
+        routes = api_routes(core, services, self._pools, most_bytes, clock)
         self._app = HttpApp(self._infer, Router(routes, options.restrictions), options.restrictions)
+        # Whether a request may be restricted is not for the direct way to tell.
+        self._direct = None if "inference" in options.restrictions else direct_infer(self._infer)
         self._listener: Listener | None = None
 
     def start(self) -> int:
@@ -128,7 +132,7 @@ class HttpFrontEnd:
         options = self._options
         tls = None if options.tls is None else options.tls.context()
         self._listener = self._thread.listen(
-            self._app, options.address.strip("[]"), options.port, tls, options.reuse_port
+            self._app, options.address.strip("[]"), options.port, tls, options.reuse_port, self._direct
         )
         return self._listener.port
 
@@ -147,7 +151,7 @@ class HttpFrontEnd:
             self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
             ended = self._listener.close(max(end - time.monotonic(), 0.0))
         self._parsing.shutdown(wait=ended, cancel_futures=True)
-        self._pools.close(wait=ended)  # a load may take longer than the grace
+        self._pools.close(wait=ended)
         return ended
 
     def _refuse(self, timeout_s: float) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from conch.core.errors import InternalError
-from conch.frontends.http.bodies import members, parse_json, too_deep
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.frontends.http.bodies import members
+from conch.frontends.http.infer.elements import MOST_DEPTH
+from conch.frontends.http.jsontext.bulk import BulkArray
+from conch.frontends.http.jsontext.load import load
 
 
 class Pairs(list[tuple[str, Any]]):
@@ -17,25 +20,25 @@ _PAIRS = json.JSONDecoder(object_pairs_hook=Pairs)
 
 
 def parse_document(body: bytes) -> Pairs:
-    """The members of a body.
+    """The members of a body; long arrays may come as `BulkArray`.
 
     Raises:
         InternalError: It is no JSON, or no object.
         InvalidArgumentError: It is nested too deeply.
     """
-    value = members(parse_json(body))
+    value = members(load(body))
     try:
-        # Of members of one name the fast parser keeps the last; the colons of the others are left over.
+        # Of members of one name the parser keeps one; the colons of the others are left over.
         if body.count(b":") <= _colons(value):
             return _ordered(value)
-        pairs: Pairs = _PAIRS.decode(body.decode())
+        pairs: Pairs = _PAIRS.decode(body.decode(errors="surrogateescape"))
         return pairs
     except RecursionError:
-        raise too_deep() from None
-    except ValueError:  # a number of thousands of digits
-        raise InternalError(
-            "failed to parse the request JSON buffer: Number too big to be stored in double."
+        raise InvalidArgumentError(
+            f"JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})"
         ) from None
+    except ValueError as error:  # what the other parser is less patient with
+        raise InternalError(f"failed to parse the request JSON buffer: {error}") from None
 
 
 def _ordered(value: dict[str, Any]) -> Pairs:
@@ -48,6 +51,8 @@ def _colons(value: Any) -> int:
         return value.count(":")
     if isinstance(value, dict):
         return sum(1 + key.count(":") + _colons(each) for key, each in value.items())
-    if isinstance(value, list) and value and isinstance(value[0], str | dict | list):
+    if isinstance(value, BulkArray):
+        return sum(map(_colons, value.pieces))
+    if isinstance(value, list) and value and isinstance(value[0], str | dict | list | BulkArray):
         return sum(map(_colons, value))
     return 0

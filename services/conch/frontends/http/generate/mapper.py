@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from math import prod
 from typing import Any
-
-import numpy as np
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.request import Parameter
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Tensor, encode_bytes
-from conch.frontends.http.bodies import text, too_deep
+from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.http.generate.document import Pairs
+from conch.frontends.http.infer.elements import tensor_bytes
+from conch.frontends.http.jsontext.access import text
+from conch.frontends.http.jsontext.bulk import BulkArray
 
 _NESTED = "parameters"
-_MOST_NESTING = 100
-_WRONG_SHAPE = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+
+Elements = list[Any] | BulkArray
+"""What an array of JSON comes as."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,9 @@ class _Mapper:
         if key in self.mapped.inputs:
             prefix = f"[request id: {self.mapped.id or '<id_unknown>'}] "
             raise InvalidArgumentError(f"{prefix}input '{key}' already exists in request")
-        values, count = _elements(value)
+        is_array = isinstance(value, list | BulkArray) and not isinstance(value, Pairs)
+        given: Elements = value if is_array else [value]
+        count = len(given)
         shape = shape_for(count, self._spec.full_dims(rule))
         if shape is None:
             raise InvalidArgumentError(
@@ -118,9 +120,10 @@ class _Mapper:
                 f"format for input {key}"
             )
         # Before there is any tensor: it may be several times as large as its text.
-        self._count(key, sum(map(_string_size, values)) if rule.datatype == "BYTES" else 0)
+        self._count(key, _string_bytes(given) if rule.datatype == "BYTES" else 0)
         self._count(key, count * ELEMENT_SIZES.get(rule.datatype, 0))
-        self.mapped.inputs[key] = make_tensor(rule, shape, values)
+        data = tensor_bytes(given, rule.datatype, count, plain=False)
+        self.mapped.inputs[key] = Tensor(key, rule.datatype, shape, data)
 
     def _count(self, key: str, size: int) -> None:
         self._bytes += size
@@ -135,30 +138,25 @@ class _Mapper:
 def _parameter(key: str, value: Any) -> Parameter:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return float(value)  # as the fast parser has it
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, bool | int | float):
         return value
     raise InvalidArgumentError(
         f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'."
     )
 
 
-def _string_size(value: Any) -> int:
-    """The size of an element in wire form; at least that of a character is a byte."""
-    return 4 + len(value) if isinstance(value, str) else 0
-
-
-def _elements(value: Any) -> tuple[list[Any], int]:
-    """All elements of a value, arrays in it taken apart, and how many there are by the outermost array."""
-    if not isinstance(value, list) or isinstance(value, Pairs):
-        return [value], 1
-    count = len(value)
-    levels = 1
-    while any(type(each) is list for each in value):
-        levels += 1
-        if levels >= _MOST_NESTING:
-            raise too_deep()
-        value = list(chain.from_iterable(each if type(each) is list else (each,) for each in value))
-    return value, count
+def _string_bytes(given: Elements) -> int:
+    """The size of strings in wire form, at the least; what is no string does not count."""
+    pieces = given.pieces if isinstance(given, BulkArray) else [given]
+    return sum(
+        4 + len(each)
+        for piece in pieces
+        if isinstance(piece, list)
+        for each in piece
+        if isinstance(each, str)
+    )
 
 
 def shape_for(count: int, dims: Iterable[int]) -> tuple[int, ...] | None:
@@ -178,50 +176,3 @@ def shape_for(count: int, dims: Iterable[int]) -> tuple[int, ...] | None:
             shape.append(rest)
             rest = 1
     return tuple(reversed(shape))
-
-
-def make_tensor(rule: TensorSpec, shape: tuple[int, ...], values: list[Any]) -> Tensor:
-    """A tensor of elements as JSON has them.
-
-    Raises:
-        InternalError: There are too many or too few of them, or one has the wrong type.
-    """
-    count = prod(shape)
-    if len(values) < count:
-        raise InternalError("Failed to parse 'data' field: shape does not match true shape")
-    if rule.datatype == "BYTES":
-        if not all(isinstance(value, str) for value in values):
-            raise InternalError(
-                "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
-            )
-        if len(values) > count:
-            raise InternalError(_WRONG_SHAPE)
-        return Tensor(rule.name, "BYTES", shape, encode_bytes(values))
-    array = _array(rule.datatype, values)
-    if len(values) > count:
-        raise InternalError(_WRONG_SHAPE)
-    return Tensor.from_array(rule.name, array.reshape(shape), rule.datatype)
-
-
-_KINDS: dict[str, tuple[frozenset[type], type, str]] = {
-    "b": (frozenset({bool}), np.bool_, "non-boolean as boolean"),
-    "i": (frozenset({int}), np.int64, "non-signed-integer as signed-integer"),
-    "u": (frozenset({int}), np.uint64, "non-unsigned-integer as unsigned-integer"),
-    "f": (frozenset({int, float}), np.float64, "non-number as double"),
-}
-"""By kind of a numpy dtype: the types that JSON may have for it, the widest dtype, and what is wrong else."""
-
-
-def _array(datatype: str, values: list[Any]) -> Array:
-    """Numbers as JSON has them, cut to the width of the datatype as Triton cuts them."""
-    dtype = NUMPY_DTYPES[datatype]
-    types, widest, wrong = _KINDS[dtype.kind]
-    failure = InternalError(f"Unable to parse 'data': attempt to access JSON {wrong}")
-    if not types.issuperset(map(type, values)) or (dtype.kind == "u" and min(values, default=0) < 0):
-        raise failure
-    try:
-        array: Array = np.array(values, widest)
-    except OverflowError:
-        raise failure from None
-    with np.errstate(over="ignore"):
-        return array.astype(dtype)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from conch.core.errors import InvalidArgumentError, NotFoundError
+from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, Parameter, Responder
-from conch.core.tensor import Tensor
+from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.http.infer.elements import check_size, tensor_bytes
 from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext import access
 from conch.frontends.http.jsontext.access import JsonAccessError
 from conch.frontends.http.jsontext.load import load
+from conch.memory.regions import Regions
+from conch.memory.uses import Uses
 
 _MOST_TEMPLATES = 4096
 _LONGEST_KEY = 4096
@@ -49,10 +51,12 @@ class RequestDecoder:
 
     Args:
         most_bytes: Largest tensor taken as JSON.
+        regions: The shared memory of clients.
     """
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, regions: Regions) -> None:
         self._most_bytes = most_bytes
+        self._regions = regions
         self._templates: dict[bytes, _Template] = {}
 
     def __call__(
@@ -93,7 +97,12 @@ class RequestDecoder:
             for attribute, value in template.settings:
                 setattr(request, attribute, value)
             return request, template.wanted
-        return self._parse(model, text, body, head, responder, now_ns)
+        uses = Uses(self._regions)
+        try:
+            return self._parse(model, text, body, head, responder, now_ns, uses)
+        except BaseException:
+            uses.release()
+            raise
 
     def _parse(
         self,
@@ -103,6 +112,7 @@ class RequestDecoder:
         head: int | None,
         responder: Responder,
         now_ns: int,
+        uses: Uses,
     ) -> tuple[InferenceRequest, Wanted]:
         document = load(text)
         request = InferenceRequest(model[0], model[1], {}, responder, now_ns)
@@ -114,20 +124,28 @@ class RequestDecoder:
                 wanted.binary = read_parameters(request, document["parameters"])
         inputs = _inputs(document)
         tensors = None if head is None else body[head:]
-        sizes = self._read_inputs(request, inputs, tensors, text)
-        if "outputs" in document:
-            _read_outputs(request, document["outputs"], wanted)
+        sizes, shared = self._read_inputs(request, inputs, tensors, text, uses)
+        placed = "outputs" in document and _read_outputs(request, document["outputs"], wanted, uses)
+        if placed or shared:
+            uses.attach(request)
+        all_binary = not placed and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
-        if simple and sizes is not None and len(text) <= _LONGEST_KEY:
+        if simple and all_binary and len(text) <= _LONGEST_KEY:
             if len(self._templates) >= _MOST_TEMPLATES:
                 self._templates.clear()  # requests that never repeat must not fill the memory
             self._templates[text] = _Template(request, sizes, wanted)
         return request, wanted
 
     def _read_inputs(
-        self, request: InferenceRequest, inputs: list[Any], tensors: memoryview | None, text: bytes
-    ) -> list[int] | None:
-        """Reads the inputs; returns their sizes if all are binary."""
+        self,
+        request: InferenceRequest,
+        inputs: list[Any],
+        tensors: memoryview | None,
+        text: bytes,
+        uses: Uses,
+    ) -> tuple[list[int], bool]:
+        """Reads the inputs; returns the sizes of those that are binary, and whether any lies in a region."""
+        shared = False
         plain = b"true" not in text and b"false" not in text if len(text) < _MOST_TEMPLATES * 16 else False
         position = 0
         sizes: list[int] = []
@@ -162,13 +180,14 @@ class RequestDecoder:
                 position += size
                 sizes.append(size)
             else:
-                raise _no_region(parameters)
+                tensor = uses.input(*_region(parameters), name, datatype, shape)
+                shared = True
             if name in request.inputs:
                 raise InvalidArgumentError(f"{request.log_prefix}input '{name}' already exists in request")
             request.inputs[name] = tensor
         if tensors is not None and position != len(tensors):
             raise InvalidArgumentError(f"unexpected additional input data for model '{request.model_name}'")
-        return sizes if len(sizes) == len(inputs) else None
+        return sizes, shared
 
     def _json_tensor(
         self, name: str, datatype: str, shape: tuple[int, ...], data: Any, plain: bool
@@ -185,22 +204,8 @@ class RequestDecoder:
         return Tensor(name, datatype, shape, tensor_bytes(given, datatype, count, plain))
 
 
-_DATATYPES = frozenset(
-    [
-        "BOOL",
-        "UINT8",
-        "UINT16",
-        "UINT32",
-        "UINT64",
-        "INT8",
-        "INT16",
-        "INT32",
-        "INT64",
-        "FP32",
-        "FP64",
-        "BYTES",
-    ]  # those JSON carries
-)
+_DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})
+"""Those that JSON carries."""
 _SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 
@@ -215,9 +220,12 @@ def _check_source(given: Any, parameters: dict[str, Any]) -> None:
         )
 
 
-def _no_region(parameters: dict[str, Any]) -> NotFoundError:
+def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
+    """Which part of which region a tensor lies in."""
     region = _parsed("shared_memory_region", access.text, parameters["shared_memory_region"])
-    return NotFoundError(f"Unable to find shared memory region: '{region}'")
+    offset = _parsed("shared_memory_offset", access.unsigned, parameters.get("shared_memory_offset", 0))
+    size = "shared_memory_byte_size"
+    return region, offset, _parsed(size, access.unsigned, parameters.get(size, 0))
 
 
 def _inputs(document: Any) -> list[Any]:
@@ -279,10 +287,12 @@ def read_parameters(request: InferenceRequest, given: Any) -> bool:
     return binary
 
 
-def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted) -> None:
+def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted, uses: Uses) -> bool:
+    """Reads what is wanted of the outputs; returns whether any goes to a region."""
     outputs = _parsed("outputs", access.elements, given)
     if not outputs:
-        return
+        return False
+    placed = False
     wanted.binary = False  # which governs only outputs that are not listed
     names: dict[str, None] = {}
     for output in outputs:
@@ -308,5 +318,7 @@ def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted) -> None
             if _parsed("binary_data", access.boolean, parameters["binary_data"]):
                 wanted.named[name] = True
         if region is not None:
-            raise _no_region(parameters)
+            uses.output(*_region(parameters), name)
+            placed = True
     request.requested = tuple(names)
+    return placed

@@ -43,8 +43,8 @@ def check_head(head: int | None, size: int, most_bytes: int) -> None:
         raise InvalidArgumentError(f"inference header size should be in range (0, {size}), got: {head}")
     if head == 0 and size > most_bytes:
         raise InvalidArgumentError(
-            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {most_bytes} "
-            f"bytes. Use --http-max-input-size to increase the limit."
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
+            f"{most_bytes} bytes. Use --http-max-input-size to increase the limit."
         )
     length = size if head is None else head
     if length > most_bytes:

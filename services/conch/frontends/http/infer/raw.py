@@ -33,8 +33,8 @@ def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> 
         return Tensor(wanted.name, wanted.datatype, (*leading, 1), data)
     if wanted.dims.count(-1) > 1:
         raise InvalidArgumentError(
-            f"{request.log_prefix}The shape of the raw input '{wanted.name}' can not be deduced because there "
-            f"are more than one variable-sized dimension"
+            f"{request.log_prefix}The shape of the raw input '{wanted.name}' can not be deduced because "
+            f"there are more than one variable-sized dimension"
         )
     fixed = prod(dim for dim in wanted.dims if dim != -1) * ELEMENT_SIZES[wanted.datatype]
     left = len(body) // fixed if fixed else 0

@@ -12,6 +12,7 @@ from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedEr
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.frontends.http.infer.wanted import Wanted
+from conch.memory.uses import PlacedTensor
 
 _MOST_CACHED = 4096
 _SLICE = 32 * 1024
@@ -61,7 +62,9 @@ class ResponseEncoder:
         for tensor in response.outputs:
             parts.append(separator)
             separator = b","
-            if named.get(tensor.name, wanted.binary):
+            if type(tensor) is PlacedTensor:
+                parts.append(_start(tensor) + b"}")
+            elif named.get(tensor.name, wanted.binary):
                 data = tensor.data
                 size = data.nbytes if isinstance(data, memoryview) else len(data)
                 parts.append(self._binary(tensor, size))
@@ -127,7 +130,8 @@ def _scalar(value: Any) -> bytes:
 def is_long(response: InferenceResponse, wanted: Wanted) -> bool:
     """Whether it takes long to write some of a response's outputs as JSON."""
     return any(
-        not wanted.named.get(tensor.name, wanted.binary)
+        type(tensor) is not PlacedTensor
+        and not wanted.named.get(tensor.name, wanted.binary)
         and (tensor.numpy().size if tensor.datatype == "BYTES" else tensor.nbytes // 4) > _SLICE
         for tensor in response.outputs
     )
@@ -143,8 +147,8 @@ def json_elements(tensor: Tensor) -> bytes:
     """
     if tensor.datatype in ("FP16", "BF16"):
         raise InvalidArgumentError(
-            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for "
-            f"output"
+            f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format "
+            f"for output"
         )
     array = np.ascontiguousarray(tensor.numpy()).ravel()
     if not array.flags.aligned:

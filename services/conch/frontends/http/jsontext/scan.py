@@ -168,6 +168,8 @@ class _Scanner:
         self._position = take_elements(self._text, self._position, array)
         if array.taken:
             self._pause = 0
+            if not array.closes:
+                self._space()
             return array
         # Looked at a whole window in vain: with arrays nested in arrays that would be so at each of them.
         self._next_bulk = self._position + self._pause

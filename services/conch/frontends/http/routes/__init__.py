@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.server_core import ServerCore
 from conch.frontends.http.bodies import MOST_BYTES
 from conch.frontends.http.generate.route import generate_routes
@@ -35,7 +36,11 @@ class Services:
 
 
 def api_routes(
-    core: ServerCore, services: Services, pools: Pools, most_bytes: int = MOST_BYTES
+    core: ServerCore,
+    services: Services,
+    pools: Pools,
+    most_bytes: int = MOST_BYTES,
+    clock: Clock = monotonic_ns,
 ) -> list[ApiRoute]:
     """All tables in one.
 
@@ -44,12 +49,13 @@ def api_routes(
         services: What else they ask.
         pools: Where requests wait.
         most_bytes: The largest body of JSON.
+        clock: Monotonic time in nanoseconds.
     """
     return [
         *health_routes(core, pools),
         *model_routes(core),
         *repository_routes(core, pools, most_bytes),
         *memory_routes(services.regions, pools, most_bytes),
-        *generate_routes(core, pools, most_bytes),
+        *generate_routes(core, pools, most_bytes, clock),
         *settings_routes(core, services.logs, services.traces, most_bytes),
     ]

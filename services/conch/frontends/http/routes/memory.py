@@ -9,7 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conch.core.errors import InvalidArgumentError
-from conch.frontends.http.bodies import member, needed, parse_json, read_body, text, unsigned
+from conch.frontends.http.bodies import member, read_body
+from conch.frontends.http.jsontext import access
+from conch.frontends.http.jsontext.access import text, unsigned
+from conch.frontends.http.jsontext.load import load
 from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import empty_reply, json_reply
 from conch.frontends.http.routing import ApiRoute, route
@@ -42,13 +45,13 @@ def memory_routes(regions: Regions, pools: Pools, most_bytes: int) -> list[ApiRo
 
     async def register_system(request: Request, region: str) -> Response:
         _check_name(region, "system")
-        key, offset, byte_size = system_registration(parse_json(await read_body(request, most_bytes)))
+        key, offset, byte_size = system_registration(load(await read_body(request, most_bytes)))
         await run_on(pools.quick, regions.register_system, region, key, offset, byte_size)
         return empty_reply()
 
     async def register_cuda(request: Request, region: str) -> Response:
         _check_name(region, "cuda")
-        handle, device, byte_size = cuda_registration(parse_json(await read_body(request, most_bytes)))
+        handle, device, byte_size = cuda_registration(load(await read_body(request, most_bytes)))
         await run_on(pools.quick, regions.register_cuda, region, handle, device, byte_size)
         return empty_reply()
 
@@ -99,9 +102,9 @@ def cuda_registration(body: Any) -> tuple[bytes, int, int]:
     Raises:
         ConchError: One is missing, or of the wrong type; the texts are Triton's.
     """
-    encoded = text(needed(_field(body, "raw_handle"), "b64"))
-    byte_size = unsigned(needed(body, "byte_size"))
-    device = unsigned(needed(body, "device_id"))
+    encoded = text(access.member(_field(body, "raw_handle"), "b64"))
+    byte_size = unsigned(access.member(body, "byte_size"))
+    device = unsigned(access.member(body, "device_id"))
     try:
         handle = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
     except ValueError:

@@ -11,7 +11,9 @@ from starlette.responses import Response
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
 from conch.frontends.answers import refuse_repository_name
-from conch.frontends.http.bodies import boolean, member, members, parse_json, read_body, read_json, text
+from conch.frontends.http.bodies import member, members, read_body, read_json
+from conch.frontends.http.jsontext.access import boolean, text
+from conch.frontends.http.jsontext.load import load as parsed
 from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import empty_reply, json_reply
 from conch.frontends.http.routing import ApiRoute, route
@@ -58,7 +60,7 @@ def entry_object(entry: IndexEntry) -> dict[str, str]:
 
 
 def _load(core: ServerCore, model: str, body: bytes) -> None:
-    core.agent.load(model, load_parameters(parse_json(body) if body else None))
+    core.agent.load(model, load_parameters(parsed(body) if body else None))
 
 
 def load_parameters(body: Any) -> dict[str, LoadParameter]:

@@ -10,7 +10,9 @@ from starlette.responses import Response
 
 from conch.core.errors import ConchError, NotFoundError, UnavailableError, UnsupportedError
 from conch.core.server_core import ServerCore
-from conch.frontends.http.bodies import array, boolean, members, read_json, text, unsigned
+from conch.frontends.http.bodies import members, read_json
+from conch.frontends.http.jsontext.access import boolean, elements, text, unsigned
+from conch.frontends.http.jsontext.bulk import BulkArray
 from conch.frontends.http.replies import json_reply
 from conch.frontends.http.routing import ApiRoute, route
 from conch.observe.options import FORMATS
@@ -57,7 +59,7 @@ def _check_known(core: ServerCore, model: str) -> None:
 
 def _given(body: Any) -> dict[str, Any]:
     """The members of a body, of which there may be none at all."""
-    return {} if body is None or isinstance(body, list) else members(body)
+    return {} if body is None or isinstance(body, list | BulkArray) else members(body)
 
 
 def log_changes(body: Any) -> dict[str, Setting]:
@@ -95,7 +97,7 @@ def trace_changes(body: Any) -> dict[str, Sequence[str]]:
         changes["trace_file"] = ()
     if "trace_level" in given:
         levels = given["trace_level"]
-        changes["trace_level"] = () if levels is None else [text(level) for level in array(levels)]
+        changes["trace_level"] = () if levels is None else [text(level) for level in elements(levels)]
     for name in _TRACE_NUMBERS:
         if name in given:
             changes[name] = () if given[name] is None else (text(given[name]),)

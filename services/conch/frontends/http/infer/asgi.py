@@ -1,0 +1,95 @@
+"""The infer route as an ASGI application, for requests that don't go the direct way."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+
+from conch.frontends.http.connection import CONNECTION, RAW_NAMES, TOO_MANY_CHUNKS, Connection
+from conch.frontends.http.infer.call import InferCall
+from conch.frontends.http.infer.reply import Reply, TooManyChunksError, failure
+from conch.frontends.http.infer.route import InferRoute
+
+
+async def answer(
+    route: InferRoute, scope: Any, receive: Any, send: Any, name: bytes, version: bytes | None
+) -> None:
+    """Answers one request.
+
+    Args:
+        route: Knows how.
+        scope: As in ASGI.
+        receive: As in ASGI.
+        send: As in ASGI.
+        name: The model's name in the path.
+        version: The version in the path, or None.
+    """
+    future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+    def settle(reply: Reply) -> None:
+        if not future.done():
+            future.set_result(reply)
+
+    headers = scope["headers"]
+    client = scope.get("client")
+    call = InferCall(
+        route,
+        name.decode(),
+        (version or b"").decode(),
+        dict(headers),
+        scope.get(RAW_NAMES) or headers,
+        f"{client[0]}:{client[1]}" if client else "",
+        settle,
+    )
+    connection: Connection | None = scope.get(CONNECTION)
+    reply = route.begin(call)
+    if reply is None:
+        try:
+            reply = await _read(call, connection, scope, receive)
+        except ClientDisconnect:
+            return
+    if reply is None:
+        if connection is not None:
+            connection.on_disconnect = call.abandon
+        try:
+            route.run(call)
+            reply = await future
+        except asyncio.CancelledError:
+            call.abandon()
+            raise
+        finally:
+            if connection is not None:
+                connection.on_disconnect = None
+    status, fields, body, closes = reply
+    if closes:
+        fields = [*fields, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _read(call: InferCall, connection: Connection | None, scope: Any, receive: Any) -> Reply | None:
+    """Reads the body; gives the response to one that is not taken.
+
+    Raises:
+        ClientDisconnect: It never comes.
+    """
+    gathered = None if connection is None else connection.gather(scope, call.length)
+    parts: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        if connection is not None and connection.too_many_chunks:
+            return failure(TooManyChunksError(TOO_MANY_CHUNKS))
+        if message["body"]:
+            parts.append(message["body"])
+        more = message.get("more_body", False)
+    if gathered is not None:
+        call.body, call.size = gathered.body, gathered.size
+    else:
+        call.body = lambda: memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        call.size = sum(map(len, parts))
+    return None

@@ -1,0 +1,71 @@
+"""HTTP responses of the infer route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError, UnsupportedError
+from conch.frontends.http.infer.compression import compressed
+from conch.frontends.http.infer.headers import HEAD_LENGTH
+from conch.frontends.http.replies import error_body
+
+Headers = list[tuple[bytes, bytes]]
+
+_JSON: Final = (b"content-type", b"application/json")
+_OCTETS: Final = (b"content-type", b"application/octet-stream")
+
+
+class Reply(NamedTuple):
+    """A response; its length is among the headers.
+
+    Attributes:
+        status: HTTP status.
+        headers: Headers in the order in which they are sent.
+        body: The body.
+        closes: Whether the connection is closed with it.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes
+    closes: bool = False
+
+
+Answer = Reply | Callable[[], Reply]
+"""A reply, or what makes it if that takes long."""
+
+
+class UnsupportedEncodingError(UnsupportedError):
+    """A request's body is in an encoding that nobody here knows."""
+
+
+class TooManyChunksError(InvalidArgumentError):
+    """A body comes in so many pieces that the connection is given up."""
+
+
+class ExitingError(UnavailableError):
+    """The front end takes no more requests."""
+
+
+def success(head: bytes, tail: list[Any], encoding: bytes | None) -> Reply:
+    """A response of JSON and the binary tensors behind it, compressed if an encoding says so."""
+    parts = [head, *tail]
+    headers = [_OCTETS, (HEAD_LENGTH, b"%d" % len(head))] if tail else [_JSON]
+    if encoding is not None:
+        parts = compressed(parts, encoding)
+        headers.append((b"content-encoding", encoding))
+    body = head if len(parts) == 1 and encoding is None else b"".join(parts)
+    headers.append((b"content-length", b"%d" % len(body)))
+    return Reply(200, headers, body)
+
+
+def failure(error: ConchError) -> Reply:
+    """The response that tells of an error."""
+    body = error_body(error.message)
+    headers = [_JSON, (b"content-length", b"%d" % len(body))]
+    if error.retry_after_ms is not None:
+        headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // 1000)))
+    if isinstance(error, UnsupportedEncodingError):
+        headers.append((b"accept-encoding", b"gzip, deflate"))
+    return Reply(error.http_status, headers, body, isinstance(error, TooManyChunksError | ExitingError))
