@@ -16,6 +16,7 @@ from conch.core.errors import (
     as_conch_error,
 )
 from conch.core.instances.placement import devices_of
+from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec
@@ -80,6 +81,7 @@ class Agent:
     Attributes:
         repositories: Where models come from.
         events: What has happened to the models.
+        loads: How long loads take, and how many fail.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
@@ -103,7 +105,8 @@ class Agent:
         self.events = EventLog(wall_seconds)
         self._book = Book(registry, self.events)
         loader = Loader(options, get_backend, registry, cache)
-        self._lifecycle = Lifecycle(options, registry, loader, self._book)
+        self.loads = LoadStatistics()
+        self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
         self._composition = Composition(options, registry, self._lifecycle)
         self._missed_at_start: frozenset[str] = frozenset()
         self._seen: Mapping[str, ModelSource] = {}  # at the last look

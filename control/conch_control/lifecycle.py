@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch_control.book import FORGOTTEN, UNFINISHED, UNLOADED, Book, Change
@@ -61,16 +63,32 @@ class Lifecycle:
         registry: Where models are published.
         loader: Makes versions ready.
         book: Where everything is said that becomes of versions; publishes in the registry.
+        statistics: Where loads are counted; None for nowhere that anybody looks.
     """
 
-    def __init__(self, options: ControlOptions, registry: Registry, loader: Loader, book: Book) -> None:
+    def __init__(
+        self,
+        options: ControlOptions,
+        registry: Registry,
+        loader: Loader,
+        book: Book,
+        statistics: LoadStatistics | None = None,
+    ) -> None:
         self._registry = registry
         self._loader = loader
         self._options = options
         self._book = book
         self._operations = Operations(max(options.load_threads, 1))
         self._lock = self._operations.lock
-        self._maker = Maker(loader, book, self._operations, options.load_retries, MemoryMeter())
+        self._statistics = LoadStatistics() if statistics is None else statistics
+        self._maker = Maker(
+            loader,
+            book,
+            self._operations,
+            options.load_retries,
+            MemoryMeter(),
+            options.keep_latencies,
+        )
         self._fetcher = Fetcher(options, book, self._operations)
         self._drains = Drains(self._lock, registry, book)
         self._loaded: dict[str, _Loaded] = {}
@@ -156,6 +174,7 @@ class Lifecycle:
         with self._lock:
             self._operations.unload(name)
             self._book.settled(name)
+            self._statistics.unloaded(name)
             entry = self._registry.entries.get(name)
             if entry is None:
                 return
@@ -250,6 +269,7 @@ class Lifecycle:
 
     def _apply(self, operation: Operation, wanted: _Loaded) -> None:
         """Makes the versions of a definition and swaps them in; those that need nothing stay."""
+        start = monotonic_ns()
         name, definition = operation.name, wanted.origin.definition
         versions = _select(definition)
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
@@ -261,7 +281,12 @@ class Lifecycle:
         with self._lock:
             good = operation.stopped is None and not made.failures
             if good:
+                replaces = any(version in serving for version in made.loaded)
                 self._swap(name, wanted, versions, made)
+                for version in made.loaded:
+                    self._statistics.loaded(name, version, made.load_ns[version])
+                if replaces:
+                    self._statistics.swapped(monotonic_ns() - start)
         if good:
             return
         made.abandon()
@@ -307,6 +332,8 @@ class Lifecycle:
         except BaseException as error:
             with self._lock:
                 stopped = operation.stopped
+                if stopped is None:
+                    self._statistics.failed(name)
                 if stopped is not None:
                     self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, stopped.message))
                 elif isinstance(error, PollError | EnsembleError):
@@ -327,6 +354,7 @@ class Lifecycle:
         try:
             yield
         except PollError as error:
+            self._statistics.failed(name)
             self._book.failed(name, error.reason)
             raise
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.instances.fleet import Resize
 from conch.core.servable import Servable
@@ -27,12 +28,14 @@ class Made:
     Attributes:
         loaded: New versions.
         host_bytes: By how much the process has grown for each, where that is known.
+        load_ns: How long each of them took.
         resizes: Changes of the number of instances of versions that stay.
         failures: Why versions could not be made, as it reads inside other texts.
     """
 
     loaded: dict[int, Servable] = field(default_factory=dict)
     host_bytes: dict[int, int | None] = field(default_factory=dict)
+    load_ns: dict[int, int] = field(default_factory=dict)
     resizes: dict[int, Resize] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -58,16 +61,27 @@ class Maker:
         operations: Tells when a load is not to go on.
         retries: How often a version that failed is tried again.
         meter: Measures what they take.
+        keep_latencies: Whether they count how long each request takes.
+        clock: Monotonic time in nanoseconds.
     """
 
     def __init__(
-        self, loader: Loader, book: Book, operations: Operations, retries: int, meter: MemoryMeter
+        self,
+        loader: Loader,
+        book: Book,
+        operations: Operations,
+        retries: int,
+        meter: MemoryMeter,
+        keep_latencies: bool = False,
+        clock: Clock = monotonic_ns,
     ) -> None:
         self._loader = loader
         self._book = book
         self._operations = operations
         self._retries = retries
         self._meter = meter
+        self._keep_latencies = keep_latencies
+        self._clock = clock
 
     def make(
         self,
@@ -148,8 +162,9 @@ class Maker:
         for left in range(self._retries, -1, -1):
             log.info("loading: %s:%d", name, version)
             measurement = self._meter.begin()
+            start = self._clock()
             try:
-                made.loaded[version] = self._loader.load(
+                model = made.loaded[version] = self._loader.load(
                     definition, version, lambda: say(Change(Phase.WARMING))
                 )
             except BaseException as error:
@@ -157,6 +172,9 @@ class Maker:
                 self._meter.end(measurement)
                 reason = _failure(name, version, error)
             else:
+                made.load_ns[version] = self._clock() - start
+                if self._keep_latencies:
+                    model.statistics.keep_latencies()
                 grown = made.host_bytes[version] = self._meter.end(measurement)
                 if grown is not None:
                     log.info("'%s' version %d has taken %s", name, version, mebibytes(grown))

@@ -40,6 +40,7 @@ class ControlOptions:
         max_queue_size: Most requests that may wait for a model version that does not say so itself; 0 for any
             number.
         storage: Settings of repositories in object stores.
+        keep_latencies: Whether models count how long each request takes, for histograms.
     """
 
     repositories: tuple[str | Path, ...]
@@ -54,6 +55,7 @@ class ControlOptions:
     rate_limits: tuple[ResourceLimit, ...] | None = None
     max_queue_size: int = 0
     storage: StorageOptions = field(default_factory=StorageOptions)
+    keep_latencies: bool = False
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

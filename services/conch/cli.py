@@ -21,6 +21,7 @@ from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.http.server import HttpOptions
 from conch.gpus import find_gpus
 from conch.http_options import http_options
+from conch.observe.metrics.options import MetricsOptions
 from conch.observe.outputs import LogFileError, Logs, open_logs
 from conch.options import (
     ServerOptions,
@@ -28,6 +29,7 @@ from conch.options import (
     backend_options,
     grpc_options,
     log_options,
+    metrics_options,
     planner_options,
     rate_limits,
     server_options,
@@ -90,6 +92,7 @@ def _serve(arguments: Sequence[str]) -> int:
         grpc = grpc_options(flags)
         options = server_options(flags)
         http = http_options(flags)
+        metrics = metrics_options(flags)
         control_port = control_port_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
@@ -100,7 +103,7 @@ def _serve(arguments: Sequence[str]) -> int:
         print(f"conch serve: {error}", file=sys.stderr)
         return 1
     with logs:
-        return _run(flags, options, control, grpc, http, control_port, logs)
+        return _run(flags, options, control, grpc, http, control_port, metrics, logs)
 
 
 def _control_options(flags: FlagValues) -> ControlOptions:
@@ -140,6 +143,7 @@ def _run(
     grpc: GrpcOptions | None,
     http: HttpOptions | None,
     control_port: ControlPortOptions | None,
+    metrics: MetricsOptions | None,
     logs: Logs,
 ) -> int:
     for name in flags.without_effect:
@@ -148,12 +152,24 @@ def _run(
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
-    control = replace(control, devices=Devices(find_gpus(capability), capability))
+    control = replace(
+        control,
+        devices=Devices(find_gpus(capability), capability),
+        keep_latencies=metrics is not None,
+    )
     try:
         server = Server(
-            options, control, grpc, planner_options(flags), control_port, logs.control, logs.access, http=http
+            options,
+            control,
+            grpc,
+            planner_options(flags),
+            control_port,
+            logs.control,
+            logs.access,
+            http=http,
+            metrics=metrics,
         )
-        return run(server, lambda: _started(server, grpc, http, control_port), logs.flush)
+        return run(server, lambda: _started(server, grpc, http, control_port, metrics), logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
@@ -166,11 +182,12 @@ def _started(
     grpc: GrpcOptions | None,
     http: HttpOptions | None,
     control_port: ControlPortOptions | None,
+    metrics: MetricsOptions | None,
 ) -> None:
     # What the start has made lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    print(_summary(server, grpc, http, control_port), flush=True)
+    print(_summary(server, grpc, http, control_port, metrics), flush=True)
 
 
 def _summary(
@@ -178,6 +195,7 @@ def _summary(
     grpc: GrpcOptions | None,
     http: HttpOptions | None,
     control_port: ControlPortOptions | None,
+    metrics: MetricsOptions | None,
 ) -> str:
     """What is loaded, and where it is served."""
     models = [
@@ -197,6 +215,9 @@ def _summary(
     if http is not None:
         address = f"{http.target.rpartition(':')[0]}:{server.http_port}"
         ports.append(["HTTP", address, "TLS" if http.tls else "plain text"])
+    if metrics is not None:
+        address = f"{metrics.target.rpartition(':')[0]}:{server.metrics_port}"
+        ports.append(["Metrics", address, "plain text"])
     if control_port is not None:
         ports.append(["Control", control_port.target, control_port.security])
     return "\n".join(

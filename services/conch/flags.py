@@ -291,15 +291,32 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("access-log", str, None, "file to log each request to, or - for standard output"),
     Flag("access-log-format", str, "json", "format of the access log", choices=("json", "text")),
+    Flag("allow-metrics", parse_bool, True, "serve metrics"),
+    Flag("allow-gpu-metrics", parse_bool, True, "have those of GPUs among them, where pynvml is installed"),
+    Flag(
+        "allow-cpu-metrics", parse_bool, True, "have those of the machine's processors and memory among them"
+    ),
+    Flag("metrics-port", _port, 8002, "port for metrics; 0 for any free one"),
+    Flag("metrics-address", str, None, "address for metrics; by default that of --http-address"),
+    Flag(
+        "metrics-interval-ms",
+        _positive,
+        2000,
+        "how often processors, memory and GPUs are looked at, at most, in milliseconds",
+    ),
+    Flag(
+        "metrics-config",
+        str,
+        [],
+        "<setting>=<value>: counter_latencies=false stops Triton's counters; may be repeated",
+        many=True,
+    ),
     Flag("config-file", Path, None, "TOML file with values for these flags"),
 )
 
 _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(
         (
-            "allow-metrics",
-            "allow-gpu-metrics",
-            "allow-cpu-metrics",
             "allow-sagemaker",
             "allow-vertex-ai",
             "allow-client-shm",
@@ -309,10 +326,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
     ),
     **dict.fromkeys(
         (
-            "metrics-port",
-            "metrics-address",
-            "metrics-interval-ms",
-            "metrics-config",
             "grpc-infer-allocation-pool-size",
             "grpc-max-response-pool-size",
             "model-load-gpu-limit",

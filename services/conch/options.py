@@ -15,6 +15,7 @@ from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
+from conch.observe.metrics.options import MetricsOptions, counters_wanted
 from conch.observe.options import AccessLogOptions, LogOptions
 from conch_control.planner.driver import PlannerOptions
 from conch_control.storage.options import StorageOptions
@@ -110,6 +111,28 @@ def access_log_options(flags: FlagValues) -> AccessLogOptions | None:
     if name is None:
         return None
     return AccessLogOptions(None if name == "-" else Path(name), flags["access-log-format"] == "json")
+
+
+def metrics_options(flags: FlagValues) -> MetricsOptions | None:
+    """The settings of the metrics; None without them.
+
+    Raises:
+        FlagError: --metrics-config asks for what there is not.
+    """
+    if not flags["allow-metrics"]:
+        return None
+    try:
+        counters = counters_wanted(flags["metrics-config"])
+    except ValueError as error:
+        raise FlagError(str(error)) from None
+    return MetricsOptions(
+        address=flags["metrics-address"] or flags["http-address"],
+        port=flags["metrics-port"],
+        cpu=flags["allow-cpu-metrics"],
+        gpu=flags["allow-gpu-metrics"],
+        interval_ms=flags["metrics-interval-ms"],
+        counters=counters,
+    )
 
 
 def grpc_options(flags: FlagValues) -> GrpcOptions | None:

@@ -27,6 +27,8 @@ from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.routes import Services
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
 from conch.memory.regions import Regions
+from conch.metrics import MetricsPort
+from conch.observe.metrics.options import MetricsOptions
 from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
@@ -56,6 +58,7 @@ class Server:
         logs: The log settings; None where they belong to the program around the server.
         request_log: What front ends tell of requests; None for nothing. It is not closed with the server.
         http: Settings of the REST front end; None for none.
+        metrics: Settings of the metrics; None for none.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -71,6 +74,8 @@ class Server:
         logs: LogControl | None = None,
         request_log: RequestLog | None = None,
         http: HttpOptions | None = None,
+        *,
+        metrics: MetricsOptions | None = None,
     ) -> None:
         if control_port is not None:
             control_port.check()
@@ -104,6 +109,13 @@ class Server:
         self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
+        self._metrics_options = metrics
+        self._metrics = (
+            None
+            if metrics is None
+            else MetricsPort(metrics, self._loop, self.registry, self.agent.loads, self._cache)
+        )
+        self.metrics_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on
         self._start_lock = threading.Lock()  # held while the server starts
 
@@ -122,6 +134,7 @@ class Server:
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
+                    self._stop_metrics(0.0)
                     self.regions.close()
                     self._close_cache()
                 raise
@@ -132,6 +145,8 @@ class Server:
             check_free(self._grpc_options)
         if self._http_options is not None:
             check_free(self._http_options)
+        if self._metrics_options is not None:
+            check_free(self._metrics_options)
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
@@ -190,6 +205,7 @@ class Server:
             # One that hangs with the storage holds nothing that has to be finished.
             self._planner.stop(min(_PLANNER_STOP_S, left()))
         ended = self._stop_control(left()) and ended  # last: operators see what the others do
+        ended = self._stop_metrics(left()) and ended
         self.regions.close()
         self._close_cache()
         return ended
@@ -199,6 +215,8 @@ class Server:
             self.grpc_port = self._grpc.start()
         if self._http is not None and self.http_port is None:
             self.http_port = self._http.start()
+        if self._metrics is not None and self.metrics_port is None:
+            self.metrics_port = self._metrics.start()
 
     def _stop_listening(self, grace_s: float) -> bool:
         """Stops all front ends at the same time: each of them has the whole grace."""
@@ -208,9 +226,7 @@ class Server:
         if self._http is not None:
             stops.append(self._http.stop)
         with ThreadPoolExecutor(max(len(stops), 1), "conch-stop") as threads:
-            ended = all(list(threads.map(lambda stop: stop(grace_s), stops)))
-        self._loop.stop()
-        return ended
+            return all(list(threads.map(lambda stop: stop(grace_s), stops)))
 
     def _finish_sequences(self, end: float) -> None:
         """Has live sequences end, or be given up as idle, before connections are closed: that ends them."""
@@ -221,6 +237,11 @@ class Server:
 
     def _stop_control(self, grace_s: float) -> bool:
         return self._control is None or self._control.stop(grace_s)
+
+    def _stop_metrics(self, grace_s: float) -> bool:
+        ended = self._metrics is None or self._metrics.stop(grace_s)
+        self._loop.stop()
+        return ended
 
     def _close_cache(self) -> None:
         if self._cache is not None:
@@ -262,7 +283,7 @@ def check_free(options: _Address) -> None:
     Raises:
         UnavailableError: It can't; the text is Triton's.
     """
-    if options.address.startswith("unix:") or options.port == 0 or options.reuse_port:
+    if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
         return
     try:
         found = socket.getaddrinfo(options.address, options.port, type=socket.SOCK_STREAM)

@@ -92,7 +92,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=errors,
                 # Any port, unless a flag says which: others may have the usual one.
-                env={**inherited, "CONCH_HTTP_PORT": "0", **(environment or {})},
+                env={**inherited, "CONCH_HTTP_PORT": "0", "CONCH_METRICS_PORT": "0", **(environment or {})},
             )
 
     @property
@@ -123,6 +123,13 @@ class ServerProcess:
     def port(self) -> int:
         """The port it listens on."""
         return int(self.address.rpartition(":")[2])
+
+    @property
+    def metrics_url(self) -> str:
+        """Where it tells its metrics, as in its table."""
+        found = re.search(r"\| Metrics +\| (\S+)", self.output)
+        assert found, self.output
+        return f"http://{found[1].replace('0.0.0.0', '127.0.0.1')}/metrics"
 
     def logs(self) -> list[dict[str, Any]]:
         """Its log lines; every line must be JSON."""

@@ -183,9 +183,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_flags_without_effect_are_named_and_do_nothing() -> None:
     flags = read(
-        "--http-port=8000", "--allow-metrics", "--grpc-port=5", "--trace-config=a", "--trace-config=b"
+        "--vertex-ai-port=8000", "--allow-vertex-ai", "--grpc-port=5", "--trace-config=a", "--trace-config=b"
     )
-    assert set(flags.without_effect) == {"--http-port", "--allow-metrics", "--trace-config"}
+    assert set(flags.without_effect) == {"--vertex-ai-port", "--allow-vertex-ai", "--trace-config"}
     assert flags["grpc-port"] == 5
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from conch.core.durations import Duration
+from conch.core.latencies import Latencies, LatencyCounts
 from conch.core.response_stats import ResponseCounters, ResponseDurations, ResponseKind
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class StatisticsSnapshot:
         cache_miss: Requests it had no answer to, with the time to find that out and to keep the model's.
         pending: Requests that wait now.
         running: Requests that are being executed now, or still answered by a model that has returned.
+        latencies: How the times of the requests are spread; None unless that is counted.
     """
 
     last_inference_ms: int
@@ -81,6 +83,7 @@ class StatisticsSnapshot:
     cache_miss: Duration = field(default_factory=Duration)
     pending: int = 0
     running: int = 0
+    latencies: LatencyCounts | None = None
 
 
 class ModelStatistics:
@@ -110,6 +113,7 @@ class ModelStatistics:
         "_inference_count",
         "_input_ns",
         "_last_inference_ns",
+        "_latencies",
         "_lock",
         "_miss_ns",
         "_misses",
@@ -129,6 +133,7 @@ class ModelStatistics:
         self._rejected: dict[str, int] = {}
         self._cancelled: dict[str, int] = {QUEUED: 0, RUNNING: 0}
         self._responses = ResponseCounters()
+        self._latencies: Latencies | None = None
         self._lock = threading.Lock()
         self._last_inference_ns = 0
         self._inference_count = 0
@@ -149,43 +154,43 @@ class ModelStatistics:
         # By batch size: executions, then nanoseconds of input, inference and output.
         self._batches: dict[int, list[int]] = {}
 
-    def record_batch(self, batch: Batch, failed: int, failed_ns: int, failed_rows: int = 0) -> None:
+    def keep_latencies(self) -> None:
+        """Counts from now on how long each request takes, for histograms; costs some 0.3 µs a request."""
+        with self._lock:
+            self._latencies = Latencies()
+
+    def record_batch(self, batch: Batch, failed: Sequence[InferenceRequest] = ()) -> None:
         """Counts one executed batch.
 
         Args:
             batch: The batch, with all its times set.
-            failed: Number of its requests that ended in an error.
-            failed_ns: Time from receipt to response of those requests together.
-            failed_rows: Rows of those requests together.
+            failed: Those of its requests that ended in an error.
         """
         requests = batch.requests
         if batch.fillers:
             requests = [request for request in requests if not request.filler]
         start = batch.compute_start_ns
         end = batch.compute_end_ns
+        failed_rows = 0
+        if failed:
+            requests, failed_rows = self._record_failed(requests, failed, end)
         success_ns = queue_ns = 0
         for request in requests:
             success_ns += end - request.received_ns
             queue_ns += start - request.queued_ns
-        count = len(requests) - failed
+        count = len(requests)
         input_ns = batch.compute_input_end_ns - start
         infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
         output_ns = end - batch.compute_output_start_ns
         size = batch.size
         with self._lock:
-            if failed:
-                self._failed += failed
-                self._failed_in_model += failed
-                self._fail_ns += failed_ns
-                if not count:
-                    return
-                # The time in the queue is known for the whole batch; failed requests take their share.
-                queue_ns = queue_ns * count // len(requests)
+            if failed and not count:
+                return
             self._last_inference_ns = end
             self._inference_count += size - batch.fillers - failed_rows
             self._execution_count += 1
             self._succeeded += count
-            self._success_ns += success_ns - failed_ns
+            self._success_ns += success_ns
             self._queue_ns += queue_ns
             self._input_ns += input_ns * count
             self._infer_ns += infer_ns * count
@@ -198,6 +203,27 @@ class ModelStatistics:
             row[1] += input_ns
             row[2] += infer_ns
             row[3] += output_ns
+            latencies = self._latencies
+            if latencies is not None:
+                latencies.compute_input[input_ns.bit_length()] += count
+                latencies.compute_infer[infer_ns.bit_length()] += count
+                latencies.compute_output[output_ns.bit_length()] += count
+                request_places = latencies.request
+                queue_places = latencies.queue
+                for request in requests:
+                    request_places[(end - request.received_ns).bit_length()] += 1
+                    queue_places[(start - request.queued_ns).bit_length()] += 1
+
+    def _record_failed(
+        self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
+    ) -> tuple[list[InferenceRequest], int]:
+        """Counts the failed requests of a batch; returns the others, and the rows of those that failed."""
+        lost = frozenset(failed)
+        with self._lock:
+            self._failed += len(failed)
+            self._failed_in_model += len(failed)
+            self._fail_ns += sum(end_ns - request.received_ns for request in failed)
+        return [each for each in requests if each not in lost], sum(each.batch_size for each in failed)
 
     def record_execution(self, batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Counts the execution of a batch whose requests are counted one by one."""
@@ -236,6 +262,14 @@ class ModelStatistics:
             self._input_ns += input_end - start
             self._infer_ns += end - input_end - output_ns
             self._output_ns += output_ns
+            latencies = self._latencies
+            # Of a request that has run several times the last run counts here, and all in the sums.
+            if latencies is not None and not again:
+                latencies.request[(end - request.received_ns).bit_length()] += 1
+                latencies.queue[(start - request.queued_ns).bit_length()] += 1
+                latencies.compute_input[(input_end - start).bit_length()] += 1
+                latencies.compute_infer[(end - input_end - output_ns).bit_length()] += 1
+                latencies.compute_output[output_ns.bit_length()] += 1
 
     def record_failure(self, ns: int, in_model: bool = False) -> None:
         """Counts one request that failed `ns` nanoseconds after receipt.
@@ -292,6 +326,10 @@ class ModelStatistics:
             self._hit_ns += lookup_ns
             self._queue_ns += queue_ns
             self._success_ns += success_ns
+            latencies = self._latencies
+            if latencies is not None:
+                latencies.request[success_ns.bit_length()] += 1
+                latencies.queue[queue_ns.bit_length()] += 1
 
     def record_miss(self, ns: int, count: int = 1) -> None:
         """Counts a request the response cache had no answer to, or, with a count of 0, more time for one."""
@@ -299,9 +337,33 @@ class ModelStatistics:
             self._misses += count
             self._miss_ns += ns
 
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """Something that is another one whenever a counter has changed, cheaper than a snapshot.
+
+        The counters of single responses are not looked at.
+        """
+        with self._lock:
+            return (
+                self._succeeded,
+                self._failed,
+                self._failed_in_model,
+                self._hits,
+                self._misses,
+                self._miss_ns,
+                self._execution_count,
+                self._queue_ns,
+                self._infer_ns,
+                self._bytes_copied,
+            )
+
+    def gauges(self) -> tuple[int, int]:
+        """The numbers of requests that wait and that run now."""
+        return (0, 0) if self._gauges is None else self._gauges()
+
     def snapshot(self) -> StatisticsSnapshot:
         """A consistent copy of all counters, and the gauges of about the same moment."""
-        pending, running = (0, 0) if self._gauges is None else self._gauges()
+        pending, running = self.gauges()
         with self._lock:
             count = self._succeeded
             return StatisticsSnapshot(
@@ -329,6 +391,7 @@ class ModelStatistics:
                 cache_miss=Duration(self._misses, self._miss_ns),
                 pending=pending,
                 running=running,
+                latencies=None if self._latencies is None else self._latencies.snapshot(),
             )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 from conch.backends.python.config import ModelConfig
 from conch.backends.python.errors import TritonError, TritonModelException, not_supported
 from conch.backends.python.loading import directory_of
 from conch.backends.python.logger import Logger, LogLevel
+from conch.backends.python.metrics import MetricFamily
 from conch.backends.python.request import (
     InferenceRequest,
     InferenceTrace,
@@ -108,18 +108,3 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a model is ready; not there yet."""
     raise not_supported("Asking for another model's readiness (is_model_ready)")
-
-
-class MetricFamily:
-    """Metrics of a model's own; not there yet."""
-
-    COUNTER = 0
-    GAUGE = 1
-    HISTOGRAM = 2
-
-    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
-        raise not_supported("Custom metrics (MetricFamily)")
-
-    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Any = None) -> Any:
-        """Makes a metric of the family; not there yet."""
-        raise not_supported("Custom metrics (MetricFamily)")

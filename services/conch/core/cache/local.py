@@ -26,6 +26,8 @@ class LocalCacheStatistics:
         evictions: Entries dropped to make room.
         expirations: Entries dropped because they were too old.
         rejections: Entries not taken because they are larger than the cache.
+        lookup_ns: Time that lookups have taken.
+        insertion_ns: Time that insertions have taken.
     """
 
     size: int
@@ -36,6 +38,8 @@ class LocalCacheStatistics:
     evictions: int
     expirations: int
     rejections: int
+    lookup_ns: int = 0
+    insertion_ns: int = 0
 
     @property
     def utilization(self) -> float:
@@ -75,26 +79,23 @@ class LocalCache(ResponseCache):
         self._evictions = 0
         self._expirations = 0
         self._rejections = 0
+        self._lookup_ns = 0
+        self._insertion_ns = 0
 
     def lookup(self, key: bytes) -> bytes | None:
         """The entry of a key; None if there is none, or none that is still valid."""
+        start = self._clock()
         with self._lock:
             self._lookups += 1
-            slot = self._slots.get(key)
-            if slot is None:
-                return None
-            if slot.expires_ns and self._clock() >= slot.expires_ns:
-                self._expirations += 1
-                self._remove(key)
-                return None
-            self._slots.move_to_end(key)
-            self._hits += 1
-            return slot.entry
+            entry = self._found(key, start)
+            self._lookup_ns += self._clock() - start
+            return entry
 
     def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
         """Keeps an entry; False if it is larger than the whole cache, which then drops the key's old one."""
         cost = len(key) + len(entry) + ENTRY_OVERHEAD
         dropped: list[_Slot] = []  # freed after the lock: giving back large blocks takes time
+        start = self._clock()
         with self._lock:
             if key in self._slots:
                 dropped.append(self._remove(key))
@@ -104,8 +105,9 @@ class LocalCache(ResponseCache):
             while self._size + cost > self._capacity:
                 dropped.append(self._remove(next(iter(self._slots))))
                 self._evictions += 1
-            self._slots[key] = _Slot(entry, cost, self._clock() + ttl_ns if ttl_ns else 0)
+            self._slots[key] = _Slot(entry, cost, start + ttl_ns if ttl_ns else 0)
             self._size += cost
+            self._insertion_ns += self._clock() - start
         return True
 
     def close(self) -> None:
@@ -126,7 +128,21 @@ class LocalCache(ResponseCache):
                 evictions=self._evictions,
                 expirations=self._expirations,
                 rejections=self._rejections,
+                lookup_ns=self._lookup_ns,
+                insertion_ns=self._insertion_ns,
             )
+
+    def _found(self, key: bytes, now: int) -> bytes | None:
+        slot = self._slots.get(key)
+        if slot is None:
+            return None
+        if slot.expires_ns and now >= slot.expires_ns:
+            self._expirations += 1
+            self._remove(key)
+            return None
+        self._slots.move_to_end(key)
+        self._hits += 1
+        return slot.entry
 
     def _remove(self, key: bytes) -> _Slot:
         slot = self._slots.pop(key)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from conch.core.cache.base import ResponseCache
 from conch.core.cache.cached import CachedModel
 from conch.core.cache.key import Identity, KeyMaker, NewHash
+from conch.core.cache.local import LocalCache, LocalCacheStatistics
 from conch.core.cache.remote import RemotelyCachedModel
 from conch.core.cache.workers import CacheWorkers
 from conch.core.clock import Clock, monotonic_ns
@@ -45,6 +47,11 @@ class CacheService:
         if self._workers is None:
             return CachedModel(model, self._cache, keys, self._clock)
         return RemotelyCachedModel(model, self._cache, keys, self._clock, self._workers)
+
+    @property
+    def local_statistics(self) -> Callable[[], LocalCacheStatistics] | None:
+        """Gives what a cache in this process's memory has counted; None for another one."""
+        return self._cache.snapshot if isinstance(self._cache, LocalCache) else None
 
     def close(self) -> None:
         """Ends the cache, once no model uses it any more."""

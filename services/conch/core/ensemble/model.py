@@ -177,7 +177,7 @@ class EnsembleModel:
             else:
                 self.statistics.record_failure(now - request.received_ns)
             return
-        self.statistics.record_batch(batch, 0, 0)
+        self.statistics.record_batch(batch)
 
 
 def _parameters(correlation: Correlation) -> dict[str, Parameter]:

@@ -94,7 +94,7 @@ class Executor:
         responses = self._execute(instance, batch)
         if self._sequences:
             requests, responses = self._sequence(batch, responses)
-        failed = failed_ns = failed_rows = 0
+        failed: list[InferenceRequest] = []
         apart = self.cancels and any(request.cancelled for request in requests)
         now = batch.compute_end_ns = clock()
         if not batch.compute_input_end_ns:
@@ -110,14 +110,12 @@ class Executor:
             if response.error is None and (request.requested is not None or shaper.reshapes_outputs):
                 self._shape(request, response)
             if response.error is not None:
-                failed += 1
-                failed_ns += now - request.received_ns
-                failed_rows += request.batch_size
+                failed.append(request)
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
         if apart:
             self._count_apart(batch, requests, responses)
         else:
-            self._statistics.record_batch(batch, failed, failed_ns, failed_rows)
+            self._statistics.record_batch(batch, failed)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
                 self._respond(request, response)

@@ -1,0 +1,93 @@
+"""Metrics of models' own, as ``pb_utils`` offers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from conch.backends.python.errors import TritonModelException
+from conch.core.custom_metrics import FAMILIES, CustomMetric, Kind
+from conch.core.errors import ConchError
+
+_KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
+
+
+class Metric:
+    """A metric of a family; it is exported for as long as the model holds it.
+
+    Args:
+        metric: The metric in the core.
+    """
+
+    def __init__(self, metric: CustomMetric) -> None:
+        self._metric = metric
+
+    def increment(self, value: float) -> None:
+        """Adds to a counter or a gauge."""
+        with _errors("Failed to increment metric value"):
+            self._metric.increment(float(value))
+
+    def set(self, value: float) -> None:
+        """Sets a gauge."""
+        with _errors("Failed to set metric value"):
+            self._metric.set(float(value))
+
+    def observe(self, value: float) -> None:
+        """Counts a value in a histogram."""
+        with _errors("Failed to observe metric value"):
+            self._metric.observe(float(value))
+
+    def value(self) -> float:
+        """The value of a counter or a gauge."""
+        with _errors("Failed to get metric value"):
+            return self._metric.value
+
+
+class MetricFamily:
+    """Metrics of one name, shared by all models that name it.
+
+    Args:
+        name: The name.
+        description: What the metrics say.
+        kind: ``COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
+
+    Raises:
+        TritonModelException: The name can't be used, or is that of a family of another kind.
+    """
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        if kind not in range(len(_KINDS)):
+            raise TritonModelException("Unknown metric kind")
+        with _errors("Error when creating MetricFamily"):
+            self._family = FAMILIES.family(name, _KINDS[kind], description)
+
+    def Metric(
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """The metric with these labels; a histogram needs the upper bounds of its buckets.
+
+        Raises:
+            TritonModelException: The labels are not strings, or the buckets do not fit.
+        """
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        if not all(isinstance(text, str) for item in (labels or {}).items() for text in item):
+            raise TritonModelException("Failed to create metric. Names and values of labels must be strings.")
+        if self._family.kind == "histogram" and not buckets:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        if self._family.kind != "histogram" and buckets:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        with _errors("Error when creating Metric"):
+            return Metric(self._family.metric(labels or {}, buckets))
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ConchError as error:
+        raise TritonModelException(f"{what}: {error.message}") from None

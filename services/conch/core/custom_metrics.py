@@ -1,0 +1,238 @@
+"""Metrics that models define themselves: families by name, each with metrics told apart by labels.
+
+A family is there for as long as a model holds it or one of its metrics, so what a model has made goes with
+it. Models that name the same family share it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal, get_args
+from weakref import WeakValueDictionary
+
+from conch.core.errors import InvalidArgumentError, UnsupportedError
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_RESERVED = ("nv_", "conch_")
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """What a histogram holds.
+
+    Attributes:
+        bounds: Upper bounds of its buckets but the last.
+        counts: Observations in each bucket.
+        sum: All observations together.
+    """
+
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    sum: float
+
+    def cumulative(self) -> list[int]:
+        """Observations up to each bound, and all."""
+        return list(accumulate(self.counts))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSnapshot:
+    """A metric at one moment.
+
+    Attributes:
+        labels: What tells it from the others of its family.
+        value: What it holds.
+    """
+
+    labels: Mapping[str, str]
+    value: float | Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySnapshot:
+    """A family at one moment.
+
+    Attributes:
+        name: Its name.
+        kind: What its metrics are.
+        description: What it says of itself.
+        metrics: Its metrics.
+    """
+
+    name: str
+    kind: Kind
+    description: str
+    metrics: Sequence[MetricSnapshot]
+
+
+class CustomMetric:
+    """A metric; any thread may use it. The texts of its errors are Triton's.
+
+    Args:
+        family: The family that it belongs to.
+        labels: What tells it from the others.
+        bounds: Upper bounds of a histogram's buckets.
+    """
+
+    def __init__(self, family: CustomFamily, labels: Mapping[str, str], bounds: Sequence[float]) -> None:
+        self._family = family
+        self._labels = dict(labels)
+        self._lock = threading.Lock()
+        self._value = 0.0
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+
+    @property
+    def value(self) -> float:
+        """The value of a counter or a gauge.
+
+        Raises:
+            UnsupportedError: It is a histogram.
+        """
+        self._check("Value", "counter", "gauge")
+        return self._value
+
+    def increment(self, by: float) -> None:
+        """Adds to a counter or a gauge.
+
+        Raises:
+            UnsupportedError: It is a histogram.
+            InvalidArgumentError: It is a counter, which nothing can be taken from.
+        """
+        self._check("Increment", "counter", "gauge")
+        if self._family.kind == "counter" and not by >= 0:
+            raise InvalidArgumentError(
+                "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative "
+                "values."
+            )
+        with self._lock:
+            self._value += by
+
+    def set(self, value: float) -> None:
+        """Sets a gauge.
+
+        Raises:
+            UnsupportedError: It is something else.
+        """
+        self._check("Set", "gauge")
+        self._value = value
+
+    def observe(self, value: float) -> None:
+        """Counts a value in a histogram.
+
+        Raises:
+            UnsupportedError: It is something else.
+        """
+        self._check("Observe", "histogram")
+        with self._lock:
+            self._counts[bisect.bisect_left(self._bounds, value)] += 1
+            self._value += value
+
+    def snapshot(self) -> MetricSnapshot:
+        """What it holds now."""
+        with self._lock:
+            histogram = self._family.kind == "histogram"
+            value = Histogram(self._bounds, tuple(self._counts), self._value) if histogram else self._value
+            return MetricSnapshot(self._labels, value)
+
+    def _check(self, what: str, *kinds: Kind) -> None:
+        kind = self._family.kind
+        if kind not in kinds:
+            raise UnsupportedError(f"TRITONSERVER_METRIC_KIND_{kind.upper()} does not support {what}")
+
+
+class CustomFamily:
+    """Metrics of one name, made by `CustomFamilies`.
+
+    Attributes:
+        name: Its name.
+        kind: What its metrics are.
+        description: What it says of itself.
+    """
+
+    def __init__(self, name: str, kind: Kind, description: str) -> None:
+        self.name = name
+        self.kind = kind
+        self.description = description
+        self._lock = threading.Lock()
+        self._metrics: WeakValueDictionary[tuple[tuple[str, str], ...], CustomMetric] = WeakValueDictionary()
+
+    def metric(self, labels: Mapping[str, str], bounds: Sequence[float] | None = None) -> CustomMetric:
+        """The metric with these labels: the one there is, or a new one.
+
+        Args:
+            labels: What tells it from the others.
+            bounds: Upper bounds of the buckets, ascending, of a histogram and of nothing else.
+
+        Raises:
+            InvalidArgumentError: There are bounds, or none, where it should be the other way round, or
+                they do not ascend.
+        """
+        if self.kind == "histogram" and not bounds:
+            raise InvalidArgumentError("Bucket boundaries not found in Metric args.")
+        if self.kind != "histogram" and bounds:
+            raise InvalidArgumentError("Unexpected buckets found.")
+        limits = tuple(float(bound) for bound in bounds or ())
+        if any(not low < high for low, high in pairwise(limits)):
+            raise InvalidArgumentError("Bucket Boundaries must be strictly sorted")
+        key = tuple(sorted(labels.items()))
+        with self._lock:
+            metric = self._metrics.get(key)
+            if metric is None:
+                metric = self._metrics[key] = CustomMetric(self, labels, limits)
+            return metric
+
+    def snapshot(self) -> FamilySnapshot:
+        """What it holds now."""
+        with self._lock:
+            metrics = sorted(self._metrics.items())
+        return FamilySnapshot(
+            self.name, self.kind, self.description, [metric.snapshot() for _, metric in metrics]
+        )
+
+
+class CustomFamilies:
+    """The families of one process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._families: WeakValueDictionary[str, CustomFamily] = WeakValueDictionary()
+
+    def family(self, name: str, kind: Kind, description: str) -> CustomFamily:
+        """The family of a name: the one there is, or a new one.
+
+        Raises:
+            InvalidArgumentError: The name can't be that of a metric, or is the server's, or is that of a
+                family of another kind.
+        """
+        if kind not in get_args(Kind):
+            raise InvalidArgumentError(f"'{kind}' is no kind of metrics")
+        if not _NAME.fullmatch(name) or name.startswith(_RESERVED):
+            raise InvalidArgumentError(
+                f"'{name}' can't be the name of a metric family: letters, digits, '_' and ':' can be in it, "
+                f"no digit first, and those that begin with 'nv_' and 'conch_' are the server's"
+            )
+        with self._lock:
+            family = self._families.get(name)
+            if family is None:
+                family = self._families[name] = CustomFamily(name, kind, description)
+        if family.kind != kind:
+            raise InvalidArgumentError(f"metric family '{name}' is there already, as {family.kind}")
+        return family
+
+    def snapshot(self) -> list[FamilySnapshot]:
+        """The families there are, by name."""
+        with self._lock:
+            families = sorted(self._families.items())
+        return [family.snapshot() for _, family in families]
+
+
+FAMILIES = CustomFamilies()
+"""Those of this process: a module that models import knows of no server that it could ask."""

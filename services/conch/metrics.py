@@ -1,0 +1,78 @@
+"""The metrics port of a server: what is collected where, and the port that it is told on."""
+
+from __future__ import annotations
+
+from conch.core.cache.service import CacheService
+from conch.core.loads import LoadStatistics
+from conch.core.registry import Registry
+from conch.frontends.http.loop import Listener, LoopThread
+from conch.observe.metrics.app import MetricsApp
+from conch.observe.metrics.custom import custom_metrics
+from conch.observe.metrics.exposition import Exposition
+from conch.observe.metrics.gpus import open_gpus
+from conch.observe.metrics.machine import MachineMetrics
+from conch.observe.metrics.models import ModelMetrics
+from conch.observe.metrics.options import MetricsOptions
+from conch.observe.metrics.polled import Polled, Source
+from conch.observe.metrics.state import Regions, StateMetrics
+
+_NS_PER_MS = 1_000_000
+
+
+class MetricsPort:
+    """Serves the metrics of a server on a port of their own.
+
+    Args:
+        options: How.
+        thread: The loop to listen on; others may too.
+        registry: The models.
+        loads: What is counted of loads.
+        cache: The response cache; None without one.
+        regions: Gives the shared-memory regions of clients; None without any.
+    """
+
+    def __init__(
+        self,
+        options: MetricsOptions,
+        thread: LoopThread,
+        registry: Registry,
+        loads: LoadStatistics,
+        cache: CacheService | None = None,
+        regions: Regions | None = None,
+    ) -> None:
+        self._options = options
+        self._thread = thread
+        local = None if cache is None else cache.local_statistics
+        sources: list[Source] = [
+            StateMetrics(registry, loads.snapshot, local, regions),
+            custom_metrics,
+        ]
+        interval_ns = options.interval_ms * _NS_PER_MS
+        if options.cpu:
+            sources.append(Polled(MachineMetrics(), interval_ns))
+        self._gpus = open_gpus() if options.gpu else None
+        if self._gpus is not None:
+            sources.append(Polled(self._gpus, interval_ns))
+        models = ModelMetrics(registry, loads.snapshot, options.counters)
+        self._app = MetricsApp(Exposition(models, sources).render)
+        self._listener: Listener | None = None
+
+    def start(self) -> int:
+        """Listens and begins to answer; returns the port in use.
+
+        Raises:
+            UnavailableError: The address can't be listened on.
+        """
+        self._listener = self._thread.listen(self._app, self._options.address.strip("[]"), self._options.port)
+        return self._listener.port
+
+    def stop(self, grace_s: float) -> bool:
+        """Ends it; returns whether all scrapes have had their answer in time."""
+        ended = True
+        if self._listener is not None:
+            ended, self._listener = self._listener.close(grace_s), None
+        self._app.close()
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
+        return ended

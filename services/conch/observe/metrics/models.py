@@ -1,0 +1,111 @@
+"""The metrics of model versions: those that serve, and nothing of those that do not any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from conch.core.loads import LoadCounts
+from conch.core.registry import Registry
+from conch.core.servable import Servable
+from conch.core.spec import ModelSpec
+from conch.core.stats import ModelStatistics
+from conch.observe.metrics.families import (
+    IN_MODEL,
+    LOAD_SECONDS,
+    OURS,
+    PENDING,
+    TRITON,
+    WAITING,
+    Counted,
+)
+from conch.observe.metrics.text import Family, ModelLabels
+
+_COUNTED = (*TRITON, *OURS)
+_LIVE = (PENDING, WAITING, IN_MODEL, LOAD_SECONDS)
+_NOTHING = ModelStatistics().snapshot()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The text of what is counted of one model version.
+
+    Attributes:
+        mark: That of the statistics that it says.
+        labels: The labels.
+        chunks: The samples of each family; empty where the version has none.
+    """
+
+    mark: tuple[int, ...]
+    labels: ModelLabels
+    chunks: tuple[str, ...]
+
+
+class ModelMetrics:
+    """Renders the metrics of all model versions that serve; one thread at a time may.
+
+    Args:
+        registry: The models.
+        loads: What is counted of loads.
+        counters: Whether Triton's counters count; else they stay at 0.
+    """
+
+    def __init__(self, registry: Registry, loads: Callable[[], LoadCounts], counters: bool = True) -> None:
+        self._registry = registry
+        self._loads = loads
+        self._counters = counters
+        self._rendered: Mapping[Servable, _Rendered] = {}
+
+    def render(self, step: Callable[[], None]) -> list[tuple[Family, list[str]]]:
+        """The families with their samples, as pieces of text.
+
+        Args:
+            step: Called after each model.
+        """
+        seconds = self._loads().seconds
+        rendered: dict[Servable, _Rendered] = {}
+        live: list[list[str]] = [[] for _ in _LIVE]
+        for model in self._models():
+            text = rendered[model] = self._counted(model)
+            spec, statistics = model.spec, model.statistics
+            pending = model.pending
+            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.name, spec.version)))
+            for pieces, template, value in zip(live, _LIVE, values, strict=True):
+                if value is not None:
+                    pieces.append(template.render(text.labels, (value,)))
+            step()
+        self._rendered = rendered
+        counted = zip(*(text.chunks for text in rendered.values()), strict=True)
+        found = [
+            (family.template.family, [chunk for chunk in chunks if chunk])
+            for family, chunks in zip(_COUNTED, counted, strict=False)
+        ]
+        return [*found, *((template.family, pieces) for template, pieces in zip(_LIVE, live, strict=True))]
+
+    def _models(self) -> Iterator[Servable]:
+        for _, entry in sorted(self._registry.entries.items()):
+            for _, model in sorted(entry.ready.items()):
+                yield model
+
+    def _counted(self, model: Servable) -> _Rendered:
+        statistics = model.statistics
+        mark = statistics.mark  # before the snapshot: what comes in between is rendered again
+        before = self._rendered.get(model)
+        if before is not None and before.mark == mark:
+            return before
+        spec = model.spec
+        labels = _labels(spec) if before is None else before.labels
+        snapshot = statistics.snapshot()
+
+        def chunk(family: Counted) -> str:
+            if (family.cached_only and not spec.cached) or (not family.triton and snapshot.latencies is None):
+                return ""
+            counts = snapshot if self._counters or not family.triton else _NOTHING
+            return family.template.render(labels, family.values(counts))
+
+        return _Rendered(mark, labels, tuple(map(chunk, _COUNTED)))
+
+
+def _labels(spec: ModelSpec) -> ModelLabels:
+    tags = spec.config.get("metric_tags")
+    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {})

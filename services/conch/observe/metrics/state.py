@@ -1,0 +1,175 @@
+"""The metrics of the server as a whole: its models' states, loads, response cache and client regions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from conch.core.cache.local import LocalCacheStatistics
+from conch.core.loads import LoadCounts, Spread
+from conch.core.registry import Registry
+from conch.observe.metrics.buckets import LONG_EXPONENTS, bounds, in_seconds, times
+from conch.observe.metrics.families import histogram_samples, seconds
+from conch.observe.metrics.text import Family, labels, sample
+
+Found = list[tuple[Family, list[str]]]
+
+_BOUNDS = bounds(in_seconds(LONG_EXPONENTS))
+_STATES = ("LOADING", "READY", "UNLOADING", "UNAVAILABLE")
+_MODELS = Family(
+    "conch_model_versions", "gauge", "Model versions, by the state that the repository index shows"
+)
+_LOADS = Family(
+    "conch_model_load_duration_seconds",
+    "histogram",
+    "Time to make a model version ready: its backend, instances and warm-up",
+)
+_SWAPS = Family(
+    "conch_model_swap_duration_seconds",
+    "histogram",
+    "Time of loads that replaced versions which served, from their turn to the swap",
+)
+_FAILED_LOADS = Family("conch_model_load_failures_total", "counter", "Loads of a model that have failed")
+_POOLS = (
+    Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
+    Family("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes"),
+)
+_CACHE: tuple[tuple[Family, Callable[[LocalCacheStatistics], float]], ...] = (
+    (Family("nv_cache_util", "gauge", "Cache utilization [0.0 - 1.0]"), lambda c: c.utilization),
+    (
+        Family("nv_cache_num_entries", "gauge", "Number of responses stored in response cache"),
+        lambda c: c.entries,
+    ),
+    (Family("nv_cache_num_hits", "gauge", "Number of cache hits in response cache"), lambda c: c.hits),
+    (
+        Family("nv_cache_num_misses", "gauge", "Number of cache misses in response cache"),
+        lambda c: c.lookups - c.hits,
+    ),
+    (
+        Family("nv_cache_num_lookups", "gauge", "Number of cache lookups in response cache"),
+        lambda c: c.lookups,
+    ),
+    (
+        Family("nv_cache_num_evictions", "gauge", "Number of cache evictions in response cache"),
+        lambda c: c.evictions,
+    ),
+    (
+        Family(
+            "nv_cache_lookup_duration", "gauge", "Total cache lookup duration (hit and miss), in microseconds"
+        ),
+        lambda c: c.lookup_ns // 1000,
+    ),
+    (
+        Family("nv_cache_insertion_duration", "gauge", "Total cache insertion duration, in microseconds"),
+        lambda c: c.insertion_ns // 1000,
+    ),
+    (
+        Family("conch_cache_capacity_bytes", "gauge", "Bytes that the response cache may use"),
+        lambda c: c.capacity,
+    ),
+    (Family("conch_cache_used_bytes", "gauge", "Bytes that the response cache uses"), lambda c: c.size),
+    (
+        Family("conch_cache_expirations_total", "counter", "Responses dropped because they were too old"),
+        lambda c: c.expirations,
+    ),
+    (
+        Family(
+            "conch_cache_rejections_total",
+            "counter",
+            "Responses not kept because they are larger than the cache",
+        ),
+        lambda c: c.rejections,
+    ),
+)
+_REGION_BYTES = Family(
+    "conch_shared_memory_region_bytes",
+    "gauge",
+    "Bytes of the shared-memory regions that clients have registered",
+)
+_REGIONS = Family(
+    "conch_shared_memory_regions", "gauge", "Shared-memory regions that clients have registered"
+)
+
+
+class Region(Protocol):
+    """A shared-memory region of a client."""
+
+    @property
+    def byte_size(self) -> int:
+        """Its size."""
+
+
+Regions = Callable[[], Mapping[str, Sequence[Region]]]
+"""Gives the regions of clients by kind: ``system`` and ``cuda``."""
+
+
+class StateMetrics:
+    """Reads what the server as a whole is in.
+
+    Args:
+        registry: The models.
+        loads: What is counted of loads.
+        cache: What a local response cache counts; None without one.
+        regions: The regions of clients; None without any.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        loads: Callable[[], LoadCounts],
+        cache: Callable[[], LocalCacheStatistics] | None = None,
+        regions: Regions | None = None,
+    ) -> None:
+        self._registry = registry
+        self._loads = loads
+        self._cache = cache
+        self._regions = regions
+
+    def __call__(self) -> Found:
+        """The families with their samples."""
+        found = [(family, [sample(family.name, 0)]) for family in _POOLS]  # there is no such pool
+        found += [*self._models(), *_load_families(self._loads())]
+        if self._cache is not None:
+            counts = self._cache()
+            found += [(family, [sample(family.name, value(counts))]) for family, value in _CACHE]
+        if self._regions is not None:
+            found += _region_families(self._regions())
+        return found
+
+    def _models(self) -> Found:
+        states = Counter(
+            state.state for entry in self._registry.entries.values() for state in entry.states.values()
+        )
+        known = [*_STATES, *sorted(states.keys() - {*_STATES})]
+        return [(_MODELS, [sample(_MODELS.name, states[state], {"state": state}) for state in known])]
+
+
+def _load_families(counts: LoadCounts) -> Found:
+    failures = sorted(counts.failures.items())
+    return [
+        (_LOADS, [_histogram(_LOADS.name, counts.loads)]),
+        (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
+        (_FAILED_LOADS, [sample(_FAILED_LOADS.name, count, {"model": name}) for name, count in failures]),
+    ]
+
+
+def _histogram(name: str, spread: Spread) -> str:
+    counts = times(spread.places, LONG_EXPONENTS)
+    values = (*counts, seconds(spread.ns), counts[-1])
+    lines = []
+    for (suffix, label, bound), value in zip(histogram_samples(_BOUNDS), values, strict=True):
+        own = f"{{{labels({label: bound})}}}" if label else ""
+        lines.append(f"{name}{suffix}{own} {value}\n")
+    return "".join(lines)
+
+
+def _region_families(regions: Mapping[str, Sequence[Region]]) -> Found:
+    sizes = {kind: [region.byte_size for region in found] for kind, found in sorted(regions.items())}
+    return [
+        (
+            _REGION_BYTES,
+            [sample(_REGION_BYTES.name, sum(each), {"kind": kind}) for kind, each in sizes.items()],
+        ),
+        (_REGIONS, [sample(_REGIONS.name, len(each), {"kind": kind}) for kind, each in sizes.items()]),
+    ]

@@ -1,0 +1,351 @@
+"""The metrics port, asked over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
+from tests.support.servers import (
+    ROOT,
+    ServerProcess,
+    client_of,
+    eventually,
+    serving,
+    started,
+    write_model,
+    write_probe,
+)
+from tritonclient.utils import InferenceServerException
+
+CACHE = "--cache-config=local,size=1000000"
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        counted = pb_utils.MetricFamily("own_count", "what it counts", pb_utils.MetricFamily.COUNTER)
+        spread = pb_utils.MetricFamily("own_spread", "how it is spread", pb_utils.MetricFamily.HISTOGRAM)
+        self.count = counted.Metric(labels={"model": args["model_name"]})
+        self.spread = spread.Metric(labels={"model": args["model_name"]}, buckets=[1, 10])
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            self.count.increment(2)
+            self.spread.observe(5)
+            if tensor[0] < 0:
+                responses.append(pb_utils.InferenceResponse([], pb_utils.TritonError("negative")))
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor)]))
+        return responses
+"""
+CONFIG = """
+    backend: "python"
+    input {{ name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }}
+    output {{ name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }}
+    {extra}
+"""
+TAGS = 'metric_tags { key: "team" value: "x" }'
+METRIC_NAME = re.compile(r"\b(?:nv|conch|process|python)_[a-z0-9_]+")
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with all that has metrics: a cache, a GPU, a model with metrics of its own, a failed one."""
+    directory = tmp_path_factory.mktemp("everything")
+    repository, modules = directory / "models", directory / "modules"
+    modules.mkdir()
+    shutil.copy(ROOT / "tests" / "support" / "nvml_module.py", modules / "pynvml.py")
+    for name, extra in {"m": "", "kept": "response_cache { enable: true }", "tagged": TAGS}.items():
+        write_model(repository, name, CONFIG.format(extra=extra), {"model.py": MODEL})
+    write_probe(repository, "batches", "dynamic_batching { }")
+    write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
+    path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE]
+    with serving(repository, flags=flags, environment={"PYTHONPATH": path}) as server:
+        # gRPC and HTTP keep some file descriptors and threads from their first calls on.
+        with client_of(server) as client:
+            infer(client, "m", 1)
+        scrape(server.metrics_url)
+        yield server
+
+
+@pytest.fixture
+def client(everything: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+    """A client of that server."""
+    with client_of(everything) as client:
+        yield client
+
+
+def infer(client: triton.InferenceServerClient, model: str, number: int) -> None:
+    tensor = triton.InferInput("IN", [1], "INT32")
+    tensor.set_data_from_numpy(np.array([number], np.int32))
+    client.infer(model, [tensor])
+
+
+def gained(before: Samples, after: Samples, model: str, name: str, **labels: str) -> float:
+    one, other = (of_model(found, model, name, **labels) for found in (before, after))
+    assert one is not None and other is not None, name
+    return other - one
+
+
+def test_requests_are_counted(everything: ServerProcess, client: triton.InferenceServerClient) -> None:
+    before = scrape(everything.metrics_url)
+    infer(client, "m", 1)
+    infer(client, "m", 2)
+    with pytest.raises(InferenceServerException, match="negative"):
+        infer(client, "m", -1)
+    after = scrape(everything.metrics_url)
+    for name in (
+        "nv_inference_request_success",
+        "nv_inference_count",
+        "nv_inference_exec_count",
+        "conch_request_duration_seconds_count",
+        "conch_queue_duration_seconds_count",
+        "conch_compute_infer_duration_seconds_count",
+        "conch_batch_size_count",
+    ):
+        assert gained(before, after, "m", name) == 2, name
+    assert gained(before, after, "m", "nv_inference_request_failure", reason="BACKEND") == 1
+    assert gained(before, after, "m", "nv_inference_request_failure", reason="OTHER") == 0
+    assert gained(before, after, "m", "nv_inference_compute_infer_duration_us") > 0
+    assert gained(before, after, "m", "conch_compute_infer_duration_seconds_sum") > 0
+    own = [value(found, "own_count", model="m") or 0 for found in (before, after)]
+    assert own[1] - own[0] == 6
+    own = [value(found, "own_spread_bucket", model="m", le="10.0") or 0 for found in (before, after)]
+    assert own[1] - own[0] == 3
+    statistics = client.get_inference_statistics("m").model_stats[0].inference_stats
+    assert of_model(after, "m", "nv_inference_request_success") == statistics.success.count
+    assert of_model(after, "m", "nv_inference_request_duration_us") == statistics.success.ns // 1000
+
+
+def test_cached_answers_are_counted(everything: ServerProcess, client: triton.InferenceServerClient) -> None:
+    before = scrape(everything.metrics_url)
+    for _ in range(3):
+        infer(client, "kept", 7)
+    after = scrape(everything.metrics_url)
+    expected = {
+        "nv_cache_num_hits_per_model": 2,
+        "nv_cache_num_misses_per_model": 1,
+        "nv_inference_request_success": 3,
+        "nv_inference_count": 1,
+        "conch_request_duration_seconds_count": 3,
+        "conch_compute_infer_duration_seconds_count": 1,
+    }
+    assert {name: gained(before, after, "kept", name) for name in expected} == expected
+    assert value(after, "nv_cache_num_entries") == 1
+    assert of_model(after, "m", "nv_cache_num_hits_per_model") is None
+
+
+def test_what_waits_and_what_runs(
+    everything: ServerProcess, client: triton.InferenceServerClient, tmp_path: Path
+) -> None:
+    write_probe(tmp_path, "slow")
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    with serving(tmp_path) as server, client_of(server) as slow:
+        tensor = triton.InferInput("IN", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+        parameters = {"started": str(begun), "wait_for": str(go)}
+        answers: list[Any] = []
+        done = threading.Semaphore(0)
+
+        def answered(result: Any, error: Any) -> None:
+            answers.append(error)
+            done.release()
+
+        slow.async_infer("slow", [tensor], answered, parameters=parameters)
+        eventually(begun.exists, "the first request runs")
+        slow.async_infer("slow", [tensor], answered)
+
+        def state() -> list[float | None]:
+            found = scrape(server.metrics_url)
+            names = ("nv_inference_pending_request_count", "conch_pending_requests", "conch_running_requests")
+            return [of_model(found, "slow", name) for name in names]
+
+        eventually(lambda: state() == [1, 1, 1], "one request waits, one runs")
+        go.touch()
+        assert done.acquire(timeout=30) and done.acquire(timeout=30)
+        assert answers == [None, None]
+        eventually(lambda: state() == [0, 0, 0], "none")
+
+
+def test_series_come_and_go_with_models(
+    everything: ServerProcess, client: triton.InferenceServerClient
+) -> None:
+    url = everything.metrics_url
+    infer(client, "m", 1)
+    before = scrape(url)
+    assert of_model(before, "m", "nv_inference_count")
+    assert of_model(before, "m", "nv_model_load_duration_secs")
+    client.unload_model("m")
+    eventually(lambda: not client.is_model_ready("m"), "unloaded")
+    gone = eventually(
+        lambda: (found := scrape(url)) and not any(("model", "m") in each for _, each in found) and found,
+        "its series are gone",
+    )
+    assert value(gone, "nv_inference_count", model="kept", version="1") is not None
+    client.load_model("m")
+    after = scrape(url)
+    assert of_model(after, "m", "nv_inference_count") == 0
+    assert of_model(after, "m", "nv_inference_request_failure", reason="REJECTED") == 0
+    assert value(after, "own_count", model="m") == 0
+    infer(client, "m", 1)
+    client.load_model("m", config=json.dumps({"backend": "python", "max_batch_size": 0,
+        "input": [{"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}],
+        "parameters": {"new": {"string_value": "1"}}}))  # fmt: skip
+    swapped = scrape(url)
+    assert of_model(swapped, "m", "nv_inference_count") == 0, "a reload begins at 0"
+    name = "conch_model_swap_duration_seconds_count"
+    assert (value(swapped, name) or 0) - (value(after, name) or 0) == 1
+
+
+def test_failed_loads_are_counted(everything: ServerProcess, client: triton.InferenceServerClient) -> None:
+    before = value(scrape(everything.metrics_url), "conch_model_load_failures_total", model="broken")
+    assert before
+    with pytest.raises(InferenceServerException):
+        client.load_model("broken")
+    with pytest.raises(InferenceServerException):
+        client.load_model("nowhere")
+    after = scrape(everything.metrics_url)
+    assert value(after, "conch_model_load_failures_total", model="broken") == before + 1
+    assert value(after, "conch_model_load_failures_total", model="nowhere") is None, "anybody can ask for any"
+    assert (value(after, "conch_model_versions", state="READY") or 0) >= 3
+
+
+def test_tags(everything: ServerProcess) -> None:
+    found = scrape(everything.metrics_url)
+    assert value(found, "nv_inference_count", model="tagged", version="1", _team="x") == 0
+
+
+def test_formats(everything: ServerProcess) -> None:
+    url = everything.metrics_url
+    status, headers, plain = get(url)
+    assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert int(headers["content-length"]) == len(plain)
+    status, headers, compressed = get(url, Accept_Encoding="gzip")
+    assert (status, headers["content-encoding"]) == (200, "gzip")
+    assert families(gzip.decompress(compressed).decode()).keys() == families(plain.decode()).keys()
+    status, headers, openmetrics = get(url, Accept="application/openmetrics-text; version=1.0.0")
+    assert headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    names = {name for name, _ in samples(openmetrics.decode(), True)}
+    assert names >= {name for name, _ in samples(plain.decode())}
+
+
+def test_paths_and_methods_are_tritons(everything: ServerProcess) -> None:
+    url = everything.metrics_url
+    for path in ("/metrics/", "/metrics?name=x"):
+        assert b"nv_inference_count" in get(url.replace("/metrics", path))[2]
+    for path in ("/", "/other", "/metricsx", "/v2/health/live"):
+        assert get(url.replace("/metrics", path))[::2] == (200, b"")
+    for method in ("POST", "PUT", "DELETE"):
+        assert get(url, method)[::2] == (405, b'{"error":"Method Not Allowed"}')
+    assert get(url, "HEAD")[0] == 405
+
+
+def test_curl(everything: ServerProcess) -> None:
+    told = subprocess.run(
+        ["curl", "-sS", "--compressed", "--fail", everything.metrics_url], capture_output=True, check=True
+    ).stdout.decode()
+    assert of_model(samples(told), "m", "nv_inference_count") is not None
+
+
+def test_many_at_once_and_some_who_leave(everything: ServerProcess) -> None:
+    url = everything.metrics_url
+    bodies: list[bytes] = []
+
+    def ask() -> None:
+        bodies.append(get(url)[2])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):  # these do not wait for their answer
+        subprocess.run(["curl", "-s", "-m", "0.001", url], capture_output=True, check=False)
+    for thread in threads:
+        thread.join()
+    assert len(bodies) == 8
+    assert all(b"nv_inference_count" in body for body in bodies)
+
+
+def test_flags(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": MODEL})
+    with serving(tmp_path, flags=["--allow-metrics=false"]) as server:
+        assert "Metrics" not in server.output
+    flags = [
+        "--allow-cpu-metrics=false",
+        "--allow-gpu-metrics=false",
+        "--metrics-config=counter_latencies=false",
+        "--metrics-address=localhost",
+    ]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        infer(client, "m", 1)
+        found = scrape(server.metrics_url)
+        assert "| Metrics | localhost:" in server.output
+        assert of_model(found, "m", "nv_inference_count") == 0
+        assert of_model(found, "m", "conch_request_duration_seconds_count") == 1
+        assert value(found, "nv_cpu_utilization") is None
+        port = server.metrics_url.split(":")[2].partition("/")[0]
+        with started(f"--model-repository={tmp_path}", "--grpc-port=0", f"--metrics-port={port}") as second:
+            assert second.wait() == 1
+            assert f"Socket '0.0.0.0:{port}' already in use" in second.errors
+    with started(f"--model-repository={tmp_path}", "--metrics-config=summary_latencies=true") as refused:
+        assert refused.wait() == 1
+        assert "--metrics-config: summary_latencies=true is not supported" in refused.errors
+
+
+def exported(server: ServerProcess) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """The families that a server has, with their types and labels, but for those of the models' own."""
+    text = get(server.metrics_url)[2].decode()
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        if name.startswith("own_"):
+            continue
+        lines = re.findall(rf"^{name}(?:_bucket|_sum|_count)?(?:{{(.*)}})? ", text, re.MULTILINE)
+        labels = {label for line in lines for label in re.findall(r'([a-z_]+)="', line)}
+        found[name] = (kind, tuple(sorted(labels - {"_team", "le"})))
+    return found
+
+
+def test_the_documented_families_are_those_there_are(everything: ServerProcess) -> None:
+    table = (ROOT / "docs" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
+    documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    conditional = {name for name in documented if name.startswith("conch_shared_memory_")}
+    assert {name: row for name, row in documented.items() if name not in conditional} == {
+        name: row for name, row in exported(everything).items() if name not in conditional
+    }
+
+
+@pytest.mark.parametrize("file", ["deploy/grafana/conch.json", "deploy/prometheus/alerts.yml"])
+def test_every_query_names_metrics_that_are_exported(everything: ServerProcess, file: str) -> None:
+    text = (ROOT / file).read_text()
+    if file.endswith(".json"):
+        dashboard = json.loads(text)
+        queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+        queries += [
+            each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"
+        ]
+    else:
+        queries = re.findall(r"^ *expr: (.*)$", text, re.MULTILINE)
+    assert len(queries) >= 5
+    known = {name for name, _ in scrape(everything.metrics_url)}
+    # Until the server has regions to tell of.
+    known |= {"conch_shared_memory_region_bytes", "conch_shared_memory_regions"}
+    for query in queries:
+        names = METRIC_NAME.findall(query)
+        assert names and set(names) <= known, query

@@ -1,0 +1,111 @@
+"""How the times of requests are spread, counted beside the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.core import make_request
+
+from conch.core.latencies import PLACES
+from conch.core.scheduler.base import Batch
+from conch.core.stats import ModelStatistics, StatisticsSnapshot
+
+TIMES = st.integers(0, 2**40)
+
+
+def run(statistics: ModelStatistics, waits: Sequence[int], failing: Sequence[bool] = ()) -> None:
+    """Counts a batch of requests that were received 10 ns before they waited so long."""
+    start = 2**41
+    requests = [
+        make_request(batch_size=1, received_ns=start - wait - 10, queued_ns=start - wait) for wait in waits
+    ]
+    batch = Batch(requests, len(requests))
+    batch.compute_start_ns = start
+    batch.compute_input_end_ns = start + 5
+    batch.compute_output_start_ns = start + 105
+    batch.compute_end_ns = start + 1105
+    statistics.record_batch(batch, [one for one, fails in zip(requests, failing, strict=False) if fails])
+
+
+def place(ns: int) -> int:
+    return next(place for place in range(PLACES) if ns < 2**place)
+
+
+def totals(counted: StatisticsSnapshot) -> list[int]:
+    assert counted.latencies is not None
+    each = counted.latencies
+    found = (each.request, each.queue, each.compute_input, each.compute_infer, each.compute_output)
+    return [sum(places) for places in found]
+
+
+def test_nothing_is_kept_unless_somebody_wants_it() -> None:
+    statistics = ModelStatistics()
+    run(statistics, [1, 2])
+    assert statistics.snapshot().latencies is None
+    statistics.keep_latencies()
+    run(statistics, [1])
+    assert totals(statistics.snapshot()) == [1] * 5
+
+
+@given(st.lists(st.tuples(TIMES, st.booleans()), min_size=1, max_size=8))
+def test_every_request_that_succeeds_is_in_its_place(requests: list[tuple[int, bool]]) -> None:
+    statistics = ModelStatistics()
+    statistics.keep_latencies()
+    run(statistics, [wait for wait, _ in requests], [fails for _, fails in requests])
+    counted = statistics.snapshot()
+    good = [wait for wait, fails in requests if not fails]
+    assert counted.success.count == len(good)
+    assert counted.success.ns == sum(wait + 10 + 1105 for wait in good)
+    assert counted.fail.ns == sum(wait + 10 + 1105 for wait, fails in requests if fails)
+    assert counted.queue.ns == sum(good)
+    assert totals(counted) == [len(good)] * 5
+    assert counted.latencies is not None
+    for wait in good:
+        assert counted.latencies.queue[place(wait)] == sum(place(each) == place(wait) for each in good)
+        assert counted.latencies.request[place(wait + 1115)] > 0
+    assert counted.latencies.compute_infer[place(100)] == len(good)
+    assert counted.latencies.compute_output[place(1000)] == len(good)
+
+
+def test_hits_of_the_cache_have_a_request_and_a_queue_time_only() -> None:
+    statistics = ModelStatistics()
+    statistics.keep_latencies()
+    statistics.record_hit(5, 7, 100)
+    counted = statistics.snapshot()
+    assert totals(counted) == [1, 1, 0, 0, 0]
+    assert counted.latencies is not None
+    assert counted.latencies.request[place(100)] == counted.latencies.queue[place(7)] == 1
+
+
+def test_a_request_that_runs_again_counts_when_it_is_done() -> None:
+    statistics = ModelStatistics()
+    statistics.keep_latencies()
+    request = make_request(received_ns=0, queued_ns=0)
+    statistics.record_success(request, (10, 20, 50), again=True)
+    assert totals(statistics.snapshot()) == [0] * 5
+    statistics.record_success(request, (10, 20, 50))
+    assert totals(statistics.snapshot()) == [1] * 5
+
+
+def test_whatever_is_counted_changes_the_mark() -> None:
+    statistics = ModelStatistics()
+    marks = [statistics.mark]
+    counts: tuple[Callable[[], object], ...] = (
+        lambda: run(statistics, [1]),
+        lambda: run(statistics, [1], [True]),
+        lambda: statistics.record_hit(0, 0, 0),
+        lambda: statistics.record_miss(0),
+        lambda: statistics.record_miss(5, 0),
+        lambda: statistics.record_failure(0),
+        lambda: statistics.record_rejection(0, "timeout"),
+        lambda: statistics.record_cancellation(0, "queued"),
+        lambda: statistics.record_success(make_request(), (0, 0, 0)),
+        lambda: statistics.record_execution(Batch([], 1), 0, 0, 0),
+    )
+    for count in counts:
+        count()
+        assert statistics.mark not in marks
+        marks.append(statistics.mark)
+    assert statistics.mark == marks[-1]

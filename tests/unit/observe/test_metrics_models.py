@@ -1,0 +1,200 @@
+"""The metrics of models, from their statistics."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from tests.support.core import make_request, make_spec
+from tests.support.metrics import Samples, families, of_model, samples, value
+
+from conch.core.loads import LoadStatistics
+from conch.core.registry import Entry, Registry, VersionState
+from conch.core.scheduler.base import Batch
+from conch.core.stats import ModelStatistics
+from conch.observe.metrics.exposition import Exposition, Format
+from conch.observe.metrics.models import ModelMetrics
+from conch.observe.metrics.state import StateMetrics
+
+
+class Served:
+    """As much of a model as its metrics look at."""
+
+    def __init__(self, name: str, cached: bool = False, **config: object) -> None:
+        self.spec = replace(make_spec(8, name=name), cached=cached, config=config)
+        self.statistics = ModelStatistics(lambda: (99, 2))
+        self.statistics.keep_latencies()
+        self.pending = 3
+
+    def run(self, size: int = 1) -> None:
+        batch = Batch([make_request(batch_size=size, received_ns=0, queued_ns=1_000)], size)
+        batch.compute_start_ns = 4_000
+        batch.compute_input_end_ns = 10_000
+        batch.compute_output_start_ns = 1_000_000
+        batch.compute_end_ns = 2_000_000
+        batch.bytes_copied = 10
+        self.statistics.record_batch(batch)
+
+
+class Site:
+    """Metrics of some models."""
+
+    def __init__(self, *models: Served, counters: bool = True) -> None:
+        self.registry = Registry()
+        self.loads = LoadStatistics()
+        self.others = CollectorRegistry()
+        for model in models:
+            self.publish(model)
+        metrics = ModelMetrics(self.registry, self.loads.snapshot, counters)
+        state = StateMetrics(self.registry, self.loads.snapshot)
+        self.exposition = Exposition(metrics, [state], self.others)
+
+    def publish(self, model: Served) -> None:
+        entry = Entry({1: model}, {1: VersionState("READY")})  # type: ignore[dict-item]
+        self.registry.publish(model.spec.name, entry)
+
+    def text(self, wanted: Format | None = None) -> bytes:
+        return b"".join(self.exposition.render(wanted or Format()))
+
+    def samples(self) -> Samples:
+        return samples(self.text().decode())
+
+
+def test_everything_is_there_with_0_before_the_first_request() -> None:
+    site = Site(Served("m"), Served("kept", cached=True))
+    found = site.samples()
+    for name in ("nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count"):
+        assert of_model(found, "m", name) == 0
+    for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+        assert of_model(found, "m", "nv_inference_request_failure", reason=reason) == 0
+    assert of_model(found, "m", "conch_request_duration_seconds_count") == 0
+    assert of_model(found, "m", "conch_requests_rejected_total", reason="timeout") == 0
+    assert of_model(found, "kept", "nv_cache_num_hits_per_model") == 0
+    assert of_model(found, "m", "nv_cache_num_hits_per_model") is None
+    assert of_model(found, "m", "nv_model_load_duration_secs") is None, "nobody has measured it"
+
+
+def test_what_is_counted_is_told() -> None:
+    model = Served("m", cached=True)
+    site = Site(model)
+    site.samples()
+    site.loads.loaded("m", 1, 1_500_000_000)
+    model.run(4)
+    model.statistics.record_rejection(1, "timeout")
+    model.statistics.record_rejection(1, "queue_full")
+    model.statistics.record_cancellation(1, "running")
+    model.statistics.record_failure(1, True)
+    model.statistics.record_failure(1)
+    model.statistics.record_hit(2_000, 1_000, 5_000)
+    model.statistics.record_miss(7_000)
+    found = site.samples()
+    expected = {
+        "nv_inference_request_success": 2,
+        "nv_inference_count": 4,
+        "nv_inference_exec_count": 1,
+        "nv_inference_request_duration_us": 2_005,
+        "nv_inference_queue_duration_us": 4,
+        "nv_inference_compute_input_duration_us": 6,
+        "nv_inference_compute_infer_duration_us": 990,
+        "nv_inference_compute_output_duration_us": 1_000,
+        "nv_cache_num_hits_per_model": 1,
+        "nv_cache_hit_duration_per_model": 2,
+        "nv_cache_num_misses_per_model": 1,
+        "nv_cache_miss_duration_per_model": 7,
+        "nv_inference_pending_request_count": 3,
+        "nv_model_load_duration_secs": 1.5,
+        "conch_pending_requests": 3,
+        "conch_running_requests": 2,
+        "conch_copied_bytes_total": 10,
+        "conch_request_duration_seconds_count": 2,
+        "conch_request_duration_seconds_sum": 0.002005,
+        "conch_queue_duration_seconds_count": 2,
+        "conch_compute_infer_duration_seconds_count": 1,
+        "conch_batch_size_sum": 4,
+        "conch_batch_size_count": 1,
+    }
+    assert {name: of_model(found, "m", name) for name in expected} == expected
+    failures = {"REJECTED": 2, "CANCELED": 1, "BACKEND": 1, "OTHER": 1}
+    for reason, count in failures.items():
+        assert of_model(found, "m", "nv_inference_request_failure", reason=reason) == count
+    assert of_model(found, "m", "conch_requests_rejected_total", reason="queue_full") == 1
+    assert of_model(found, "m", "conch_requests_cancelled_total", stage="running") == 1
+    assert of_model(found, "m", "conch_batch_size_bucket", le="2.0") == 0
+    assert of_model(found, "m", "conch_batch_size_bucket", le="4.0") == 1
+    assert value(found, "conch_model_load_duration_seconds_count") == 1
+
+
+def test_a_model_that_goes_takes_its_series_and_a_new_load_begins_at_0() -> None:
+    model = Served("m")
+    site = Site(model)
+    model.run()
+    assert of_model(site.samples(), "m", "nv_inference_count") == 1
+    site.publish(Served("m"))
+    assert of_model(site.samples(), "m", "nv_inference_count") == 0
+    site.registry.publish("m", Entry({}, {1: VersionState("UNAVAILABLE", "unloaded")}))
+    found = site.samples()
+    assert not [name for name, labels in found if ("model", "m") in labels]
+    assert value(found, "conch_model_versions", state="UNAVAILABLE") == 1
+
+
+def test_text_that_was_kept_is_made_again_when_something_is_counted() -> None:
+    models = [Served("a"), Served("b")]
+    site = Site(*models)
+    for count in (1, 2):
+        models[0].run()
+        for _ in range(2):
+            found = site.samples()
+            assert of_model(found, "a", "nv_inference_count") == count
+            assert of_model(found, "b", "nv_inference_count") == 0
+
+
+def test_tags_are_labels() -> None:
+    site = Site(Served("m", metric_tags={"team": 'a "b"', "a-b": "1"}))
+    found = value(site.samples(), "nv_inference_count", model="m", version="1", _team='a "b"', _a_b="1")
+    assert found == 0
+
+
+def test_tritons_counters_can_be_stopped() -> None:
+    model = Served("m")
+    site = Site(model, counters=False)
+    model.run()
+    found = site.samples()
+    assert of_model(found, "m", "nv_inference_request_success") == 0
+    assert of_model(found, "m", "nv_inference_pending_request_count") == 3
+    assert of_model(found, "m", "conch_request_duration_seconds_count") == 1
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_metrics_that_models_make_with_prometheus_client_are_there_too(openmetrics: bool) -> None:
+    site = Site(Served("m"))
+    Counter("theirs", "told", registry=site.others).inc(5)
+    text = site.text(Format(openmetrics)).decode()
+    found = samples(text, openmetrics)
+    assert value(found, "theirs_total") == 5
+    assert of_model(found, "m", "nv_inference_count") == 0
+    assert text.endswith("# EOF\n") == openmetrics
+    assert len(families(text, openmetrics)) > 20
+
+
+def test_one_source_that_fails_does_not_take_the_others_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> None:
+        raise RuntimeError("no")
+
+    class Broken:
+        collect: Callable[[], None] = staticmethod(broken)
+
+    site = Site(Served("m"))
+    site.others._collector_to_names[Broken()] = []  # type: ignore[index]
+    site.exposition._sources = [broken, *site.exposition._sources]  # type: ignore[list-item]
+    found = site.samples()
+    assert of_model(found, "m", "nv_inference_count") == 0
+    assert value(found, "conch_model_versions", state="READY") == 1
+    assert len(caplog.records) == 2
+
+
+def test_compressed() -> None:
+    site = Site(Served("m"))
+    assert gzip.decompress(site.text(Format(compressed=True))) == site.text()
