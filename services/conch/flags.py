@@ -152,6 +152,12 @@ FLAGS: tuple[Flag, ...] = (
         True,
         "let clients of the inference ports load and unload models in explicit mode",
     ),
+    Flag(
+        "allow-client-shm",
+        parse_bool,
+        True,
+        "let clients register system and CUDA shared memory; see docs/shared-memory.md",
+    ),
     Flag("model-namespacing", parse_bool, False, "not supported: model names must be unique"),
     Flag("load-model", str, [], "model to load at the start in explicit mode, or '*'", many=True),
     Flag("model-load-thread-count", _positive, 4, "models loaded at the same time"),
@@ -319,7 +325,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
         (
             "allow-sagemaker",
             "allow-vertex-ai",
-            "allow-client-shm",
             "enable-peer-access",
         ),
         parse_bool,
