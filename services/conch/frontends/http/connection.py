@@ -65,15 +65,15 @@ class Gathered:
 
 
 class DirectCall(Protocol):
-    """A request that is answered directly.
-
-    Attributes:
-        length: How long its body is to be; None where nobody knows.
-    """
+    """A request that is answered directly."""
 
     @property
     def length(self) -> int | None:
         """How long its body is to be; None where nobody knows."""
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for leave to send the body."""
 
     def complete(self, body: Gathered) -> None:
         """Takes the body, once it has come."""
@@ -140,13 +140,18 @@ class Connection(HttpToolsProtocol):
         self.lost = False
         self._gathered: Gathered | None = None
 
+    def data_received(self, data: bytes) -> None:
+        """Takes what the client has sent."""
+        self._header_bytes += len(data)
+        if self._header_bytes > _MOST_HEADER_BYTES:
+            self.send_400_response("The headers are too large.")
+        else:
+            super().data_received(data)
+
     def on_message_begin(self) -> None:
         """A request begins."""
         self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
         self._raw = []
-        self._header_bytes = 0
         self.chunks = 0
 
     @property
@@ -159,8 +164,13 @@ class Connection(HttpToolsProtocol):
         """The client's address."""
         return f"{self.client[0]}:{self.client[1]}" if self.client else ""
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header."""
+        self._raw.append((name, value))
+
     def on_headers_complete(self) -> None:
         """The headers have come: takes the direct way if there is one, else uvicorn's."""
+        self._header_bytes = 0
         if self._direct is not None and self._free():
             cycle = _DirectCycle(self)
             call = self._direct(self, cycle)
@@ -169,10 +179,11 @@ class Connection(HttpToolsProtocol):
                 self.cycle = any_cycle
                 cycle.begin(call)
                 return
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        url = self.url
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
-        self.headers.extend(headers)
+        self.url = url
+        for name, value in self._raw:
+            super().on_header(name, value)
         scope: Any = self.scope
         scope[CONNECTION] = self
         scope[RAW_NAMES] = self._raw
@@ -188,22 +199,6 @@ class Connection(HttpToolsProtocol):
             and parser.get_http_version() == "1.1"
             and not parser.should_upgrade()
         )
-
-    def on_url(self, url: bytes) -> None:
-        """Takes a piece of the target."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header; there is no end to them otherwise."""
-        self._count(len(name) + len(value))
-        self._raw.append((name, value))
-        super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > _MOST_HEADER_BYTES:
-            raise ValueError("the headers are too large")  # the parser ends the connection with a 400
 
     def on_chunk_header(self) -> None:
         """Counts the chunks of a body: each costs far more than its bytes."""
@@ -234,6 +229,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""
+        self._header_bytes = 0
         cycle: Any = self.cycle
         if type(cycle) is _DirectCycle:
             cycle.add(body)
@@ -310,7 +306,7 @@ class _DirectCycle:
         self._call = call
         self._body = Gathered(call.length)
         connection.on_disconnect = call.abandon
-        if connection.expect_100_continue:
+        if call.expects_continue:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def add(self, part: bytes) -> None:
@@ -350,7 +346,9 @@ class _DirectCycle:
             transport.writelines((b"".join(lines), body))
         if not self.keep_alive:
             transport.close()
-        connection.on_response_complete()
+        elif connection.pipeline:
+            connection.on_response_complete()
+        # Else there is nothing to do: reading goes on, and a client may be idle for as long as it likes.
 
 
 class _NoEvent(asyncio.Event):

@@ -17,6 +17,11 @@ class DirectInfer(InferCall):
 
     __slots__ = ()
 
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for leave to send the body."""
+        return self.headers.get(b"expect", b"").lower() == b"100-continue"
+
     def complete(self, body: Gathered) -> None:
         """Takes the body."""
         self.body, self.size = body.body, body.size
@@ -43,7 +48,7 @@ def direct_infer(route: InferRoute) -> Direct:
             route,
             name.decode("ascii"),
             "" if version is None else version.decode(),
-            dict(connection.headers),
+            {name.lower(): value for name, value in connection.raw_headers},
             connection.raw_headers,
             connection.peer,
             send,
