@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import psutil
 import pytest
 from tests.chaos.test_clients import counts
 from tests.support.raw_http import head, infer_body, raw_http, request
-from tests.support.servers import ServerProcess, client_of, eventually, serving
+from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving
 
 INFER = "/v2/models/probe/infer"
 LIVE = "/v2/health/live"
@@ -138,6 +139,30 @@ def test_pipelined_requests_whose_client_does_not_read(server: ServerProcess) ->
         assert sent < 2000, "the server has taken in everything"
         assert resident(server) - before < ROOM
         check_served(server)
+    check_served(server)
+
+
+@pytest.mark.parametrize("path", [LIVE, INFER])
+def test_a_client_that_pipelines_without_end(server: ServerProcess, path: str) -> None:
+    """It reads, but sends far more than it can be answered in the time: what it sends waits at its side."""
+    one = request("GET", path) if path == LIVE else request("POST", path, BODY)
+    block = one * (200_000 // len(one))
+    check_served(server)
+    before = resident(server)
+    most = 0
+    with raw_http(server.http_address) as connection:
+        connection.socket.setblocking(False)
+        left, answers = b"", 0
+        while answers < 3000:
+            readable, writable, _ = select.select([connection.socket], [connection.socket], [], WAIT_S)
+            assert readable or writable, "it neither reads nor answers"
+            if writable:
+                left = left or block
+                left = left[connection.socket.send(left) :]
+            if readable:
+                answers += connection.socket.recv(1 << 16).count(b"HTTP/1.1 200 OK")
+                most = max(most, resident(server))
+    assert most - before < ROOM
     check_served(server)
 
 
