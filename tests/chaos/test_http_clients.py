@@ -179,7 +179,7 @@ def test_five_thousand_idle_connections(repository: Path) -> None:
 
 
 def test_a_stop_beside_clients_that_do_nothing(repository: Path) -> None:
-    """Idle connections do not keep the server from ending, half requests no longer than it waits for requests."""
+    """Idle connections do not keep the server from ending, and half requests only as long as whole ones."""
     with (
         serving(repository, flags=["--exit-timeout-secs=1"]) as server,
         idle_connections(server, 20),
