@@ -54,6 +54,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 _DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 _LENGTH = struct.Struct("<I")
+_MOST_PARTS = 64 * 1024
 
 
 class Tensor:
@@ -198,7 +199,12 @@ def encode_bytes(elements: Iterable[Any]) -> bytes:
     """BYTES elements in wire form; `str` elements are encoded as UTF-8."""
     pack = _LENGTH.pack
     parts: list[bytes] = []
+    joined: list[bytes] = []
     for element in elements:
+        if len(parts) > _MOST_PARTS:
+            # To join, and to free, millions at once would hold up all other threads.
+            joined.append(b"".join(parts))
+            parts.clear()
         if isinstance(element, str):
             value = element.encode()
         elif isinstance(element, bytes):
@@ -207,7 +213,7 @@ def encode_bytes(elements: Iterable[Any]) -> bytes:
             value = str(element).encode()
         parts.append(pack(len(value)))
         parts.append(value)
-    return b"".join(parts)
+    return b"".join([*joined, *parts])
 
 
 def decode_bytes(data: Buffer) -> Array:

@@ -11,6 +11,7 @@ from hmac import compare_digest
 
 from conch.core.errors import UnavailableError
 from conch.frontends.grpc.adapter import Metadata, StreamCall, StreamHandler, UnaryCall, UnaryHandler
+from conch.frontends.restrictions import parse_groups
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "health": ("ServerLive", "ServerReady", "ModelReady"),
@@ -42,21 +43,10 @@ def parse_restrictions(specifications: list[str]) -> dict[str, tuple[str, str]]:
     Raises:
         ValueError: One is malformed, or names an unknown group or one that has been named before.
     """
-    restrictions: dict[str, tuple[str, str]] = {}
-    for specification in specifications:
-        groups, colon, secret = specification.partition(":")
-        key, equals, value = secret.partition("=")
-        if not (groups and colon and key and equals):
-            raise ValueError(f"'{specification}' is not of the form '<protocol>,<protocol>:<key>=<value>'")
-        for group in groups.split(","):
-            if group not in GROUPS:
-                raise ValueError(f"unknown restricted protocol '{group}'")
-            if group in restrictions:
-                raise ValueError(
-                    f"restricted protocol '{group}' can not be specified in multiple config groups"
-                )
-            restrictions[group] = (f"triton-grpc-protocol-{key.lower()}", value)
-    return restrictions
+    return {
+        group: (f"triton-grpc-protocol-{key.lower()}", value)
+        for group, (key, value) in parse_groups(specifications, GROUPS, "protocol").items()
+    }
 
 
 def _secret_of(restrictions: Restrictions, method: str) -> tuple[str, str] | None:

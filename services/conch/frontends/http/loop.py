@@ -144,6 +144,7 @@ class Listener:
             access_log=False,
             lifespan="off",
             ws="none",
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=_IDLE_S,

@@ -7,6 +7,7 @@ with that value.
 from __future__ import annotations
 
 from conch.frontends.http.routing import Restrictions
+from conch.frontends.restrictions import parse_groups
 
 CATEGORIES = frozenset(
     (
@@ -29,16 +30,5 @@ def parse_restrictions(specifications: list[str]) -> Restrictions:
     Raises:
         ValueError: One is malformed, or names an unknown API or one that has been named before.
     """
-    restrictions: dict[str, tuple[str, str]] = {}
-    for specification in specifications:
-        names, colon, secret = specification.partition(":")
-        key, equals, value = secret.partition("=")
-        if not (names and colon and key and equals):
-            raise ValueError(f"'{specification}' is not of the form '<API>,<API>:<key>=<value>'")
-        for name in names.split(","):
-            if name not in CATEGORIES:
-                raise ValueError(f"unknown restricted api '{name}'")
-            if name in restrictions:
-                raise ValueError(f"restricted api '{name}' can not be specified in multiple config groups")
-            restrictions[name] = (key.lower(), value)
-    return restrictions
+    groups = parse_groups(specifications, CATEGORIES, "api")
+    return {name: (key.lower(), value) for name, (key, value) in groups.items()}

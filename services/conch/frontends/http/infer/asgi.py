@@ -26,11 +26,16 @@ async def answer(
         name: The model's name in the path.
         version: The version in the path, or None.
     """
-    future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
 
     def settle(reply: Reply) -> None:
         if not future.done():
             future.set_result(reply)
+
+    def gone() -> None:
+        call.abandon()
+        if not future.done():
+            future.set_result(None)
 
     headers = scope["headers"]
     client = scope.get("client")
@@ -52,7 +57,7 @@ async def answer(
             return
     if reply is None:
         if connection is not None:
-            connection.on_disconnect = call.abandon
+            connection.on_disconnect = gone
         try:
             route.run(call)
             reply = await future
@@ -62,6 +67,8 @@ async def answer(
         finally:
             if connection is not None:
                 connection.on_disconnect = None
+    if reply is None:
+        return
     status, fields, body, closes = reply
     if closes:
         fields = [*fields, (b"connection", b"close")]

@@ -12,7 +12,7 @@ from conch.frontends.http.infer.elements import check_size, tensor_bytes
 from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext import access
 from conch.frontends.http.jsontext.access import JsonAccessError
-from conch.frontends.http.jsontext.load import load
+from conch.frontends.http.jsontext.load import QUICK_BYTES, load
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 
@@ -77,8 +77,11 @@ class RequestDecoder:
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
         """
-        text = bytes(body if head is None else body[:head])
-        template = self._templates.get(text)
+        text = _text(body, len(body) if head is None else head)
+        # Nothing longer is there, and its hash would take long.
+        template = None
+        if isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
+            template = self._templates.get(text)
         if template is not None and head is not None and len(body) - head == template.size:
             tensors = body[head:]
             request = InferenceRequest(
@@ -107,7 +110,7 @@ class RequestDecoder:
     def _parse(
         self,
         model: tuple[str, str],
-        text: bytes,
+        text: bytes | bytearray,
         body: memoryview,
         head: int | None,
         responder: Responder,
@@ -130,7 +133,7 @@ class RequestDecoder:
             uses.attach(request)
         all_binary = not placed and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
-        if simple and all_binary and len(text) <= _LONGEST_KEY:
+        if simple and all_binary and isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
             if len(self._templates) >= _MOST_TEMPLATES:
                 self._templates.clear()  # requests that never repeat must not fill the memory
             self._templates[text] = _Template(request, sizes, wanted)
@@ -141,12 +144,12 @@ class RequestDecoder:
         request: InferenceRequest,
         inputs: list[Any],
         tensors: memoryview | None,
-        text: bytes,
+        text: bytes | bytearray,
         uses: Uses,
     ) -> tuple[list[int], bool]:
         """Reads the inputs; returns the sizes of those that are binary, and whether any lies in a region."""
         shared = False
-        plain = b"true" not in text and b"false" not in text if len(text) < _MOST_TEMPLATES * 16 else False
+        plain = b"true" not in text and b"false" not in text if len(text) <= QUICK_BYTES else False
         position = 0
         sizes: list[int] = []
         for given in inputs:
@@ -226,6 +229,14 @@ def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
     offset = _parsed("shared_memory_offset", access.unsigned, parameters.get("shared_memory_offset", 0))
     size = "shared_memory_byte_size"
     return region, offset, _parsed(size, access.unsigned, parameters.get(size, 0))
+
+
+def _text(body: memoryview, length: int) -> bytes | bytearray:
+    """The JSON at the start of a body; not a copy where it is the whole of a large one."""
+    whole = body.obj
+    if length > QUICK_BYTES and isinstance(whole, bytes | bytearray) and len(whole) == length:
+        return whole
+    return bytes(body[:length])
 
 
 def _inputs(document: Any) -> list[Any]:

@@ -17,6 +17,7 @@ MOST_DEPTH: Final = 100
 _MOST_ELEMENTS: Final = 2**63 - 1
 _CODES = {"FP32": "f", "FP64": "d"}
 _SIGNED = frozenset(("INT8", "INT16", "INT32", "INT64"))
+_LONG_STRING = 1 << 20
 _TOO_MANY = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 _TOO_FEW = "Failed to parse 'data' field: shape does not match true shape"
 _WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
@@ -120,7 +121,7 @@ def _converted(part: list[Any] | Array, datatype: str) -> Array:
     signed = datatype in _SIGNED
     if kinds - {int}:
         raise _wrong_type("signed-integer" if signed else "unsigned-integer")
-    if not signed and len(part) and min(part) < 0:
+    if not signed and len(part) and np.min(part) < 0:
         raise _wrong_type("unsigned-integer")
     try:
         return np.array(part, np.int64 if signed else np.uint64).astype(dtype)
@@ -135,7 +136,13 @@ def _wrong_type(name: str) -> InternalError:
 def _strings(part: list[Any] | Array) -> bytes:
     if not isinstance(part, list) or set(map(type, part)) - {str}:
         raise InternalError(_WRONG_STRING)
-    try:
-        return encode_bytes(part)
-    except UnicodeEncodeError:
-        return encode_bytes([element.encode("utf-8", "surrogateescape") for element in part])
+    return encode_bytes([_encoded(element) for element in part])
+
+
+def _encoded(element: str) -> bytes:
+    if len(element) <= _LONG_STRING:
+        return element.encode("utf-8", "surrogateescape")
+    slices = range(0, len(element), _LONG_STRING)
+    return b"".join(
+        [element[start : start + _LONG_STRING].encode("utf-8", "surrogateescape") for start in slices]
+    )

@@ -7,6 +7,7 @@ millions of objects would take long to free at once.
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import chain
 from typing import Any
@@ -19,8 +20,7 @@ from conch.core.tensor import Array
 WINDOW = 64 * 1024
 """Bytes that are parsed at once."""
 
-_NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n\[\]]+")
-_FLAT_NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n]+")
+_NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n\[\]NaInfity]+")
 _STRINGS = re.compile(rb'(?:[ \t\r\n]*"[^"\\\x00-\x1f]*(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*)*"[ \t\r\n]*,)+')
 _WORDS = re.compile(rb"(?:[ \t\r\n]*(?:true|false|null)[ \t\r\n]*,)+")
 _LEAST = 32
@@ -136,7 +136,7 @@ def _compact(elements: list[Any]) -> list[Any] | Array:
     return elements
 
 
-def take_elements(text: bytes, position: int, array: BulkArray) -> int:
+def take_elements(text: bytes | bytearray, position: int, array: BulkArray) -> int:
     """Moves elements of an array from a text to `array`, all that are plain, up to the array's end.
 
     Args:
@@ -154,7 +154,7 @@ def take_elements(text: bytes, position: int, array: BulkArray) -> int:
         position = taken
 
 
-def _take_window(text: bytes, position: int, array: BulkArray) -> int:
+def _take_window(text: bytes | bytearray, position: int, array: BulkArray) -> int:
     most = min(position + WINDOW, len(text))
     byte = text[position] if position < most else 0
     if byte == 0x22:
@@ -186,7 +186,9 @@ def _take_window(text: bytes, position: int, array: BulkArray) -> int:
     return _take(run[:cut], position, cut + 1, int(depth[:cut].max(initial=0)) + 1, array)
 
 
-def _take_run(pattern: re.Pattern[bytes], text: bytes, position: int, most: int, array: BulkArray) -> int:
+def _take_run(
+    pattern: re.Pattern[bytes], text: bytes | bytearray, position: int, most: int, array: BulkArray
+) -> int:
     found = pattern.match(text, position, most)
     if found is None or found.end() - position < _LEAST:
         return position
@@ -195,10 +197,16 @@ def _take_run(pattern: re.Pattern[bytes], text: bytes, position: int, most: int,
 
 def _take(part: bytes, position: int, length: int, depth: int, array: BulkArray) -> int:
     """Parses a part that holds whole elements; where that fails another parser says why."""
+    whole = b"[%b]" % part
     try:
-        elements = orjson.loads(b"[%b]" % part)
+        elements = orjson.loads(whole)
     except orjson.JSONDecodeError:
-        return position
+        if b"N" not in part and b"I" not in part:
+            return position
+        try:
+            elements = json.loads(whole)  # which knows what is not finite too
+        except (ValueError, RecursionError):
+            return position
     if not elements:
         return position
     array.add(elements, depth)

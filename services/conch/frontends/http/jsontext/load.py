@@ -12,7 +12,7 @@ QUICK_BYTES = 64 * 1024
 """Up to this size parsing takes less than a millisecond."""
 
 
-def load(text: bytes) -> Any:
+def load(text: bytes | bytearray) -> Any:
     """Parses a text; long arrays may come as `BulkArray`.
 
     Raises:

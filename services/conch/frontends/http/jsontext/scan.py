@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import orjson
+
 from conch.core.errors import InternalError
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, take_elements
 
@@ -19,6 +21,11 @@ UINT64_MOST: Final = 2**64 - 1
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]*)?")
 _PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,65536}')
+_ESCAPED_RUN = re.compile(
+    rb'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"
+)
+_ESCAPED_WINDOW = 16 * 1024
 _HEX = re.compile(rb"[0-9a-fA-F]{4}")
 _ESCAPES = {
     0x22: b'"',
@@ -40,6 +47,9 @@ _WORDS: dict[bytes, Any] = {
 }
 _FIRST = {0x74: (b"true",), 0x66: (b"false",), 0x6E: (b"null",), 0x4E: (b"NaN",), 0x49: (b"Infinity", b"Inf")}
 _BULK_FROM = 64
+_ELEMENTS_BETWEEN = 32
+_OPENED: Final = object()
+"""Stands for a value that is still to come."""
 
 
 class JsonSyntaxError(InternalError):
@@ -49,7 +59,7 @@ class JsonSyntaxError(InternalError):
         super().__init__(f"failed to parse the request JSON buffer: {reason} at {position}")
 
 
-def scan(text: bytes) -> Any:
+def scan(text: bytes | bytearray) -> Any:
     """Parses a text.
 
     Strings are decoded with ``surrogateescape``. Of members with the same name the first counts. Long arrays
@@ -64,9 +74,11 @@ def scan(text: bytes) -> Any:
 class _Scanner:
     """The state of one parse: the text, where it is, and the containers that are open."""
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes | bytearray) -> None:
         self._text = text
         self._end = len(text)
+        # Open containers, the innermost last; those of objects with the name of the member to come.
+        self._stack: list[tuple[dict[str, Any] | list[Any] | BulkArray, str]] = []
         self._next_bulk = 0
         self._pause = 0
         self._position = 3 if text.startswith(b"\xef\xbb\xbf") else 0
@@ -76,89 +88,84 @@ class _Scanner:
         self._space()
         if self._peek() == 0:
             raise JsonSyntaxError("The document is empty.", self._position)
-        root: list[Any] = []
-        # Open containers, the innermost last; those of objects with the name of the member to come.
-        stack: list[tuple[dict[str, Any] | list[Any] | BulkArray, str]] = []
-        container: dict[str, Any] | list[Any] | BulkArray = root
-        name = ""
-        while True:
-            # A value is due.
-            byte = self._peek()
-            opened: dict[str, Any] | list[Any] | None = None
-            value: Any
-            if byte == 0x7B:
-                self._position += 1
-                value = opened = {}
-            elif byte == 0x5B:
-                self._position += 1
-                value = opened = []
-            else:
-                value = self._scalar(byte)
-            if opened is not None:
-                self._space()
-                if self._peek() != (0x7D if isinstance(opened, dict) else 0x5D):
-                    stack.append((container, name))
-                    if isinstance(opened, dict):
-                        container, name = opened, self._name()
-                    else:
-                        container = opened
-                    if isinstance(container, list):
-                        bulk = self._bulk()
-                        if bulk is not None:
-                            container = bulk
-                    if not (isinstance(container, BulkArray) and container.closes):
-                        continue
-                    value = container
-                    container, name = stack.pop()
-                else:
-                    self._position += 1
-            # A value is there: it goes where it belongs, and so do those that end with it.
-            while True:
-                if isinstance(container, dict):
-                    container.setdefault(name, value)
-                else:
-                    container.append(value)
-                if container is root:
-                    self._space()
-                    if self._peek() != 0:
-                        raise JsonSyntaxError(
-                            "The document root must not be followed by other values.", self._position
-                        )
-                    return root[0]
-                self._space()
-                byte = self._peek()
-                if isinstance(container, dict):
-                    if byte == 0x2C:
-                        self._position += 1
-                        self._space()
-                        name = self._name()
-                        break
-                    if byte != 0x7D:
-                        raise JsonSyntaxError(
-                            "Missing a comma or '}' after an object member.", self._position
-                        )
-                else:
-                    if byte == 0x2C:
-                        self._position += 1
-                        self._space()
-                        if isinstance(container, BulkArray):
-                            more = self._bulk()
-                            if more is not None:
-                                container.extend(more)
-                                if more.closes:
-                                    container, value, name = self._leave(stack, container)
-                                    continue
-                        break
-                    if byte != 0x5D:
-                        raise JsonSyntaxError(
-                            "Missing a comma or ']' after an array element.", self._position
-                        )
-                self._position += 1
-                container, value, name = self._leave(stack, container)
+        stack = self._stack
+        value = self._value()
+        while stack:
+            value = self._ended(value) if value is not _OPENED else self._value()
+        self._space()
+        if self._peek() != 0:
+            raise JsonSyntaxError("The document root must not be followed by other values.", self._position)
+        return value
 
-    def _leave(self, stack: list[Any], container: Any) -> tuple[Any, Any, str]:
-        outer, name = stack.pop()
-        return outer, container, name
+    def _value(self) -> Any:
+        """The value that begins here; `_OPENED` for a container whose first value is due now."""
+        byte = self._peek()
+        if byte == 0x7B:
+            self._position += 1
+            self._space()
+            if self._peek() == 0x7D:
+                self._position += 1
+                return {}
+            self._stack.append(({}, self._name()))
+            return _OPENED
+        if byte != 0x5B:
+            return self._scalar(byte)
+        self._position += 1
+        self._space()
+        if self._peek() == 0x5D:
+            self._position += 1
+            return []
+        bulk = self._bulk()
+        if bulk is not None and bulk.closes:
+            return bulk
+        self._stack.append(([] if bulk is None else bulk, ""))
+        return _OPENED
+
+    def _ended(self, value: Any) -> Any:
+        """Puts a value into the innermost container; gives the container if it ends, else `_OPENED`."""
+        container, name = self._stack[-1]
+        self._space()
+        byte = self._peek()
+        if isinstance(container, dict):
+            container.setdefault(name, value)
+            if byte == 0x2C:
+                self._position += 1
+                self._space()
+                self._stack[-1] = (container, self._name())
+                return _OPENED
+            if byte != 0x7D:
+                raise JsonSyntaxError("Missing a comma or '}' after an object member.", self._position)
+        else:
+            container.append(value)
+            if byte == 0x2C:
+                self._position += 1
+                self._space()
+                return self._more(container)
+            if byte != 0x5D:
+                raise JsonSyntaxError("Missing a comma or ']' after an array element.", self._position)
+        self._position += 1
+        self._stack.pop()
+        return container
+
+    def _more(self, container: list[Any] | BulkArray) -> Any:
+        """Goes on with an array behind a comma."""
+        if isinstance(container, list) and len(container) % _ELEMENTS_BETWEEN:
+            return _OPENED
+        more = self._bulk()
+        if more is None:
+            return _OPENED
+        array = BulkArray()
+        if isinstance(container, list):
+            for element in container:
+                array.append(element)
+        else:
+            array = container
+        array.extend(more)
+        _, name = self._stack.pop()
+        if more.closes:
+            return array
+        self._stack.append((array, name))
+        return _OPENED
 
     def _bulk(self) -> BulkArray | None:
         """Takes as many elements as can be had at once; the position is behind a comma or a bracket then."""
@@ -275,7 +282,17 @@ class _Scanner:
                 pending = piece[whole:]
 
     def _escape(self) -> str:
+        """What begins with an escape: many of them at once if they are plain."""
         start = self._position
+        run = _ESCAPED_RUN.match(self._text, start, start + _ESCAPED_WINDOW)
+        if run is not None:
+            try:
+                escaped: str = orjson.loads(b'"%b"' % run.group())
+            except orjson.JSONDecodeError:
+                pass  # not UTF-8, or the window ends inside of a character
+            else:
+                self._position = run.end()
+                return escaped
         byte = self._text[start + 1] if start + 1 < self._end else 0
         plain = _ESCAPES.get(byte)
         if plain is not None:

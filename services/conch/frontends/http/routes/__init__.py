@@ -8,6 +8,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.server_core import ServerCore
 from conch.frontends.http.bodies import MOST_BYTES
 from conch.frontends.http.generate.route import generate_routes
+from conch.frontends.http.openapi import openapi_routes
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes.health import health_routes
 from conch.frontends.http.routes.memory import memory_routes
@@ -57,5 +58,6 @@ def api_routes(
         *repository_routes(core, pools, most_bytes),
         *memory_routes(services.regions, pools, most_bytes),
         *generate_routes(core, pools, most_bytes, clock),
+        *openapi_routes(core.version),
         *settings_routes(core, services.logs, services.traces, most_bytes),
     ]
