@@ -27,7 +27,7 @@ import numpy as np
 from bench import facts
 from bench.perf import MeasurementError, Window, measure_window
 from bench.protocol import Probe
-from bench.servers import ROOT, Command, Server, ServerError, conch_command, triton_command
+from bench.servers import ROOT, Command, Ports, Server, ServerError, conch_command, triton_command
 
 CLIENTS = 16
 WEIGHTS = 500_000_000
@@ -225,7 +225,7 @@ def measure(name: str, mode: str, seconds: float, every_s: float) -> Result:
     flags += ["--repository-poll-secs=1"] if mode == "poll" else []
     with tempfile.TemporaryDirectory(prefix="conch-hotswap-") as folder:
         repository = Repository(Path(folder))
-        start: Callable[[int], Command] = partial(
+        start: Callable[[Ports], Command] = partial(
             COMMANDS[name], repositories=(repository.path,), flags=flags
         )
         server = Server(f"hotswap-{name}-{mode}", start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import subprocess
@@ -83,13 +84,16 @@ def measure(scene: Scene, model: str, server: Server, requests: int) -> Measurem
     Raises:
         UnstableError: the windows differed too much.
         MeasurementError: the server went away, or perf_analyzer failed.
+        ServerError: the scene needs HTTP, and the server does not speak it.
     """
+    if scene.protocol == "http":
+        server.wait_for_http()
     with Probe(server.address) as probe, tempfile.TemporaryDirectory(prefix="conch-bench-") as folder:
         report = Path(folder, "report.csv")
         try:
             requests_before = probe.successes(model)
             cpu_before = server.cpu_seconds()
-            done = perf_analyzer(_arguments(scene, model, server.address, requests, report), TIMEOUT)
+            done = perf_analyzer(_arguments(scene, model, server, requests, report), TIMEOUT)
             cpu = server.cpu_seconds() - cpu_before
             completed = probe.successes(model) - requests_before
         except grpc.RpcError as error:
@@ -135,9 +139,16 @@ def measure_window(model: str, server: Server, clients: int, seconds: float) -> 
         return Window(float(row["Inferences/Second"]), float(row["p50 latency"]), float(row["p99 latency"]))
 
 
-def _arguments(scene: Scene, model: str, address: str, requests: int, report: Path) -> list[str]:
+def _arguments(scene: Scene, model: str, server: Server, requests: int, report: Path) -> list[str]:
     shape = ",".join(map(str, scene.shape))
-    arguments = ["-m", model, "-i", "grpc", "-u", address, "--shape", f"INPUT0:{shape}"]
+    address = server.address if scene.protocol == "grpc" else server.http
+    arguments = ["-m", model, "-i", scene.protocol, "-u", address, "--shape", f"INPUT0:{shape}"]
+    if scene.tensors == "json":
+        arguments += ["--input-tensor-format", "json", "--output-tensor-format", "json"]
+    if scene.shared_memory != "none":
+        # Outputs of variable shape get regions of this size; the models answer with what they were sent.
+        size = math.prod(scene.shape) * 4
+        arguments += ["--shared-memory", scene.shared_memory, "--output-shared-memory-size", str(size)]
     arguments += ["--concurrency-range", f"{scene.concurrency}:{scene.concurrency}"]
     arguments += ["--measurement-mode", "count_windows", "--measurement-request-count", str(requests)]
     arguments += ["-s", str(STABILITY_PERCENT), "-r", str(TRIALS), "-f", str(report)]

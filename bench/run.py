@@ -179,7 +179,7 @@ def method() -> str:
         "All servers run side by side on this machine, together with the load generator; one at a time is "
         "under load, the others are idle. Each scene begins with an unrecorded warm-up of every contestant; "
         "then the contestants take turns, round by round. One measurement is one run of perf_analyzer over "
-        f"loopback gRPC ({WINDOWS} count windows within {STABILITY_PERCENT} %). Figures are medians over "
+        f"loopback ({WINDOWS} count windows within {STABILITY_PERCENT} %). Figures are medians over "
         "the rounds, with the smallest and largest in brackets. Ratios are medians of the ratios within each "
         "round. CPU per request is user and system time of the server's processes, children included, over "
         "the requests that ModelStatistics counts as successful in the same span; a CPU ratio below 1 means "

@@ -9,6 +9,12 @@ from typing import Any
 
 SCENES_FILE = Path(__file__).with_name("scenes.toml")
 SERVERS = ("conch", "triton", "echo", "baseline")
+CHOICES = {
+    "protocol": ("grpc", "http"),
+    "tensors": ("binary", "json"),
+    "shared_memory": ("none", "system"),
+}
+"""Keys that take one of some words."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,10 @@ class Scene:
     shape: tuple[int, ...]
     concurrency: int
     requests: int
+    protocol: str
     streaming: bool
+    tensors: str
+    shared_memory: str
     contestants: tuple[Contestant, ...]
     reference: Contestant
     expected: float | None
@@ -41,8 +50,9 @@ class Scene:
     def load(self) -> str:
         """The load in words, for tables."""
         shape = "x".join(map(str, self.shape))
-        kind = "stream" if self.streaming else "unary"
-        return f"{self.model}, FP32 {shape}, {self.concurrency} in flight, {kind}"
+        kind = "stream" if self.streaming else "unary" if self.protocol == "grpc" else f"HTTP {self.tensors}"
+        where = "" if self.shared_memory == "none" else f", tensors in {self.shared_memory} shared memory"
+        return f"{self.model}, FP32 {shape}, {self.concurrency} in flight, {kind}{where}"
 
     def only(self, servers: frozenset[str]) -> tuple[Contestant, ...]:
         """The contestants whose server takes part in this run; a baseline runs wherever conch does."""
@@ -95,6 +105,13 @@ def _scene(table: dict[str, Any]) -> Scene:
     missing = sorted(fields.keys() - table.keys() - {"expected"})
     if unknown or missing:
         raise ValueError(f"scene {name!r}: unknown keys {unknown}, missing keys {missing}")
+    for key, choices in CHOICES.items():
+        if table[key] not in choices:
+            raise ValueError(f"scene {name!r}: {key} is {table[key]!r}, must be one of {', '.join(choices)}")
+    if table["protocol"] == "http" and table["streaming"]:
+        raise ValueError(f"scene {name!r}: only gRPC has streaming")
+    if table["tensors"] == "json" and (table["protocol"] != "http" or table["shared_memory"] != "none"):
+        raise ValueError(f"scene {name!r}: only tensors in the bodies of HTTP can be JSON")
     model = str(table["model"])
     contestants = tuple(_contestant(text, model, name) for text in table["contestants"])
     expected = table.get("expected")
@@ -104,7 +121,10 @@ def _scene(table: dict[str, Any]) -> Scene:
         shape=tuple(int(size) for size in table["shape"]),
         concurrency=int(table["concurrency"]),
         requests=int(table["requests"]),
+        protocol=str(table["protocol"]),
         streaming=bool(table["streaming"]),
+        tensors=str(table["tensors"]),
+        shared_memory=str(table["shared_memory"]),
         contestants=contestants,
         reference=_contestant(table["reference"], model, name),
         expected=None if expected is None else float(expected),

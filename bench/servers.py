@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPOSITORIES = ROOT / "bench" / "repositories"
 LOGS = ROOT / "bench" / ".cache"
 START_DEADLINE = 60.0
+HTTP_DEADLINE = 5.0
 STOP_DEADLINE = 15.0
 # Triton's Python backend shares memory with its stub under this name, and leaves it behind when it crashes.
 STUB_REGIONS = "/dev/shm/triton_python_backend_shm_region_"
@@ -40,6 +41,24 @@ class Command:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Ports:
+    """Where a server is to listen."""
+
+    grpc: int
+    http: int
+    metrics: int
+
+    @classmethod
+    def free(cls) -> Ports:
+        """Ports nobody listens on now, all of them different."""
+        with ExitStack() as stack:
+            probes = [stack.enter_context(socket.socket()) for _ in range(3)]
+            for probe in probes:
+                probe.bind(("127.0.0.1", 0))
+            return cls(*(int(probe.getsockname()[1]) for probe in probes))
+
+
 def peers_home() -> Path:
     """Where setup_peers.sh put Triton and perf_analyzer."""
     return Path(os.environ.get("CONCH_PEERS") or Path.home() / ".cache" / "conch-peers")
@@ -49,35 +68,38 @@ COMMON = (REPOSITORIES / "common",)
 WITH_ONNX = (*COMMON, REPOSITORIES / "onnx")
 
 
-def _flags(port: int, repositories: Sequence[Path], more: Sequence[str]) -> list[str]:
+def _flags(ports: Ports, repositories: Sequence[Path], more: Sequence[str]) -> list[str]:
     named = [f"--model-repository={repository}" for repository in repositories]
-    return [*named, f"--grpc-port={port}", "--allow-http=false", "--allow-metrics=false", *more]
+    listen = [f"--grpc-port={ports.grpc}", f"--http-port={ports.http}", f"--metrics-port={ports.metrics}"]
+    return [*named, *listen, "--allow-metrics=false", *more]
 
 
-def conch_command(port: int, repositories: Sequence[Path] = WITH_ONNX, flags: Sequence[str] = ()) -> Command:
+def conch_command(
+    ports: Ports, repositories: Sequence[Path] = WITH_ONNX, flags: Sequence[str] = ()
+) -> Command:
     """The installed console script of this checkout's environment."""
     executable = Path(sys.executable).with_name("conch")
     if not executable.exists():
         raise ServerError(
             f"{executable.name} is not installed beside {Path(sys.executable).name}; run make setup"
         )
-    return Command([str(executable), "serve", *_flags(port, repositories, flags)])
+    return Command([str(executable), "serve", *_flags(ports, repositories, flags)])
 
 
-def baseline_command(checkout: Path) -> Callable[[int], Command]:
+def baseline_command(checkout: Path) -> Callable[[Ports], Command]:
     """Another checkout's code in this environment, so that only conch's code differs."""
     paths = [str(checkout.resolve() / folder) for folder in ("services", "control")]
     if not Path(paths[0], "conch").is_dir():
         raise ServerError(f"{checkout} holds no services/conch")
     start = "import sys; from conch.cli import main; sys.exit(main())"
     environment = {"PYTHONPATH": os.pathsep.join(paths)}
-    return lambda port: Command(
-        [sys.executable, "-c", start, "serve", *_flags(port, WITH_ONNX, ())], environment
+    return lambda ports: Command(
+        [sys.executable, "-c", start, "serve", *_flags(ports, WITH_ONNX, ())], environment
     )
 
 
-def triton_command(port: int, repositories: Sequence[Path] = COMMON, flags: Sequence[str] = ()) -> Command:
-    """The Triton of setup_peers.sh, with its Python-backend models only and nothing but gRPC open."""
+def triton_command(ports: Ports, repositories: Sequence[Path] = COMMON, flags: Sequence[str] = ()) -> Command:
+    """The Triton of setup_peers.sh, with its Python-backend models only."""
     home = peers_home() / "triton"
     python = home / "bin" / "python"
     if not python.exists():
@@ -89,7 +111,7 @@ def triton_command(port: int, repositories: Sequence[Path] = COMMON, flags: Sequ
     arguments = [
         str(server / "bin" / "tritonserver"),
         f"--backend-directory={server / 'backends'}",
-        *_flags(port, repositories, flags),
+        *_flags(ports, repositories, flags),
     ]
     environment = {
         "LD_LIBRARY_PATH": f"{site}/nvidia_pytriton.libs:{base}/lib",
@@ -99,21 +121,23 @@ def triton_command(port: int, repositories: Sequence[Path] = COMMON, flags: Sequ
     return Command(arguments, environment)
 
 
-def echo_command(port: int) -> Command:
-    """The bare echo server."""
-    return Command([sys.executable, "-m", "bench.echo_limit", f"--port={port}"])
+def echo_command(ports: Ports) -> Command:
+    """The bare echo server, which speaks gRPC only."""
+    return Command([sys.executable, "-m", "bench.echo_limit", f"--port={ports.grpc}"])
 
 
 class Server:
     """One server process and all it starts."""
 
-    def __init__(self, name: str, command: Callable[[int], Command]) -> None:
+    def __init__(self, name: str, command: Callable[[Ports], Command]) -> None:
         self.name = name
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._tree: dict[int, psutil.Process] = {}
         self._regions: set[Path] = set()
         self.address = ""
+        self.http = ""
+        self.metrics = ""
         self.version = ""
 
     @property
@@ -127,8 +151,8 @@ class Server:
         Raises:
             ServerError: it ended or was not ready in time.
         """
-        port = _free_port()
-        command = self._command(port)
+        ports = Ports.free()
+        command = self._command(ports)
         LOGS.mkdir(exist_ok=True)
         # A session of its own keeps a Ctrl-C at the terminal from reaching it before its orderly stop.
         with self.log.open("wb") as log:
@@ -141,7 +165,9 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{ports.grpc}"
+        self.http = f"127.0.0.1:{ports.http}"
+        self.metrics = f"127.0.0.1:{ports.metrics}"
         try:
             self._wait_ready(time.monotonic() + START_DEADLINE)
         except BaseException:
@@ -162,6 +188,22 @@ class Server:
             with suppress(psutil.Error):
                 paths = (entry.path for entry in process.memory_maps())
                 self._regions.update(Path(path) for path in paths if path.startswith(STUB_REGIONS))
+
+    def wait_for_http(self) -> None:
+        """Waits until something listens on its HTTP port: a server may be ready over gRPC before.
+
+        Raises:
+            ServerError: nothing did in time.
+        """
+        host, _, port = self.http.partition(":")
+        pause = threading.Event()
+        deadline = time.monotonic() + HTTP_DEADLINE
+        while True:
+            with suppress(ConnectionRefusedError), socket.create_connection((host, int(port))):
+                return
+            if time.monotonic() > deadline or not self.running():
+                raise ServerError(f"{self.name} does not listen for HTTP")
+            pause.wait(0.02)
 
     @property
     def pid(self) -> int | None:
@@ -231,9 +273,3 @@ class Server:
         """Stop what is left of it and start it anew, on another port."""
         self.stop()
         self.start()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

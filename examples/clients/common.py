@@ -27,9 +27,9 @@ def tensor(name: str, value: np.ndarray) -> InferInput:
     return result
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
+def options(description: str | None, protocol: str = "gRPC", port: int = 8001) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--url", default="localhost:8001", help="host:port of the gRPC endpoint")
+    parser.add_argument("--url", default=f"localhost:{port}", help=f"host:port of the {protocol} endpoint")
     return parser
 
 

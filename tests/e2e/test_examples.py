@@ -10,9 +10,16 @@ from collections.abc import Iterator
 import pytest
 from tests.support.servers import EXAMPLES, ROOT, ServerProcess, serving
 
-CLIENTS = sorted(path.name for path in (ROOT / "examples" / "clients").glob("*.py") if path.stem != "common")
+CLIENTS = sorted(
+    path.name
+    for path in (ROOT / "examples" / "clients").iterdir()
+    if path.suffix in {".py", ".sh"} and path.stem != "common"
+)
 SAYS = {
     "digit_images.py": ("PNG: 3", "JPEG: 3", "held-out images right", "other files are refused: in ensemble"),
+    "rest.py": ("größe -> GRÖSSE (5)", "hung up on a longer text after its first word"),
+    "rest.sh": ('"upper":"CONCH"', 'data: {"model_name":"word_chain"'),
+    "shared_memory.py": ("none of a tensor in the messages",),
     "words.py": ("A model ", "hung up on a longer text after its first word"),
 }
 
@@ -26,8 +33,11 @@ def server() -> Iterator[ServerProcess]:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_clients_get_what_they_expect(server: ServerProcess, client: str) -> None:
+    # Those that talk REST are called so.
+    url = server.http_address if client.startswith("rest.") else server.address
+    interpreter = "bash" if client.endswith(".sh") else sys.executable
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "clients" / client, "--url", server.address],
+        [interpreter, ROOT / "examples" / "clients" / client, "--url", url],
         capture_output=True,
         text=True,
         timeout=120,

@@ -17,12 +17,28 @@ ANALYZER = PEERS / "perf" / "bin" / "perf_analyzer"
 @pytest.mark.skipif(
     not ANALYZER.exists(), reason=f"no perf_analyzer in {PEERS}; make bench-setup installs it"
 )
-@pytest.mark.parametrize("mode", [[], ["--streaming"], ["--async"], ["--shared-memory", "system"]])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ["grpc"],
+        ["grpc", "--streaming"],
+        ["grpc", "--async"],
+        ["grpc", "--shared-memory", "system"],
+        ["grpc", "--shared-memory", "system", "--streaming"],
+        ["http"],
+        ["http", "--async"],
+        ["http", "--shared-memory", "system"],
+        ["http", "--input-tensor-format", "json", "--output-tensor-format", "json"],
+    ],
+    ids=" ".join,
+)
 def test_perf_analyzer(mode: list[str], tmp_path: Path) -> None:
+    protocol, *more = mode
     with serving(EXAMPLES) as server:
+        address = server.address if protocol == "grpc" else server.http_address
         result = subprocess.run(
             [
-                *(ANALYZER, "-m", "simple", "-i", "grpc", "-u", server.address),
+                *(ANALYZER, "-m", "simple", "-i", protocol, "-u", address),
                 *("--concurrency-range", "4", "--measurement-mode", "count_windows"),
                 *(
                     "--measurement-request-count",
@@ -34,7 +50,7 @@ def test_perf_analyzer(mode: list[str], tmp_path: Path) -> None:
                     "-f",
                     tmp_path / "report.csv",
                 ),
-                *mode,
+                *more,
             ],
             capture_output=True,
             text=True,

@@ -16,7 +16,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import gevent  # type: ignore[import-untyped]
+import gevent
 import numpy as np
 import pytest
 import tritonclient.http as http

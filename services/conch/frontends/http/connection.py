@@ -7,11 +7,12 @@ third of the time. All others, and those that come while one is answered, go uvi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 CONNECTION = "conch.connection"
@@ -36,17 +37,20 @@ class Gathered:
 
     Args:
         length: How long it will be; None if nobody knows.
+        most: How long it may be.
 
     Attributes:
         size: How much has come.
+        most: How long it may be.
     """
 
-    def __init__(self, length: int | None) -> None:
+    def __init__(self, length: int | None, most: int) -> None:
         # The system gives memory only as it is written to, so a client has to send what it announces.
         known = length is not None and length <= _MOST_ANNOUNCED
         self._block = bytearray(length) if length is not None and known else None
         self._parts: list[bytes] = []
         self.size = 0
+        self.most = most
 
     def add(self, part: bytes) -> None:
         """Adds a piece."""
@@ -72,11 +76,18 @@ class DirectCall(Protocol):
         """How long its body is to be; None where nobody knows."""
 
     @property
+    def most(self) -> int:
+        """How long its body may be."""
+
+    @property
     def expects_continue(self) -> bool:
         """Whether the client waits for leave to send the body."""
 
     def complete(self, body: Gathered) -> None:
         """Takes the body, once it has come."""
+
+    def refuse_size(self, size: int) -> None:
+        """Says that the body is longer than it may be: as long as this, or longer."""
 
     def refuse_chunks(self) -> None:
         """Says that the body comes in too many pieces."""
@@ -139,6 +150,12 @@ class Connection(HttpToolsProtocol):
         self.chunks = 0
         self.lost = False
         self._gathered: Gathered | None = None
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client has sent."""
@@ -189,6 +206,15 @@ class Connection(HttpToolsProtocol):
         scope[RAW_NAMES] = self._raw
         super().on_headers_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """A response has been sent: the next request of the pipeline is begun, or more is read."""
+        super().on_response_complete()
+        self.flow.resume_reading()
+
     def _free(self) -> bool:
         """Whether the request may be answered directly, as far as the connection goes."""
         parser = self.parser
@@ -204,7 +230,7 @@ class Connection(HttpToolsProtocol):
         """Counts the chunks of a body: each costs far more than its bytes."""
         self.chunks += 1
 
-    def gather(self, scope: Any, length: int | None) -> Gathered | None:
+    def gather(self, scope: Any, length: int | None, most: int) -> Gathered | None:
         """Begins to gather the rest of the body of the request that is being read.
 
         It comes without a message for each piece, and into one block if its length is known.
@@ -212,6 +238,7 @@ class Connection(HttpToolsProtocol):
         Args:
             scope: The request's.
             length: The length of the whole body, or None.
+            most: How long it may be; what is more is not kept, and `receive` returns at once.
 
         Returns:
             Where the body will be; the `receive` of the request tells when it is complete. None if the
@@ -220,7 +247,7 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or cycle.scope is not scope or not cycle.more_body or self.parser is None:
             return None
-        self._gathered = gathered = Gathered(length)
+        self._gathered = gathered = Gathered(length, most)
         if cycle.body:
             gathered.add(bytes(cycle.body))
             cycle.body = bytearray()
@@ -235,7 +262,7 @@ class Connection(HttpToolsProtocol):
             cycle.add(body)
         elif self._gathered is None or cycle.response_complete:
             super().on_body(body)
-        elif self.too_many_chunks:
+        elif self.too_many_chunks or self._gathered.size > self._gathered.most:
             self.cycle.message_event.set()  # enough has come to refuse it
         else:
             self._gathered.add(body)
@@ -259,14 +286,35 @@ class Connection(HttpToolsProtocol):
         self.lost = True
         self._gathered = None
         on_disconnect, self.on_disconnect = self.on_disconnect, None
-        # Of pipelined requests uvicorn tells only the last.
-        for cycle, _ in self.pipeline:
-            cycle.disconnected = True
+        # Of pipelined requests uvicorn tells only the last: neither the one that runs, nor those between.
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._running = None
         self.pipeline.clear()
         super().connection_lost(exc)
         if on_disconnect is not None:
             on_disconnect()
         self._state.on_lost()
+
+
+class _Flow(FlowControl):
+    """Reads no more from a client while requests of it wait that it has sent ahead.
+
+    Args:
+        transport: The connection.
+        waiting: These requests.
+    """
+
+    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """Reads on, unless there are any."""
+        if not self._waiting:
+            super().resume_reading()
 
 
 class _DirectCycle:
@@ -304,7 +352,7 @@ class _DirectCycle:
             return
         connection = self._connection
         self._call = call
-        self._body = Gathered(call.length)
+        self._body = Gathered(call.length, call.most)
         connection.on_disconnect = call.abandon
         if call.expects_continue:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -313,10 +361,13 @@ class _DirectCycle:
         """Takes a piece of the body."""
         if self.response_complete or self._body is None or self._call is None:
             return
+        body = self._body
         if self._connection.too_many_chunks:
             self._call.refuse_chunks()
-        else:
-            self._body.add(part)
+            return
+        body.add(part)
+        if body.size > body.most:
+            self._call.refuse_size(body.size)
 
     def complete(self) -> None:
         """The body has come."""

@@ -52,7 +52,7 @@ async def answer(
     reply = route.begin(call)
     if reply is None:
         try:
-            reply = await _read(call, connection, scope, receive)
+            reply = await _read(route, call, connection, scope, receive)
         except ClientDisconnect:
             return
     if reply is None:
@@ -76,14 +76,17 @@ async def answer(
     await send({"type": "http.response.body", "body": body})
 
 
-async def _read(call: InferCall, connection: Connection | None, scope: Any, receive: Any) -> Reply | None:
+async def _read(
+    route: InferRoute, call: InferCall, connection: Connection | None, scope: Any, receive: Any
+) -> Reply | None:
     """Reads the body; gives the response to one that is not taken.
 
     Raises:
         ClientDisconnect: It never comes.
     """
-    gathered = None if connection is None else connection.gather(scope, call.length)
+    gathered = None if connection is None else connection.gather(scope, call.length, call.most)
     parts: list[bytes] = []
+    size = 0
     more = True
     while more:
         message = await receive()
@@ -93,10 +96,14 @@ async def _read(call: InferCall, connection: Connection | None, scope: Any, rece
             return failure(TooManyChunksError(TOO_MANY_CHUNKS))
         if message["body"]:
             parts.append(message["body"])
+            size += len(message["body"])
+        come = size if gathered is None else gathered.size
+        if come > call.most:
+            return route.too_large(call, come)
         more = message.get("more_body", False)
     if gathered is not None:
         call.body, call.size = gathered.body, gathered.size
     else:
         call.body = lambda: memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
-        call.size = sum(map(len, parts))
+        call.size = size
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class InferCall:
         packed: Whether the body is compressed.
         head: How long the JSON is; None for the whole body.
         length: How long the body is to be; None where nobody knows.
+        most: How long it may be.
         body: Gives the body, once it has come.
         size: How long it is.
         received_ns: When the request arrived.
@@ -56,6 +58,7 @@ class InferCall:
         "length",
         "model",
         "model_name",
+        "most",
         "named",
         "packed",
         "received_ns",
@@ -87,6 +90,7 @@ class InferCall:
         self.packed = False
         self.head: int | None = None
         self.length: int | None = None
+        self.most = sys.maxsize
         self.body: Body = no_body
         self.size = 0
         self.received_ns = 0

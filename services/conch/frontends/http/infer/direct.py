@@ -27,6 +27,10 @@ class DirectInfer(InferCall):
         self.body, self.size = body.body, body.size
         self._route.run(self)
 
+    def refuse_size(self, size: int) -> None:
+        """Answers that the body is too long."""
+        self.deliver(self._route.too_large(self, size))
+
     def refuse_chunks(self) -> None:
         """Answers that the body comes in too many pieces."""
         self.deliver(failure(TooManyChunksError(TOO_MANY_CHUNKS)))

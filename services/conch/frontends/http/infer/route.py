@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from typing import Final
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
@@ -110,12 +110,28 @@ class InferRoute:
             call.length = length = body_length(headers)
             if length is not None and not call.packed:
                 check_head(call.head, length, self._most_bytes)
+            # A body whose length is not known is not kept beyond what could be taken of it.
+            if call.packed or call.head is None or call.head <= 0:
+                call.most = self._most_bytes
             accept = headers.get(b"accept-encoding")
             if accept is not None:
                 call.encoding = accepted(accept)
         except ConchError as error:
             return self._failed(call, None, error)
         return None
+
+    def too_large(self, call: InferCall, size: int) -> Reply:
+        """The response to a body that is longer than it may be; the rest of it is not read."""
+        error = InvalidArgumentError(
+            f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
+            f"--http-max-input-size to increase the limit."
+        )
+        if not call.packed:
+            try:
+                check_head(call.head, size, self._most_bytes)
+            except InvalidArgumentError as refused:
+                error = refused
+        return self._failed(call, None, error)._replace(closes=True)
 
     def _find(self, call: InferCall) -> None:
         """Finds the model, unless it may only be told by the sequence that a request belongs to."""
