@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -164,3 +165,35 @@ def test_no_step_of_a_long_text_is_long(element: bytes, monkeypatch: pytest.Monk
     assert max(map(len, pieces)) <= bulk.WINDOW
     if element in (b"1.5", b"12", b"NaN"):
         assert all(isinstance(piece, np.ndarray) for piece in pieces)
+
+
+@given(st.recursive(st.floats() | st.integers(-5, 5) | st.text("aN Inf,", max_size=5), st.lists))
+def test_numbers_without_a_notation(value: Any) -> None:
+    """A short text with them comes to the same by either way."""
+    text = json.dumps(
+        {"x": value, "NaN": "Infinity,NaN", "y": [value, 1, value]}, ensure_ascii=False
+    ).encode()
+    assert repr(opened(load(text))) == repr(opened(scan(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[-Inf]",
+        b"[1NaN]",
+        b"[NaNx]",
+        b"[NaN NaN]",
+        b"NaN:1",
+        b'{"a":NaN,"a":1}',
+        b'["\\"NaN"]',
+        b"[null,NaN]",
+    ],
+)
+def test_odd_places_of_numbers_without_a_notation(text: bytes) -> None:
+    def outcome(parse: Callable[[bytes], Any]) -> str:
+        try:
+            return repr(opened(parse(text)))
+        except JsonSyntaxError as error:
+            return error.message
+
+    assert outcome(load) == outcome(scan)

@@ -160,9 +160,16 @@ def json_elements(tensor: Tensor) -> bytes:
 
 
 def _numbers(array: Array) -> bytes:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return b",".join([_scalar(value) for value in array.tolist()])
-    return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    text = orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+    if array.dtype.kind != "f":
+        return text
+    finite = np.isfinite(array)
+    if finite.all():
+        return text
+    # The others have been written as null.
+    pieces = text.split(b"null")
+    between = [_INFINITIES[str(value)] for value in array[~finite].tolist()]
+    return b"".join([part for pair in zip(pieces, [*between, b""], strict=True) for part in pair])
 
 
 def _strings(array: Array) -> bytes:

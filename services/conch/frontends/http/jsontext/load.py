@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from conch.frontends.http.jsontext.literals import put_back, without_literals
 from conch.frontends.http.jsontext.scan import scan
 
 QUICK_BYTES = 64 * 1024
@@ -19,15 +20,23 @@ def load(text: bytes | bytearray) -> Any:
         JsonSyntaxError: It is no JSON.
     """
     if len(text) <= QUICK_BYTES:
+        values: list[float] = []
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
-            return scan(text)
+            replaced = without_literals(text)
+            if replaced is None:
+                return scan(text)
+            try:
+                value = orjson.loads(replaced[0])
+            except orjson.JSONDecodeError:
+                return scan(text)
+            values = replaced[1]
         # The fast parser takes the last of members with the same name. Where it has found as many members
         # as there are colons there are no such.
         try:
             if _members(value) == text.count(b":"):
-                return value
+                return put_back(value, values) if values else value
         except RecursionError:
             pass  # nested too deep for counting; the other parser takes any depth
     return scan(text)
