@@ -70,7 +70,7 @@ class ModelMetrics:
             text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
             pending = model.pending
-            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.name, spec.version)))
+            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.identifier, spec.version)))
             for pieces, template, value in zip(live, _LIVE, values, strict=True):
                 if value is not None:
                     pieces.append(template.render(text.labels, (value,)))
@@ -109,4 +109,4 @@ class ModelMetrics:
 
 def _labels(spec: ModelSpec) -> ModelLabels:
     tags = spec.config.get("metric_tags")
-    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {})
+    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {}, spec.namespace)

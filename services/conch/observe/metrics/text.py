@@ -85,12 +85,17 @@ def sample(name: str, value: float, pairs: Mapping[str, str] | None = None) -> s
     return f"{name}{{{labels(pairs)}}} {number(value)}\n" if pairs else f"{name} {number(value)}\n"
 
 
+def model_labels(name: str, namespace: str) -> dict[str, str]:
+    """What tells a model from others: its name, and its namespace where names are not unique."""
+    return {"model": name, "namespace": namespace} if namespace else {"model": name}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLabels:
     """The labels of one model version, rendered once.
 
     Attributes:
-        before: Those up to the model's name.
+        before: Those up to the model's name and its namespace.
         after: The version.
         all: Both.
     """
@@ -100,16 +105,18 @@ class ModelLabels:
     all: str
 
     @classmethod
-    def of(cls, name: str, version: int, tags: Mapping[str, str]) -> ModelLabels:
+    def of(cls, name: str, version: int, tags: Mapping[str, str], namespace: str = "") -> ModelLabels:
         """The labels of a model version.
 
         Args:
             name: Model name.
             version: Its version.
             tags: What its config tags it with; the labels are named as the keys, with a ``_`` in front.
+            namespace: What tells the model from others of its name; empty where names are unique.
         """
         own = {label_name(f"_{key}"): value for key, value in tags.items()}
-        before, after = labels({**own, "model": name}), labels({"version": str(version)})
+        before = labels({**own, **model_labels(name, namespace)})
+        after = labels({"version": str(version)})
         return cls(before, after, f"{before},{after}")
 
 
