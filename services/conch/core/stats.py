@@ -177,18 +177,33 @@ class ModelStatistics:
         failed_rows = 0
         if failed:
             requests, failed_rows = self._record_failed(requests, failed, end)
-        success_ns = queue_ns = 0
-        for request in requests:
-            success_ns += end - request.received_ns
-            queue_ns += start - request.queued_ns
         count = len(requests)
         input_ns = batch.compute_input_end_ns - start
         infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
         output_ns = end - batch.compute_output_start_ns
         size = batch.size
+        success_ns = queue_ns = 0
         with self._lock:
             if failed and not count:
                 return
+            latencies = self._latencies
+            if latencies is None:
+                for request in requests:
+                    success_ns += end - request.received_ns
+                    queue_ns += start - request.queued_ns
+            else:
+                latencies.compute_input[input_ns.bit_length()] += count
+                latencies.compute_infer[infer_ns.bit_length()] += count
+                latencies.compute_output[output_ns.bit_length()] += count
+                request_places = latencies.request
+                queue_places = latencies.queue
+                for request in requests:
+                    ns = end - request.received_ns
+                    success_ns += ns
+                    request_places[ns.bit_length()] += 1
+                    ns = start - request.queued_ns
+                    queue_ns += ns
+                    queue_places[ns.bit_length()] += 1
             self._last_inference_ns = end
             self._inference_count += size - batch.fillers - failed_rows
             self._execution_count += 1
@@ -206,16 +221,6 @@ class ModelStatistics:
             row[1] += input_ns
             row[2] += infer_ns
             row[3] += output_ns
-            latencies = self._latencies
-            if latencies is not None:
-                latencies.compute_input[input_ns.bit_length()] += count
-                latencies.compute_infer[infer_ns.bit_length()] += count
-                latencies.compute_output[output_ns.bit_length()] += count
-                request_places = latencies.request
-                queue_places = latencies.queue
-                for request in requests:
-                    request_places[(end - request.received_ns).bit_length()] += 1
-                    queue_places[(start - request.queued_ns).bit_length()] += 1
 
     def _record_failed(
         self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
