@@ -166,10 +166,16 @@ def _run(
             http=http,
             metrics=metrics,
         )
-        return run(server, lambda: _started(server, grpc, http, control_port, metrics), logs.flush)
+
+        def started() -> None:
+            logs.settle()
+            _started(server, grpc, http, control_port, metrics)
+
+        return run(server, started, logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
+        logs.settle()
         print(f"error: creating server: {text}", file=sys.stderr)
         return 1
 
