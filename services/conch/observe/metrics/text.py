@@ -8,16 +8,16 @@ family for one model, with the model's labels and the values left out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from conch.core.custom_metrics import label_name
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "unknown"]
 
 _TOTAL = "_total"
 _BEFORE, _AFTER, _ALL = "\0", "\1", "\2"
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,6 @@ def escaped_help(text: str) -> str:
 def escaped(value: str) -> str:
     """The value of a label as both formats have it, without the quotes."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def label_name(key: str) -> str:
-    """A key as the name of a label: what can't be in one becomes an underscore."""
-    name = _NOT_IN_A_NAME.sub("_", key)
-    return f"_{name}" if name[:1].isdigit() else name
 
 
 def labels(pairs: Mapping[str, str]) -> str:
