@@ -149,11 +149,7 @@ def _run(
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
-    control = replace(
-        control,
-        devices=Devices(find_gpus(capability), capability),
-        keep_latencies=metrics is not None,
-    )
+    control = replace(control, devices=Devices(find_gpus(capability), capability))
     try:
         server = Server(
             options,

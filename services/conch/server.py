@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol
 
 from conch import __version__
@@ -80,6 +81,8 @@ class Server:
     ) -> None:
         if control_port is not None:
             control_port.check()
+        if metrics is not None:
+            control = replace(control, keep_latencies=True)  # which its histograms are made of
         self._options = options
         self._grpc_options = grpc
         self._http_options = http
