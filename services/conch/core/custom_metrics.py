@@ -7,6 +7,7 @@ it. Models that name the same family share it.
 from __future__ import annotations
 
 import bisect
+import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -188,8 +189,10 @@ class CustomFamily:
         if self.kind != "histogram" and bounds:
             raise InvalidArgumentError("Unexpected buckets found.")
         limits = tuple(float(bound) for bound in bounds or ())
-        if any(not low < high for low, high in pairwise(limits)):
+        if any(not low < high for low, high in pairwise(limits)) or any(map(math.isnan, limits)):
             raise InvalidArgumentError("Bucket Boundaries must be strictly sorted")
+        if limits and limits[-1] == math.inf:
+            limits = limits[:-1]  # every histogram has that bucket
         named = {label_name(name): value for name, value in labels.items()}
         if self.kind == "histogram" and "le" in named:
             raise InvalidArgumentError("a histogram's label can't be named 'le': its buckets have one")

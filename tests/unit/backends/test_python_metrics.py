@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,13 @@ def test_metrics_whose_labels_are_told_alike_are_the_same() -> None:
     assert value(told(), "alike", a_b="1", _="2") == 2
 
 
+def test_the_last_bucket_can_be_named() -> None:
+    spread = Family("unbounded", "what", HISTOGRAM).Metric(buckets=[1, math.inf])
+    spread.observe(2)
+    found = told()
+    assert [value(found, "unbounded_bucket", le=bound) for bound in ("1.0", "+Inf")] == [0, 1]
+
+
 COUNT = Family("count", "what", COUNTER).Metric()
 LEVEL = Family("level", "what", GAUGE).Metric()
 SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
@@ -93,6 +101,10 @@ SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
         (lambda: Family("x0", "", HISTOGRAM).Metric(), "Failed to create metric. Missing required buckets."),
         (
             lambda: Family("x1", "", HISTOGRAM).Metric(buckets=[2, 1]),
+            "Bucket Boundaries must be strictly sorted",
+        ),
+        (
+            lambda: Family("x6", "", HISTOGRAM).Metric(buckets=[math.nan]),
             "Bucket Boundaries must be strictly sorted",
         ),
         (

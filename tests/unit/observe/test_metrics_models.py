@@ -21,6 +21,7 @@ from conch.observe.metrics.breaks import Breaks
 from conch.observe.metrics.exposition import Exposition, Format
 from conch.observe.metrics.models import ModelMetrics
 from conch.observe.metrics.state import StateMetrics
+from conch.observe.metrics.text import Family, sample
 
 
 class Served:
@@ -216,6 +217,15 @@ def test_one_source_that_fails_does_not_take_the_others_with_it(caplog: pytest.L
     assert of_model(found, "m", "nv_inference_count") == 0
     assert value(found, "conch_model_versions", state="READY") == 1
     assert len(caplog.records) == 2
+
+
+def test_what_is_no_text_does_not_take_the_others_with_it() -> None:
+    site = Site(Served("m"))
+    strange = Family("strange", "gauge", "half a \ud800 character")
+    site.exposition._sources = [lambda: [(strange, [sample("strange", 1, {"a": "\udfff"})])]]
+    found = site.samples()
+    assert value(found, "strange", a="?") == 1
+    assert of_model(found, "m", "nv_inference_count") == 0
 
 
 def test_compressed() -> None:
