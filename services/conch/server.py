@@ -82,7 +82,8 @@ class Server:
         if control_port is not None:
             control_port.check()
         if metrics is not None:
-            control = replace(control, keep_latencies=True)  # which its histograms are made of
+            # What its histograms are made of.
+            control = replace(control, keep_latencies=True, keep_first_responses=metrics.first_responses)
         self._options = options
         self._grpc_options = grpc
         self._http_options = http
