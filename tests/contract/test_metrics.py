@@ -354,6 +354,11 @@ def test_first_responses(tmp_path: Path) -> None:
         assert bounds["m"] == bounds["steps"] == ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
         assert [of_model(found, "own", f"{name}_bucket", le=bound) for bound in bounds["own"]] == [0, 1, 1]
         assert (of_model(found, "own", f"{name}_sum") or 0) > 0
+        url = f"http://{server.http_address}/v2/models/steps/generate_stream"
+        for what in ("ok ok okfinal", "err final", "final", "ok final"):
+            get(url, "POST", json.dumps({"IN": [1], "steps": what}).encode())
+        # One for each request that has had a response which is no error.
+        assert of_model(scrape(server.metrics_url), "steps", f"{name}_count") == 2
 
 
 def exported(server: ServerProcess) -> dict[str, tuple[str, tuple[str, ...]]]:
