@@ -107,7 +107,7 @@ class Agent:
         loader = Loader(options, get_backend, registry, cache)
         self.loads = LoadStatistics()
         self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
-        self._composition = Composition(options, registry, self._lifecycle)
+        self._composition = Composition(options, registry, self._lifecycle, self.loads)
         self._missed_at_start: frozenset[str] = frozenset()
         # At the last look:
         self._seen: Mapping[str, ModelSource] = {}
@@ -324,6 +324,7 @@ class Agent:
         if name in scan.duplicates:
             log.error("failed to poll model '%s': not unique across all model repositories", name)
             self._book.failed(name, _DUPLICATE)
+            self.loads.failed(name)
             raise PollError(name, _DUPLICATE)
         source = scan.models.get(name)
         if source is None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from conch.core.errors import ConchError, as_conch_error
+from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch_control.definition import NoVersionError, PollError
 from conch_control.dependencies import Graph, build_graph, circles, read_parts, run_in_order
@@ -48,13 +50,17 @@ class Composition:
     Args:
         options: Settings of the control plane.
         registry: Where models are published.
-        lifecycle: Loads and unloads single models.
+        lifecycle: Loads and unloads single models, and counts those loads.
+        statistics: Where the loads of ensembles are counted that fail before or after that.
     """
 
-    def __init__(self, options: ControlOptions, registry: Registry, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, options: ControlOptions, registry: Registry, lifecycle: Lifecycle, statistics: LoadStatistics
+    ) -> None:
         self._options = options
         self._registry = registry
         self._lifecycle = lifecycle
+        self._statistics = statistics
         self._lock = threading.Lock()  # guards these
         self._for_others: set[str] = set()  # loaded for ensembles only
         self._left: dict[str, _Left] = {}  # ensembles that wait for a part
@@ -85,9 +91,10 @@ class Composition:
         served = {name: self._ready(name) for name in graph}
 
         def run(name: str, failures: Mapping[str, Exception]) -> None:
-            if name in turning:
-                raise EnsembleError(name, circle_text(name, turning[name]))
-            self._check_parts(name, graph[name], failures)
+            with self._counting(name):
+                if name in turning:
+                    raise EnsembleError(name, circle_text(name, turning[name]))
+                self._check_parts(name, graph[name], failures)
             load_one(name, override if name in wanted else None, ticket)
             self._check_whole(name)
 
@@ -97,7 +104,7 @@ class Composition:
         changed = {name for name, before in served.items() if self._ready(name) != before}
         if changed:
             self._refresh(changed, served)
-            self._bring_back(scan, load_one, changed)
+            self._bring_back(scan, load_one, changed, failures)
         return failures
 
     def needs_late(self, name: str, scan: Scan, override: str | None) -> bool:
@@ -201,9 +208,19 @@ class Composition:
         for part in parts_of(self._entry(name)):
             if not self._ready(part):
                 self._lifecycle.unload(name)
-                raise EnsembleError(
-                    name, f"ensemble '{name}' depends on '{part}' which has no loaded version."
-                )
+                with self._counting(name):
+                    raise EnsembleError(
+                        name, f"ensemble '{name}' depends on '{part}' which has no loaded version."
+                    )
+
+    @contextmanager
+    def _counting(self, name: str) -> Iterator[None]:
+        """Counts a load of an ensemble as failed if it fails here."""
+        try:
+            yield
+        except EnsembleError:
+            self._statistics.failed(name)
+            raise
 
     def _note_loaded(
         self,
@@ -256,13 +273,16 @@ class Composition:
                     error.message,
                 )
 
-    def _bring_back(self, scan: Scan, load_one: LoadOne, changed: Iterable[str]) -> None:
+    def _bring_back(
+        self, scan: Scan, load_one: LoadOne, changed: Iterable[str], tried: Container[str]
+    ) -> None:
         """Loads ensembles again whose parts are all there again; those that fail go on waiting.
 
         Args:
             scan: What the repositories hold.
             load_one: Loads a model.
             changed: Models that have changed: only what needs any of them has another chance.
+            tried: Ensembles that have failed with these models as they are now.
         """
         fresh = set(changed)
         while fresh:
@@ -271,7 +291,7 @@ class Composition:
             back: set[str] = set()
             for name, left in waiting:
                 source = scan.models.get(name)
-                if source is None:
+                if source is None or name in tried:
                     continue
                 parts = read_parts(source, self._options, left.override)
                 if fresh.isdisjoint(parts) or not all(self._ready(part) for part in parts):
@@ -290,4 +310,4 @@ class Composition:
                     if self._left.get(name) is left:
                         del self._left[name]
                 back.add(name)
-            fresh = back
+            fresh, tried = back, ()

@@ -89,6 +89,7 @@ class Lifecycle:
             options.load_retries,
             MemoryMeter(),
             options.keep_latencies,
+            options.keep_first_responses,
         )
         self._fetcher = Fetcher(options, book, self._operations)
         self._drains = Drains(self._lock, registry, book)

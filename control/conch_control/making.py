@@ -12,6 +12,7 @@ from conch.core.instances.fleet import Resize
 from conch.core.servable import Servable
 from conch_control.book import FORGOTTEN, UNFINISHED, Book, Change
 from conch_control.changes import Treatment
+from conch_control.config.metrics import first_response_buckets
 from conch_control.definition import Definition
 from conch_control.loader import Loader
 from conch_control.memory import MemoryMeter, mebibytes
@@ -62,6 +63,7 @@ class Maker:
         retries: How often a version that failed is tried again.
         meter: Measures what they take.
         keep_latencies: Whether they count how long each request takes.
+        keep_first_responses: Whether they count how long first responses take.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -73,6 +75,7 @@ class Maker:
         retries: int,
         meter: MemoryMeter,
         keep_latencies: bool = False,
+        keep_first_responses: bool = False,
         clock: Clock = monotonic_ns,
     ) -> None:
         self._loader = loader
@@ -81,6 +84,7 @@ class Maker:
         self._retries = retries
         self._meter = meter
         self._keep_latencies = keep_latencies
+        self._keep_first_responses = keep_first_responses
         self._clock = clock
 
     def make(
@@ -175,6 +179,9 @@ class Maker:
                 made.load_ns[version] = self._clock() - start
                 if self._keep_latencies:
                     model.statistics.keep_latencies()
+                if self._keep_first_responses:
+                    bounds_ms = first_response_buckets(model.spec.config)
+                    model.statistics.keep_first_responses(bounds_ms, model.spec.decoupled)
                 grown = made.host_bytes[version] = self._meter.end(measurement)
                 if grown is not None:
                     log.info("'%s' version %d has taken %s", name, version, mebibytes(grown))

@@ -42,6 +42,7 @@ class ControlOptions:
         storage: Settings of repositories in object stores.
         namespacing: Whether several repositories may have models of one name.
         keep_latencies: Whether models count how long each request takes, for histograms.
+        keep_first_responses: Whether they do so for first responses, in Triton's buckets.
     """
 
     repositories: tuple[str | Path, ...]
@@ -58,6 +59,7 @@ class ControlOptions:
     storage: StorageOptions = field(default_factory=StorageOptions)
     namespacing: bool = False
     keep_latencies: bool = False
+    keep_first_responses: bool = False
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -149,11 +149,7 @@ def _run(
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
-    control = replace(
-        control,
-        devices=Devices(find_gpus(capability), capability),
-        keep_latencies=metrics is not None,
-    )
+    control = replace(control, devices=Devices(find_gpus(capability), capability))
     try:
         server = Server(
             options,
@@ -166,10 +162,16 @@ def _run(
             http=http,
             metrics=metrics,
         )
-        return run(server, lambda: _started(server, grpc, http, control_port, metrics), logs.flush)
+
+        def started() -> None:
+            logs.settle()
+            _started(server, grpc, http, control_port, metrics)
+
+        return run(server, started, logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
         log.error("%s", text)
+        logs.settle()
         print(f"error: creating server: {text}", file=sys.stderr)
         return 1
 

@@ -15,7 +15,7 @@ from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
-from conch.observe.metrics.options import MetricsOptions, counters_wanted
+from conch.observe.metrics.options import MetricsOptions, read_settings
 from conch.observe.options import AccessLogOptions, LogOptions
 from conch_control.planner.driver import PlannerOptions
 from conch_control.storage.options import StorageOptions
@@ -122,7 +122,7 @@ def metrics_options(flags: FlagValues) -> MetricsOptions | None:
     if not flags["allow-metrics"]:
         return None
     try:
-        counters = counters_wanted(flags["metrics-config"])
+        counters, first_responses = read_settings(flags["metrics-config"])
     except ValueError as error:
         raise FlagError(str(error)) from None
     return MetricsOptions(
@@ -132,6 +132,7 @@ def metrics_options(flags: FlagValues) -> MetricsOptions | None:
         gpu=flags["allow-gpu-metrics"],
         interval_ms=flags["metrics-interval-ms"],
         counters=counters,
+        first_responses=first_responses,
     )
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol
 
 from conch import __version__
@@ -80,6 +81,9 @@ class Server:
     ) -> None:
         if control_port is not None:
             control_port.check()
+        if metrics is not None:
+            # What its histograms are made of.
+            control = replace(control, keep_latencies=True, keep_first_responses=metrics.first_responses)
         self._options = options
         self._grpc_options = grpc
         self._http_options = http

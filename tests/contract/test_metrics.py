@@ -27,6 +27,7 @@ from tests.support.servers import (
     started,
     write_model,
     write_probe,
+    write_steps,
 )
 from tritonclient.utils import InferenceServerException
 
@@ -324,6 +325,40 @@ def test_flags(tmp_path: Path) -> None:
     with started(f"--model-repository={tmp_path}", "--metrics-config=summary_latencies=true") as refused:
         assert refused.wait() == 1
         assert "--metrics-config: summary_latencies=true is not supported" in refused.errors
+
+
+def test_first_responses(tmp_path: Path) -> None:
+    name = "nv_inference_first_response_histogram_ms"
+    buckets = (
+        f'model_metrics {{ metric_control {{ metric_identifier {{ family: "{name}" }} '
+        f"histogram_options {{ buckets: [ 60000, 0.000001 ] }} }} }}"
+    )
+    for model, extra in {"m": "", "own": buckets}.items():
+        write_model(tmp_path, model, CONFIG.format(extra=extra), {"model.py": MODEL})
+    write_steps(tmp_path, "steps")
+    flags = ["--metrics-config=histogram_latencies=true"]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        assert of_model(scrape(server.metrics_url), "own", f"{name}_count") == 0
+        infer(client, "own", 1)
+        with pytest.raises(InferenceServerException, match="negative"):
+            infer(client, "own", -1)
+        found = scrape(server.metrics_url)
+        bounds = {
+            model: [
+                dict(labels)["le"]
+                for sample, labels in found
+                if sample == f"{name}_bucket" and ("model", model) in labels
+            ]
+            for model in ("m", "own", "steps")
+        }
+        assert bounds["m"] == bounds["steps"] == ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
+        assert [of_model(found, "own", f"{name}_bucket", le=bound) for bound in bounds["own"]] == [0, 1, 1]
+        assert (of_model(found, "own", f"{name}_sum") or 0) > 0
+        url = f"http://{server.http_address}/v2/models/steps/generate_stream"
+        for what in ("ok ok okfinal", "err final", "final", "ok final"):
+            get(url, "POST", json.dumps({"IN": [1], "steps": what}).encode())
+        # One for each request that has had a response which is no error.
+        assert of_model(scrape(server.metrics_url), "steps", f"{name}_count") == 2
 
 
 def exported(server: ServerProcess) -> dict[str, tuple[str, tuple[str, ...]]]:

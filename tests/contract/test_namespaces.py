@@ -20,6 +20,7 @@ from tests.support.loading import (
     write_ensemble,
     write_number,
 )
+from tests.support.metrics import of_model, scrape
 from tests.support.peers import NEEDS_TRITON, Both, outcome, triton_serving
 from tests.support.servers import RawClient, ServerProcess, eventually, serving
 from tritonclient.grpc import service_pb2
@@ -61,8 +62,12 @@ def namespaced(repositories: tuple[Path, ...], *flags: str) -> Iterator[tuple[Se
 def test_ensembles_find_what_is_in_their_own_repository(tmp_path: Path) -> None:
     one, two = write_two(tmp_path)
     write_ensemble(one, "ec", "m", f'model_namespace: "{two}"')
-    with namespaced((one, two), *EXPLICIT) as (_, client):
+    with namespaced((one, two), *EXPLICIT) as (server, client):
         assert [answer(client, name) for name in ("ea", "eb", "ec", "eu", "x", "u")] == [1, 2, 2, 3, 5, 3]
+        found = scrape(server.metrics_url)  # which sees to it that no series is there twice
+        for name in ("nv_inference_count", "conch_request_duration_seconds_count"):
+            counts = [of_model(found, "m", name, namespace=str(where)) for where in (one, two)]
+            assert counts == [1, 2]
         assert answer(client, "m") == ambiguous("m")
         assert answer(client, "twice") == ambiguous("twice")
         lines = index(client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -105,8 +106,10 @@ def test_port_taken(repository: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         errors = fails(f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={port}")
-    last = errors.splitlines()[-1]
-    assert last == f"error: creating server: Unavailable - Socket '127.0.0.1:{port}' already in use "
+    logged, printed = errors.splitlines()
+    text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
+    assert json.loads(logged)["message"] == text
+    assert printed == f"error: creating server: {text}", "and nothing of it comes before what was logged"
     assert "loading" not in errors, "models were loaded for nothing"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as triton
 from tests.support.leaks import no_leaks
+from tests.support.metrics import of_model, scrape
 from tests.support.servers import (
     ROOT,
     WAIT_S,
@@ -23,6 +24,7 @@ from tests.support.servers import (
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.frontends.grpc.server import GrpcOptions
+from conch.observe.metrics.options import MetricsOptions
 from conch.options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions
@@ -244,3 +246,16 @@ def test_an_answer_after_a_stop_that_could_not_wait(tmp_path: Path, what: str) -
         check=False,
     )
     assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr
+
+
+def test_its_metrics_are_those_of_any_other(tmp_path: Path) -> None:
+    write_probe(tmp_path)
+    control = ControlOptions(repositories=(tmp_path,))
+    server = Server(ServerOptions(), control, None, metrics=MetricsOptions("127.0.0.1", 0))
+    server.start()
+    try:
+        found = scrape(f"http://127.0.0.1:{server.metrics_port}/metrics")
+        assert of_model(found, "probe", "nv_inference_count") == 0
+        assert of_model(found, "probe", "conch_request_duration_seconds_count") == 0
+    finally:
+        assert server.stop()

@@ -7,6 +7,7 @@ it. Models that name the same family share it.
 from __future__ import annotations
 
 import bisect
+import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,14 @@ from conch.core.errors import InvalidArgumentError, UnsupportedError
 Kind = Literal["counter", "gauge", "histogram"]
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_NOT_IN_A_LABEL = re.compile(r"[^a-zA-Z0-9_]")
 _RESERVED = ("nv_", "conch_")
+
+
+def label_name(key: str) -> str:
+    """A key as the name of a label: what can't be in one becomes an underscore."""
+    name = _NOT_IN_A_LABEL.sub("_", key)
+    return f"_{name}" if name[:1].isdigit() or not name else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,8 @@ class CustomMetric:
             UnsupportedError: It is something else.
         """
         self._check("Set", "gauge")
-        self._value = value
+        with self._lock:
+            self._value = value
 
     def observe(self, value: float) -> None:
         """Counts a value in a histogram.
@@ -168,25 +177,30 @@ class CustomFamily:
         """The metric with these labels: the one there is, or a new one.
 
         Args:
-            labels: What tells it from the others.
+            labels: What tells it from the others, by names as `label_name` makes them.
             bounds: Upper bounds of the buckets, ascending, of a histogram and of nothing else.
 
         Raises:
             InvalidArgumentError: There are bounds, or none, where it should be the other way round, or
-                they do not ascend.
+                they do not ascend; or a label has the name of that of buckets.
         """
         if self.kind == "histogram" and not bounds:
             raise InvalidArgumentError("Bucket boundaries not found in Metric args.")
         if self.kind != "histogram" and bounds:
             raise InvalidArgumentError("Unexpected buckets found.")
         limits = tuple(float(bound) for bound in bounds or ())
-        if any(not low < high for low, high in pairwise(limits)):
+        if any(not low < high for low, high in pairwise(limits)) or any(map(math.isnan, limits)):
             raise InvalidArgumentError("Bucket Boundaries must be strictly sorted")
-        key = tuple(sorted(labels.items()))
+        if limits and limits[-1] == math.inf:
+            limits = limits[:-1]  # every histogram has that bucket
+        named = {label_name(name): value for name, value in labels.items()}
+        if self.kind == "histogram" and "le" in named:
+            raise InvalidArgumentError("a histogram's label can't be named 'le': its buckets have one")
+        key = tuple(sorted(named.items()))
         with self._lock:
             metric = self._metrics.get(key)
             if metric is None:
-                metric = self._metrics[key] = CustomMetric(self, labels, limits)
+                metric = self._metrics[key] = CustomMetric(self, named, limits)
             return metric
 
     def snapshot(self) -> FamilySnapshot:

@@ -6,8 +6,14 @@ no search for the bucket that it belongs to. Sums and totals are those that the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from conch.core.request import InferenceRequest
 
 PLACES = 65
 """Lengths that a time can have: no monotonic clock goes beyond 64 bits."""
@@ -42,6 +48,53 @@ class Latencies:
             tuple(self.compute_infer),
             tuple(self.compute_output),
         )
+
+
+class FirstResponses:
+    """How long requests waited for their first response, in buckets that can be chosen; used as `Latencies`.
+
+    Args:
+        bounds_ms: Upper bounds of the buckets but the last, ascending, in milliseconds.
+    """
+
+    __slots__ = ("_counts", "_limits", "_ns", "bounds_ms", "total")
+
+    def __init__(self, bounds_ms: Sequence[float]) -> None:
+        self.bounds_ms = tuple(bounds_ms)
+        self._limits = [bound * 1e6 for bound in bounds_ms]
+        self._counts = [0] * (len(self._limits) + 1)
+        self._ns = 0
+        self.total = 0
+
+    def add(self, ns: int) -> None:
+        """Counts one request."""
+        self._counts[bisect_left(self._limits, ns)] += 1
+        self._ns += ns
+        self.total += 1
+
+    def add_all(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
+        """Counts requests that are answered now."""
+        for request in requests:
+            self.add(now_ns - request.received_ns)
+
+    def snapshot(self) -> FirstResponseCounts:
+        """A copy."""
+        return FirstResponseCounts(self.bounds_ms, tuple(accumulate(self._counts)), self._ns)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstResponseCounts:
+    """What `FirstResponses` held at one moment.
+
+    Attributes:
+        bounds_ms: Upper bounds of the buckets but the last, in milliseconds.
+        counts: Requests up to each bound, and all.
+        ns: All times together.
+    """
+
+    bounds_ms: Sequence[float]
+    counts: Sequence[int]
+    ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,9 @@ class LoadCounts:
     Attributes:
         loads: How long it took to make each version that was made and put into service.
         swaps: How long loads took that replaced versions which served, from their turn to the swap.
-        seconds: How long the newest load of each model version took, by name and version.
-        failures: Loads that failed, by model.
+        seconds: How long the newest load of each model version took, by what the model is published as and
+            version.
+        failures: Loads that failed, by what the model is, or would be, published as.
     """
 
     loads: Spread

@@ -124,10 +124,14 @@ class Registry:
 
     def name_of(self, identifier: str) -> str:
         """The name that clients know a model by."""
+        return self.name_and_namespace(identifier)[0]
+
+    def name_and_namespace(self, identifier: str) -> tuple[str, str]:
+        """The name that clients know a model by, and its namespace; empty where it has none."""
         for namespace in self.namespaces:
             if identifier.startswith(f"{namespace}::"):
-                return identifier[len(namespace) + 2 :]
-        return identifier
+                return identifier[len(namespace) + 2 :], namespace
+        return identifier, ""
 
     def identifiers(self, name: str) -> list[str]:
         """What models of a name are published as; an identifier is its own."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from conch.core.durations import Duration
-from conch.core.latencies import Latencies, LatencyCounts
+from conch.core.latencies import FirstResponseCounts, FirstResponses, Latencies, LatencyCounts
 from conch.core.response_stats import ResponseCounters, ResponseDurations, ResponseKind
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class StatisticsSnapshot:
         pending: Requests that wait now.
         running: Requests that are being executed now, or still answered by a model that has returned.
         latencies: How the times of the requests are spread; None unless that is counted.
+        first_responses: How long the first responses took; None unless that is counted.
     """
 
     last_inference_ms: int
@@ -84,6 +85,7 @@ class StatisticsSnapshot:
     pending: int = 0
     running: int = 0
     latencies: LatencyCounts | None = None
+    first_responses: FirstResponseCounts | None = None
 
 
 class ModelStatistics:
@@ -107,6 +109,8 @@ class ModelStatistics:
         "_fail_ns",
         "_failed",
         "_failed_in_model",
+        "_first_responses",
+        "_first_with_last",
         "_gauges",
         "_hit_ns",
         "_hits",
@@ -137,6 +141,8 @@ class ModelStatistics:
         self._cancelled: dict[str, int] = {QUEUED: 0, RUNNING: 0}
         self._responses = ResponseCounters()
         self._latencies: Latencies | None = None
+        self._first_responses: FirstResponses | None = None
+        self._first_with_last = True
         self._lock = threading.Lock()
         self._last_inference_ns = 0
         self._inference_count = 0
@@ -162,6 +168,23 @@ class ModelStatistics:
         with self._lock:
             self._latencies = Latencies()
 
+    def keep_first_responses(self, bounds_ms: Sequence[float], decoupled: bool) -> None:
+        """Counts from now on how long first responses take.
+
+        Args:
+            bounds_ms: Upper bounds of the buckets but the last, ascending, in milliseconds.
+            decoupled: Whether each is recorded by itself; else it is the only one of its request.
+        """
+        with self._lock:
+            self._first_responses = FirstResponses(bounds_ms)
+            self._first_with_last = not decoupled
+
+    def record_first_response(self, ns: int) -> None:
+        """Counts a decoupled model's first response to a request, by the nanoseconds since its receipt."""
+        if self._first_responses is not None:
+            with self._lock:
+                self._first_responses.add(ns)
+
     def record_batch(self, batch: Batch, failed: Sequence[InferenceRequest] = ()) -> None:
         """Counts one executed batch.
 
@@ -177,18 +200,35 @@ class ModelStatistics:
         failed_rows = 0
         if failed:
             requests, failed_rows = self._record_failed(requests, failed, end)
-        success_ns = queue_ns = 0
-        for request in requests:
-            success_ns += end - request.received_ns
-            queue_ns += start - request.queued_ns
         count = len(requests)
         input_ns = batch.compute_input_end_ns - start
         infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
         output_ns = end - batch.compute_output_start_ns
         size = batch.size
+        success_ns = queue_ns = 0
         with self._lock:
             if failed and not count:
                 return
+            latencies = self._latencies
+            if latencies is None:
+                for request in requests:
+                    success_ns += end - request.received_ns
+                    queue_ns += start - request.queued_ns
+            else:
+                latencies.compute_input[input_ns.bit_length()] += count
+                latencies.compute_infer[infer_ns.bit_length()] += count
+                latencies.compute_output[output_ns.bit_length()] += count
+                request_places = latencies.request
+                queue_places = latencies.queue
+                for request in requests:
+                    ns = end - request.received_ns
+                    success_ns += ns
+                    request_places[ns.bit_length()] += 1
+                    ns = start - request.queued_ns
+                    queue_ns += ns
+                    queue_places[ns.bit_length()] += 1
+            if self._first_responses is not None:
+                self._first_responses.add_all(requests, end)
             self._last_inference_ns = end
             self._inference_count += size - batch.fillers - failed_rows
             self._execution_count += 1
@@ -199,23 +239,11 @@ class ModelStatistics:
             self._infer_ns += infer_ns * count
             self._output_ns += output_ns * count
             self._bytes_copied += batch.bytes_copied
-            row = self._batches.get(size)
-            if row is None:
-                row = self._batches[size] = [0, 0, 0, 0]
+            row = self._batches.get(size) or self._batches.setdefault(size, [0, 0, 0, 0])
             row[0] += 1
             row[1] += input_ns
             row[2] += infer_ns
             row[3] += output_ns
-            latencies = self._latencies
-            if latencies is not None:
-                latencies.compute_input[input_ns.bit_length()] += count
-                latencies.compute_infer[infer_ns.bit_length()] += count
-                latencies.compute_output[output_ns.bit_length()] += count
-                request_places = latencies.request
-                queue_places = latencies.queue
-                for request in requests:
-                    request_places[(end - request.received_ns).bit_length()] += 1
-                    queue_places[(start - request.queued_ns).bit_length()] += 1
 
     def _record_failed(
         self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
@@ -261,6 +289,8 @@ class ModelStatistics:
                 self._inference_count += request.batch_size
                 self._succeeded += 1
                 self._success_ns += end - request.received_ns
+                if self._first_responses is not None and self._first_with_last:
+                    self._first_responses.add(end - request.received_ns)
             self._queue_ns += start - request.queued_ns
             self._input_ns += input_end - start
             self._infer_ns += end - input_end - output_ns
@@ -329,6 +359,8 @@ class ModelStatistics:
             self._hit_ns += lookup_ns
             self._queue_ns += queue_ns
             self._success_ns += success_ns
+            if self._first_responses is not None:
+                self._first_responses.add(success_ns)
             latencies = self._latencies
             if latencies is not None:
                 latencies.request[success_ns.bit_length()] += 1
@@ -358,6 +390,7 @@ class ModelStatistics:
                 self._queue_ns,
                 self._infer_ns,
                 self._bytes_copied,
+                0 if self._first_responses is None else self._first_responses.total,
             )
 
     def gauges(self) -> tuple[int, int]:
@@ -395,6 +428,7 @@ class ModelStatistics:
                 pending=pending,
                 running=running,
                 latencies=None if self._latencies is None else self._latencies.snapshot(),
+                first_responses=None if self._first_responses is None else self._first_responses.snapshot(),
             )
 
 

@@ -46,7 +46,8 @@ class AccessRecord:
         batch_size: Rows of the batch that it ran in; 0 if it did not run, as what was refused or cached.
         responses: How many responses its client was sent, errors included.
         bytes_in: Size of the request as it came.
-        bytes_out: Size of the responses, where the front end says so.
+        bytes_out: Size of the responses, where the front end says so; of what it has yet to make, that of its
+            tensors.
         queue_us: Microseconds in the queue.
         compute_input_us: Microseconds to prepare its batch.
         compute_infer_us: Microseconds in the model.
@@ -134,7 +135,13 @@ class AccessLog:
 
     def add(self, record: AccessRecord) -> None:
         """Has a record written."""
-        self._writer.put(record, _BYTES + len(record.error))
+        texts = (
+            record.error,
+            record.id,
+            record.model,
+            record.version,
+        )  # clients make them as long as they like
+        self._writer.put(record, _BYTES + sum(map(len, texts)))
 
     def reopen(self) -> None:
         """Has the file opened anew; may be called from a signal handler."""

@@ -43,6 +43,10 @@ class Logs:
         self.control = control
         self.access = access
 
+    def settle(self) -> None:
+        """Has what was logged so far written, so that what is printed next comes after it."""
+        self._handler.flush()
+
     def flush(self) -> None:
         """Has everything written, for a process that ends at once."""
         if self.access is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,21 @@ def test_models_share_a_family_and_its_metrics() -> None:
     assert (value(found, "shared", a="1"), value(found, "shared", a="2")) == (2, 5)
 
 
+def test_metrics_whose_labels_are_told_alike_are_the_same() -> None:
+    family = Family("alike", "what", COUNTER)
+    one, other = family.Metric({"a-b": "1", "": "2"}), family.Metric({"a_b": "1", "_": "2"})
+    one.increment(1)
+    other.increment(1)
+    assert value(told(), "alike", a_b="1", _="2") == 2
+
+
+def test_the_last_bucket_can_be_named() -> None:
+    spread = Family("unbounded", "what", HISTOGRAM).Metric(buckets=[1, math.inf])
+    spread.observe(2)
+    found = told()
+    assert [value(found, "unbounded_bucket", le=bound) for bound in ("1.0", "+Inf")] == [0, 1]
+
+
 COUNT = Family("count", "what", COUNTER).Metric()
 LEVEL = Family("level", "what", GAUGE).Metric()
 SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
@@ -88,8 +104,16 @@ SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
             "Bucket Boundaries must be strictly sorted",
         ),
         (
+            lambda: Family("x6", "", HISTOGRAM).Metric(buckets=[math.nan]),
+            "Bucket Boundaries must be strictly sorted",
+        ),
+        (
             lambda: Family("x2", "", COUNTER).Metric(buckets=[1]),
             "Failed to create metric. Unexpected buckets found.",
+        ),
+        (
+            lambda: Family("x5", "", HISTOGRAM).Metric(labels={"le": "1"}, buckets=[1]),
+            "a histogram's label can't be named 'le'",
         ),
         (lambda: Family("x3", "", COUNTER).Metric(labels=["a"]), "Labels must be a dictionary."),
         (lambda: Family("x4", "", COUNTER).Metric(labels={"a": 1}), "labels must be strings."),
@@ -105,7 +129,7 @@ def test_what_cannot_be(call: Callable[[], object], text: str) -> None:
     assert text in str(caught.value)
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5), max_size=3))
+@given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
 def test_any_labels_can_be_told(labels: dict[str, str]) -> None:
     metric = Family("any", "what", GAUGE).Metric(labels)
     metric.set(1)

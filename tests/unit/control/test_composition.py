@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -194,6 +195,18 @@ BAD = {
 }
 
 
+def test_a_name_that_is_not_unique_is_a_load_that_failed(site: Site, tmp_path: Path) -> None:
+    repositories = site.repository, tmp_path / "other"
+    for repository in repositories:
+        site.model("m", repository=repository)
+    agent = site.agent(repositories=repositories)
+    with pytest.raises(ConchError, match="failed to poll from model repository"):
+        agent.load("m", {})
+    with pytest.raises(ConchError):
+        agent.load("nowhere", {})
+    assert agent.loads.snapshot().failures == {"m": 1}
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_ensembles_that_do_not_fit_their_models(site: Site, name: str) -> None:
     config, text = BAD[name]
@@ -213,6 +226,7 @@ def test_ensembles_that_do_not_fit_their_models(site: Site, name: str) -> None:
         agent.load("e", {})
     assert raised.value.message == f"load failed for model 'e': {text}\n"
     assert raised.value.reason == text
+    assert agent.loads.snapshot().failures["e"] == 1, "it is tried once, and counted"
     (line,) = [line for line in agent.index(False) if line.name == "e"]
     assert (line.state, line.reason) == ("UNAVAILABLE", text)
 

@@ -109,3 +109,31 @@ def test_whatever_is_counted_changes_the_mark() -> None:
         assert statistics.mark not in marks
         marks.append(statistics.mark)
     assert statistics.mark == marks[-1]
+
+
+@given(st.lists(TIMES, min_size=1, max_size=8))
+def test_first_responses_are_counted_once_a_request(waits: list[int]) -> None:
+    statistics = ModelStatistics()
+    assert statistics.snapshot().first_responses is None
+    statistics.keep_first_responses([1, 1000], decoupled=False)
+    mark = statistics.mark
+    run(statistics, waits)
+    statistics.record_hit(1, 1, 500)
+    assert statistics.mark != mark
+    found = statistics.snapshot().first_responses
+    assert found is not None
+    times = [wait + 1115 for wait in waits] + [500]
+    assert list(found.counts) == [*(sum(ns <= bound for ns in times) for bound in (10**6, 10**9)), len(times)]
+    assert found.ns == sum(times)
+
+
+def test_the_first_response_of_a_decoupled_model_is_not_counted_again_with_its_last() -> None:
+    statistics = ModelStatistics()
+    statistics.keep_first_responses([1, 1000], decoupled=True)
+    mark = statistics.mark
+    statistics.record_first_response(2_000_000)
+    assert statistics.mark != mark
+    statistics.record_success(make_request(received_ns=0, queued_ns=0), (0, 1, 5_000_000_000))
+    found = statistics.snapshot().first_responses
+    assert found is not None
+    assert (list(found.counts), found.ns) == ([0, 1, 1], 2_000_000)

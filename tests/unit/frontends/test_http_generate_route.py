@@ -361,13 +361,14 @@ class Told:
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []
-        self.refused: list[tuple[bool, str]] = []
+        self.refused: list[tuple[str, str]] = []
 
     def begin(self, request: InferenceRequest, model: Any, protocol: str, client: str, bytes_in: int) -> None:
         self.begun.append((protocol, bytes_in))
 
     def refuse(self, request: InferenceRequest | None, error: ConchError, *rest: Any) -> None:
-        self.refused.append((request is None, error.message))
+        assert request is not None, "the path says for which model it was"
+        self.refused.append((request.model_name, error.message))
 
 
 def test_requests_are_told_to_the_log(core: ServerCore, rest: Rest, model: Scripted) -> None:
@@ -379,4 +380,4 @@ def test_requests_are_told_to_the_log(core: ServerCore, rest: Rest, model: Scrip
     rest("POST", PATH, b"[]")
     model.refusal = NotFoundError("no")
     rest("POST", PATH, b"{}")
-    assert told.refused == [(True, "attempt to get members for non-object"), (False, "no")]
+    assert told.refused == [("m", "attempt to get members for non-object"), ("m", "no")]

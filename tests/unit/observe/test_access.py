@@ -85,6 +85,17 @@ def serving(
         place.access.close()
 
 
+def test_what_waits_is_as_large_as_clients_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    with serving() as place:
+        monkeypatch.setattr(place.access._writer, "put", lambda record, size: sizes.append(size))
+        long = "x" * 100_000
+        place.submit(make_request(id=long))
+        unknown = InferenceRequest(long, long, {}, lambda *answer: None, 0)
+        place.access.refuse(unknown, InvalidArgumentError(long), "grpc", "c", 0, 0)
+    assert sizes[0] >= 100_000 and sizes[1] >= 300_000
+
+
 def test_one_line_says_it_all() -> None:
     def execute(batch: Batch) -> list[InferenceResponse | None]:
         place.clock.now_ns += 10_000

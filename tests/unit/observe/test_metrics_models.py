@@ -21,13 +21,14 @@ from conch.observe.metrics.breaks import Breaks
 from conch.observe.metrics.exposition import Exposition, Format
 from conch.observe.metrics.models import ModelMetrics
 from conch.observe.metrics.state import StateMetrics
+from conch.observe.metrics.text import Family, sample
 
 
 class Served:
     """As much of a model as its metrics look at."""
 
-    def __init__(self, name: str, cached: bool = False, **config: object) -> None:
-        self.spec = replace(make_spec(8, name=name), cached=cached, config=config)
+    def __init__(self, name: str, cached: bool = False, namespace: str = "", **config: object) -> None:
+        self.spec = replace(make_spec(8, name=name), cached=cached, namespace=namespace, config=config)
         self.statistics = ModelStatistics(lambda: (99, 2))
         self.statistics.keep_latencies()
         self.pending = 3
@@ -57,7 +58,7 @@ class Site:
 
     def publish(self, model: Served) -> None:
         entry = Entry({1: model}, {1: VersionState("READY")})  # type: ignore[dict-item]
-        self.registry.publish(model.spec.name, entry)
+        self.registry.publish(model.spec.identifier, entry)
 
     def text(self, wanted: Format | None = None) -> bytes:
         return b"".join(self.exposition.render(wanted or Format()))
@@ -160,6 +161,26 @@ def test_tags_are_labels() -> None:
     assert found == 0
 
 
+def test_models_of_one_name_are_told_apart_by_their_namespaces() -> None:
+    models = [Served("m", namespace=namespace) for namespace in ("/a", "/b")]
+    site = Site(*models)
+    site.registry.namespaces = ("/a", "/b")
+    models[1].run()
+    site.loads.loaded("/b::m", 1, 2_000_000_000)
+    site.loads.failed("/a::m")
+    site.loads.failed("/b::lost")
+    found = site.samples()
+    for namespace, count in (("/a", 0), ("/b", 1)):
+        assert of_model(found, "m", "nv_inference_count", namespace=namespace) == count
+        assert of_model(found, "m", "conch_batch_size_count", namespace=namespace) == count
+    text = 'nv_inference_request_failure{model="m",namespace="/a",reason="BACKEND",version="1"} 0'
+    assert text in site.text().decode(), "the labels are in Triton's order"
+    assert of_model(found, "m", "nv_model_load_duration_secs", namespace="/b") == 2
+    failures = "conch_model_load_failures_total"
+    assert value(found, failures, model="m", namespace="/a") == 1
+    assert value(found, failures, model="lost", namespace="/b") == 1
+
+
 def test_tritons_counters_can_be_stopped() -> None:
     model = Served("m")
     site = Site(model, counters=False)
@@ -196,6 +217,15 @@ def test_one_source_that_fails_does_not_take_the_others_with_it(caplog: pytest.L
     assert of_model(found, "m", "nv_inference_count") == 0
     assert value(found, "conch_model_versions", state="READY") == 1
     assert len(caplog.records) == 2
+
+
+def test_what_is_no_text_does_not_take_the_others_with_it() -> None:
+    site = Site(Served("m"))
+    strange = Family("strange", "gauge", "half a \ud800 character")
+    site.exposition._sources = [lambda: [(strange, [sample("strange", 1, {"a": "\udfff"})])]]
+    found = site.samples()
+    assert value(found, "strange", a="?") == 1
+    assert of_model(found, "m", "nv_inference_count") == 0
 
 
 def test_compressed() -> None:

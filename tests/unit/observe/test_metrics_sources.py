@@ -18,7 +18,7 @@ from conch.observe.metrics.exposition import Format
 from conch.observe.metrics.gpus import open_gpus
 from conch.observe.metrics.machine import CpuTimes, MachineMetrics, parse_cpu_times, parse_memory
 from conch.observe.metrics.negotiation import wanted_format
-from conch.observe.metrics.options import MetricsOptions, counters_wanted
+from conch.observe.metrics.options import MetricsOptions, read_settings
 from conch.observe.metrics.polled import Polled, Source
 from conch.observe.metrics.state import StateMetrics
 
@@ -201,9 +201,11 @@ def test_the_format_that_clients_ask_for(accept: str, coding: str, expected: For
 
 
 def test_metrics_config() -> None:
-    assert counters_wanted([])
-    assert counters_wanted(["counter_latencies=on", "summary_latencies=false", "summary_quantiles=0.5:0.05"])
-    assert not counters_wanted(["counter_latencies=false", "histogram_latencies=0"])
+    assert read_settings([]) == (True, False)
+    settings = ["counter_latencies=on", "summary_latencies=false", "summary_quantiles=0.5:0.05"]
+    assert read_settings(settings) == (True, False)
+    assert read_settings(["counter_latencies=false", "histogram_latencies=0"]) == (False, False)
+    assert read_settings(["histogram_latencies=on"]) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,11 @@ def test_metrics_config() -> None:
         ("summaries=true", "--metrics-config: unknown setting 'summaries'; there are counter_latencies, "),
         ("counter_latencies=2", "--metrics-config: counter_latencies must be true or false, got '2'"),
         ("summary_latencies=true", "--metrics-config: summary_latencies=true is not supported; quantiles "),
-        ("histogram_latencies=1", "--metrics-config: histogram_latencies=true is not supported; quantiles "),
     ],
 )
 def test_metrics_config_that_cannot_be(setting: str, text: str) -> None:
     with pytest.raises(ValueError) as caught:
-        counters_wanted([setting])
+        read_settings([setting])
     assert str(caught.value).startswith(text)
 
 

@@ -173,6 +173,8 @@ class _Answers:
         if owner.decoupled:
             kind = _kind(request, response, failed)
             owner.statistics.record_response(self._index, kind, now - self._since_ns)
+            if not self._index and response is not None and not failed:
+                owner.statistics.record_first_response(now - request.received_ns)
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
         ends = final and self.claim() is not None
         if ends:

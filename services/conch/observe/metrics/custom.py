@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conch.core.custom_metrics import FAMILIES, Histogram, MetricSnapshot
 from conch.observe.metrics.buckets import bounds
-from conch.observe.metrics.text import Family, label_name, labels, sample
+from conch.observe.metrics.text import Family, labels, sample
 
 
 def custom_metrics() -> list[tuple[Family, list[str]]]:
@@ -19,7 +19,7 @@ def custom_metrics() -> list[tuple[Family, list[str]]]:
 
 
 def _samples(name: str, metric: MetricSnapshot) -> str:
-    own = {label_name(key): value for key, value in metric.labels.items()}
+    own = metric.labels
     value = metric.value
     if not isinstance(value, Histogram):
         return sample(name, value, own)

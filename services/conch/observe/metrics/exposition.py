@@ -99,4 +99,5 @@ def _compressed(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def _text(family: Family, pieces: Sequence[str], in_openmetrics: bool) -> bytes:
-    return (family.header(in_openmetrics) + "".join(pieces)).encode()
+    # What a model says of its own metrics may not even be text.
+    return (family.header(in_openmetrics) + "".join(pieces)).encode(errors="replace")

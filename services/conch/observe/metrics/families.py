@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from conch.core.latencies import LatencyCounts
+from conch.core.latencies import FirstResponseCounts, LatencyCounts
 from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, StatisticsSnapshot
 from conch.observe.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
-from conch.observe.metrics.text import Family, Template
+from conch.observe.metrics.text import Family, ModelLabels, Template, number
 
 _PER_SECOND = 1_000_000_000
 _BOUNDS = bounds(in_seconds(EXPONENTS))
@@ -229,6 +230,25 @@ OURS = (
     ),
 )
 """Our own counters and histograms."""
+
+FIRST_RESPONSE = Family(
+    "nv_inference_first_response_histogram_ms",
+    "histogram",
+    "Duration from request to first response in milliseconds",
+)
+"""Triton's histogram, whose buckets each model may choose."""
+
+
+@lru_cache(maxsize=64)
+def _first_response_template(bounds_ms: Sequence[float]) -> Template:
+    return Template(FIRST_RESPONSE, histogram_samples(bounds(bounds_ms)))
+
+
+def first_responses(model: ModelLabels, counted: FirstResponseCounts) -> str:
+    """The samples of that histogram of a model version."""
+    template = _first_response_template(tuple(counted.bounds_ms))
+    return template.render(model, (*counted.counts, number(counted.ns / 1e6), counted.counts[-1]))
+
 
 PENDING = Template(
     Family(

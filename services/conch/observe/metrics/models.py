@@ -11,6 +11,7 @@ from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
 from conch.observe.metrics.families import (
+    FIRST_RESPONSE,
     IN_MODEL,
     LOAD_SECONDS,
     OURS,
@@ -18,10 +19,12 @@ from conch.observe.metrics.families import (
     TRITON,
     WAITING,
     Counted,
+    first_responses,
 )
 from conch.observe.metrics.text import Family, ModelLabels
 
 _COUNTED = (*TRITON, *OURS)
+_FAMILIES = (*(family.template.family for family in _COUNTED), FIRST_RESPONSE)
 _LIVE = (PENDING, WAITING, IN_MODEL, LOAD_SECONDS)
 _NOTHING = ModelStatistics().snapshot()
 
@@ -33,7 +36,7 @@ class _Rendered:
     Attributes:
         mark: That of the statistics that it says.
         labels: The labels.
-        chunks: The samples of each family; empty where the version has none.
+        chunks: The samples of each family, that of first responses last; empty where the version has none.
     """
 
     mark: tuple[int, ...]
@@ -70,7 +73,7 @@ class ModelMetrics:
             text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
             pending = model.pending
-            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.name, spec.version)))
+            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.identifier, spec.version)))
             for pieces, template, value in zip(live, _LIVE, values, strict=True):
                 if value is not None:
                     pieces.append(template.render(text.labels, (value,)))
@@ -78,8 +81,8 @@ class ModelMetrics:
         self._rendered = rendered
         counted = zip(*(text.chunks for text in rendered.values()), strict=True)
         found = [
-            (family.template.family, [chunk for chunk in chunks if chunk])
-            for family, chunks in zip(_COUNTED, counted, strict=False)
+            (family, [chunk for chunk in chunks if chunk])
+            for family, chunks in zip(_FAMILIES, counted, strict=False)
         ]
         return [*found, *((template.family, pieces) for template, pieces in zip(_LIVE, live, strict=True))]
 
@@ -104,9 +107,11 @@ class ModelMetrics:
             counts = snapshot if self._counters or not family.triton else _NOTHING
             return family.template.render(labels, family.values(counts))
 
-        return _Rendered(mark, labels, tuple(map(chunk, _COUNTED)))
+        firsts = snapshot.first_responses
+        first = "" if firsts is None else first_responses(labels, firsts)
+        return _Rendered(mark, labels, (*map(chunk, _COUNTED), first))
 
 
 def _labels(spec: ModelSpec) -> ModelLabels:
     tags = spec.config.get("metric_tags")
-    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {})
+    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {}, spec.namespace)

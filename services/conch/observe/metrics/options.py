@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _COUNTERS = "counter_latencies"
-_OFF_ONLY = ("histogram_latencies", "summary_latencies")
+_FIRST_RESPONSES = "histogram_latencies"
+_OFF_ONLY = "summary_latencies"
 _SUMMARY = "summary_quantiles"
 
 
@@ -22,6 +23,7 @@ class MetricsOptions:
         gpu: Whether those of its GPUs are.
         interval_ms: How often those two are read at most, in milliseconds.
         counters: Whether Triton's counters count.
+        first_responses: Whether there is Triton's histogram of first responses.
     """
 
     address: str = "0.0.0.0"
@@ -30,6 +32,7 @@ class MetricsOptions:
     gpu: bool = True
     interval_ms: int = 2000
     counters: bool = True
+    first_responses: bool = False
 
     @property
     def reuse_port(self) -> bool:
@@ -43,35 +46,36 @@ class MetricsOptions:
         return f"[{self.address}]:{self.port}" if bare else f"{self.address}:{self.port}"
 
 
-def counters_wanted(settings: Iterable[str]) -> bool:
-    """Reads Triton's ``--metrics-config``: whether its counters count.
+def read_settings(settings: Iterable[str]) -> tuple[bool, bool]:
+    """Reads Triton's ``--metrics-config``.
 
     Args:
         settings: Each of the form ``<setting>=<value>``.
 
+    Returns:
+        Whether Triton's counters count, and whether there is its histogram of first responses.
+
     Raises:
         ValueError: One is malformed, unknown, or asks for what there is not; the text says which.
     """
-    counters = True
+    wanted = {_COUNTERS: True, _FIRST_RESPONSES: False, _OFF_ONLY: False}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not (key and equals and value) or "," in key:
             raise ValueError(f"--metrics-config option format is '<setting>=<value>'. Got {setting}")
         if key == _SUMMARY:
             continue  # how the summaries are to be, if there are to be some
-        if key != _COUNTERS and key not in _OFF_ONLY:
+        if key not in wanted:
             raise ValueError(
-                f"--metrics-config: unknown setting '{key}'; there are "
-                f"{_COUNTERS}, {', '.join(_OFF_ONLY)} and {_SUMMARY}"
+                f"--metrics-config: unknown setting '{key}'; there are {', '.join(wanted)} and {_SUMMARY}"
             )
         on = _BOOLEANS.get(value.lower())
         if on is None:
             raise ValueError(f"--metrics-config: {key} must be true or false, got '{value}'")
-        if key == _COUNTERS:
-            counters = on
-        elif on:
+        wanted[key] = on
+        if wanted[_OFF_ONLY]:
             raise ValueError(
                 f"--metrics-config: {key}=true is not supported; quantiles can be had of the histograms "
                 f"conch_*_duration_seconds, which are always there"
             )
-    return counters
+    return wanted[_COUNTERS], wanted[_FIRST_RESPONSES]

@@ -10,7 +10,7 @@ from conch.core.loads import LoadCounts, Spread
 from conch.core.registry import Registry
 from conch.observe.metrics.buckets import LONG_EXPONENTS, bounds, in_seconds, times
 from conch.observe.metrics.families import histogram_samples, seconds
-from conch.observe.metrics.text import Family, labels, sample
+from conch.observe.metrics.text import Family, labels, model_labels, sample
 
 Found = list[tuple[Family, list[str]]]
 
@@ -120,7 +120,7 @@ class StateMetrics:
     def __call__(self) -> Found:
         """The families with their samples."""
         found = [(family, [sample(family.name, 0)]) for family in _POOLS]  # there is no such pool
-        found += [*self._models(), *_load_families(self._loads())]
+        found += [*self._models(), *self._load_families()]
         if self._cache is not None:
             counts = self._cache()
             found += [(family, [sample(family.name, value(counts))]) for family, value in _CACHE]
@@ -135,14 +135,17 @@ class StateMetrics:
         known = [*_STATES, *sorted(states.keys() - {*_STATES})]
         return [(_MODELS, [sample(_MODELS.name, states[state], {"state": state}) for state in known])]
 
-
-def _load_families(counts: LoadCounts) -> Found:
-    failures = sorted(counts.failures.items())
-    return [
-        (_LOADS, [_histogram(_LOADS.name, counts.loads)]),
-        (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
-        (_FAILED_LOADS, [sample(_FAILED_LOADS.name, count, {"model": name}) for name, count in failures]),
-    ]
+    def _load_families(self) -> Found:
+        counts = self._loads()
+        failures = [
+            sample(_FAILED_LOADS.name, count, model_labels(*self._registry.name_and_namespace(identifier)))
+            for identifier, count in sorted(counts.failures.items())
+        ]
+        return [
+            (_LOADS, [_histogram(_LOADS.name, counts.loads)]),
+            (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
+            (_FAILED_LOADS, failures),
+        ]
 
 
 def _histogram(name: str, spread: Spread) -> str:

@@ -8,16 +8,16 @@ family for one model, with the model's labels and the values left out.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from conch.core.custom_metrics import label_name
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "unknown"]
 
 _TOTAL = "_total"
 _BEFORE, _AFTER, _ALL = "\0", "\1", "\2"
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,6 @@ def escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def label_name(key: str) -> str:
-    """A key as the name of a label: what can't be in one becomes an underscore."""
-    name = _NOT_IN_A_NAME.sub("_", key)
-    return f"_{name}" if name[:1].isdigit() else name
-
-
 def labels(pairs: Mapping[str, str]) -> str:
     """Labels by name, in alphabetical order, without the braces."""
     return ",".join(f'{name}="{escaped(value)}"' for name, value in sorted(pairs.items()))
@@ -85,12 +79,17 @@ def sample(name: str, value: float, pairs: Mapping[str, str] | None = None) -> s
     return f"{name}{{{labels(pairs)}}} {number(value)}\n" if pairs else f"{name} {number(value)}\n"
 
 
+def model_labels(name: str, namespace: str) -> dict[str, str]:
+    """What tells a model from others: its name, and its namespace where names are not unique."""
+    return {"model": name, "namespace": namespace} if namespace else {"model": name}
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLabels:
     """The labels of one model version, rendered once.
 
     Attributes:
-        before: Those up to the model's name.
+        before: Those up to the model's name and its namespace.
         after: The version.
         all: Both.
     """
@@ -100,16 +99,18 @@ class ModelLabels:
     all: str
 
     @classmethod
-    def of(cls, name: str, version: int, tags: Mapping[str, str]) -> ModelLabels:
+    def of(cls, name: str, version: int, tags: Mapping[str, str], namespace: str = "") -> ModelLabels:
         """The labels of a model version.
 
         Args:
             name: Model name.
             version: Its version.
             tags: What its config tags it with; the labels are named as the keys, with a ``_`` in front.
+            namespace: What tells the model from others of its name; empty where names are unique.
         """
         own = {label_name(f"_{key}"): value for key, value in tags.items()}
-        before, after = labels({**own, "model": name}), labels({"version": str(version)})
+        before = labels({**own, **model_labels(name, namespace)})
+        after = labels({"version": str(version)})
         return cls(before, after, f"{before},{after}")
 
 

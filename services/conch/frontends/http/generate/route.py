@@ -190,9 +190,8 @@ class Submission:
         except ConchError as error:
             told = self._core.request_log
             if told is not None:
-                told.refuse(
-                    made.request, error, _PROTOCOL, _address(request), len(made.body), made.received_ns
-                )
+                refused = made.request or InferenceRequest(name, version, {}, _nobody, made.received_ns)
+                told.refuse(refused, error, _PROTOCOL, _address(request), len(made.body), made.received_ns)
             raise
         return exchange
 
@@ -223,6 +222,10 @@ class _Made:
     received_ns: int
     body: bytes = b""
     request: InferenceRequest | None = None
+
+
+def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that could not be read."""
 
 
 def _address(request: Request) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-from conch.frontends.http.connection import CONNECTION, RAW_NAMES, TOO_MANY_CHUNKS, Connection
+from conch.frontends.http.connection import CONNECTION, RAW_NAMES, Connection
 from conch.frontends.http.infer.call import InferCall
-from conch.frontends.http.infer.reply import Reply, TooManyChunksError, failure
+from conch.frontends.http.infer.reply import Reply
 from conch.frontends.http.infer.route import InferRoute
 
 
@@ -93,7 +93,7 @@ async def _read(
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         if connection is not None and connection.too_many_chunks:
-            return failure(TooManyChunksError(TOO_MANY_CHUNKS))
+            return route.too_many_chunks(call)
         if message["body"]:
             parts.append(message["body"])
             size += len(message["body"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from conch.frontends.http.connection import TOO_MANY_CHUNKS, Answering, Connection, Direct, Gathered
+from conch.frontends.http.connection import Answering, Connection, Direct, Gathered
 from conch.frontends.http.infer.call import InferCall
-from conch.frontends.http.infer.reply import Reply, TooManyChunksError, failure
+from conch.frontends.http.infer.reply import Reply
 from conch.frontends.http.infer.route import InferRoute
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?", re.DOTALL)
@@ -33,7 +33,7 @@ class DirectInfer(InferCall):
 
     def refuse_chunks(self) -> None:
         """Answers that the body comes in too many pieces."""
-        self.deliver(failure(TooManyChunksError(TOO_MANY_CHUNKS)))
+        self.deliver(self._route.too_many_chunks(self))
 
 
 def direct_infer(route: InferRoute) -> Direct:

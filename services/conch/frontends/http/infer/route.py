@@ -13,6 +13,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.grpc.single import SingleResponse
+from conch.frontends.http.connection import TOO_MANY_CHUNKS
 from conch.frontends.http.exchange import Mailbox
 from conch.frontends.http.infer.call import InferCall, no_body
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
@@ -24,6 +25,7 @@ from conch.frontends.http.infer.reply import (
     Answer,
     ExitingError,
     Reply,
+    TooManyChunksError,
     UnsupportedEncodingError,
     failure,
     success,
@@ -122,6 +124,7 @@ class InferRoute:
 
     def too_large(self, call: InferCall, size: int) -> Reply:
         """The response to a body that is longer than it may be; the rest of it is not read."""
+        call.size = size
         error = InvalidArgumentError(
             f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
             f"--http-max-input-size to increase the limit."
@@ -132,6 +135,10 @@ class InferRoute:
             except InvalidArgumentError as refused:
                 error = refused
         return self._failed(call, None, error)._replace(closes=True)
+
+    def too_many_chunks(self, call: InferCall) -> Reply:
+        """The response to a body that comes in too many pieces."""
+        return self._failed(call, None, TooManyChunksError(TOO_MANY_CHUNKS))
 
     def _find(self, call: InferCall) -> None:
         """Finds the model, unless it may only be told by the sequence that a request belongs to."""
@@ -155,7 +162,9 @@ class InferRoute:
         try:
             self._workers.submit(lambda: self._mailbox.put(call, what()))
         except RuntimeError:  # the pool is closed
-            call.deliver(failure(UnavailableError("Server exiting")))
+            error = UnavailableError("Server exiting")
+            # What was submitted has been told of already.
+            call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
 
     def _submit(self, call: InferCall) -> InferenceRequest | Reply:
         """Makes a request of a body and submits it; gives the response if that fails."""
@@ -186,6 +195,8 @@ class InferRoute:
         if request is not None:
             request.discard()
         if self._log is not None:
+            if request is None:  # the path says for which model it was
+                request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
             self._log.refuse(request, error, _PROTOCOL, call.client, call.size, call.received_ns)
         return failure(error)
 
@@ -221,8 +232,9 @@ class InferRoute:
         except Exception as error:
             log.exception("a response of model '%s' could not be sent", request.model_name)
             answer = failure(InternalError(f"the response could not be sent: {error}"))
-        if self._log is not None and isinstance(answer, Reply) and (watch := watch_of(request)) is not None:
-            watch.bytes_out += len(answer.body)
+        if self._log is not None and (watch := watch_of(request)) is not None:
+            # What a worker has yet to make is told by its tensors: the line does not wait for it.
+            watch.bytes_out += len(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
         self._mailbox.put(call, answer)
 
     def _success(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Answer:
@@ -246,3 +258,7 @@ class InferRoute:
         except ConchError as error:
             return failure(error)
         return success(head, tail, call.encoding)
+
+
+def _tensor_bytes(response: InferenceResponse | None) -> int:
+    return 0 if response is None else sum(tensor.nbytes for tensor in response.outputs)

@@ -1,0 +1,158 @@
+"""The access log over HTTP: every inference request is in it, whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.support.servers import ServerProcess, eventually, serving, write_model
+
+MOST_BYTES = 1 << 20
+BAD_DATA = "Unable to parse 'data'"
+BAD_JSON = "failed to parse the request JSON buffer"
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in inputs]
+"""
+CONFIG = """
+    backend: "python"
+    input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }
+    output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+
+class Site:
+    """A server with an access log."""
+
+    def __init__(self, server: ServerProcess, log: Path, client: httpx.Client) -> None:
+        self.server = server
+        self.client = client
+        self._log = log
+
+    def line(self, ask: Callable[[], httpx.Response]) -> tuple[httpx.Response, dict[str, Any]]:
+        """The response to a request and its line, which must be the only one."""
+        before = len(self._log.read_text().splitlines())
+        response = ask()
+        eventually(lambda: len(self._log.read_text().splitlines()) > before, "the line is written")
+        (line,) = self._log.read_text().splitlines()[before:]
+        return response, json.loads(line)
+
+    def infer(self, body: bytes | Iterator[bytes], model: str = "same", **headers: str) -> httpx.Response:
+        """Sends an infer request."""
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.post(f"/v2/models/{model}/infer", content=body, headers=names)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+    directory = tmp_path_factory.mktemp("access")
+    write_model(directory / "models", "same", CONFIG, {"model.py": MODEL})
+    log = directory / "access.log"
+    flags = [f"--access-log={log}", f"--http-max-input-size={MOST_BYTES}"]
+    with serving(directory / "models", flags=flags) as server:
+        with httpx.Client(base_url=f"http://{server.http_address}") as client:
+            client.get("/v2/health/ready")
+        yield server, log
+
+
+@pytest.fixture
+def site(running: tuple[ServerProcess, Path]) -> Iterator[Site]:
+    server, log = running
+    headers = {"accept-encoding": "identity"}
+    with httpx.Client(base_url=f"http://{server.http_address}", headers=headers, timeout=30) as client:
+        yield Site(server, log, client)
+
+
+def body(count: int, **more: Any) -> bytes:
+    """An infer request as JSON."""
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [count], "data": [0.5] * count}
+    return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+def test_what_was_answered(site: Site) -> None:
+    sent = body(4, id="one")
+    response, line = site.line(lambda: site.infer(sent))
+    assert response.status_code == 200
+    expected = {
+        "protocol": "http",
+        "id": "one",
+        "model": "same",
+        "version": "1",
+        "code": "OK",
+        "responses": 1,
+    }
+    assert {name: line[name] for name in expected} == expected and line["responses"] == 1
+    assert (line["bytes_in"], line["bytes_out"]) == (len(sent), len(response.content))
+    assert line["client"].startswith("127.0.0.1:")
+    assert line["total_us"] >= line["compute_infer_us"]
+
+
+def test_responses_that_a_worker_makes_have_a_size_too(site: Site) -> None:
+    _, line = site.line(lambda: site.infer(body(50_000)))
+    assert (line["code"], line["bytes_out"]) == ("OK", 200_000)
+    binary = body(50_000, outputs=[{"name": "OUT", "parameters": {"binary_data": True}}])
+    response, line = site.line(lambda: site.infer(binary, accept_encoding="gzip"))
+    assert response.headers["content-encoding"] == "gzip"
+    assert (line["code"], line["bytes_out"]) == ("OK", 200_000)
+
+
+def chunks() -> Iterator[bytes]:
+    for _ in range(70_000):
+        yield b" "
+
+
+@pytest.mark.parametrize(
+    ("ask", "status", "text"),
+    [
+        (lambda site: site.infer(body(1), "nowhere"), 404, "unknown model: 'nowhere' is not found"),
+        (lambda site: site.infer(b"{"), 500, BAD_JSON),
+        (
+            lambda site: site.infer(b"{", content_encoding="gzip"),
+            400,
+            "the compressed request body ends too early",
+        ),
+        (lambda site: site.infer(b"{}", content_encoding="br"), 501, "Unsupported compression type"),
+        (lambda site: site.infer(body(1, inputs=[])), 400, "expected 1 inputs but got 0"),
+        (lambda site: site.infer(b" " * (MOST_BYTES + 1)), 400, "exceeds the maximum allowed input size"),
+        (lambda site: site.infer(chunks()), 400, "non-empty chunks"),
+        (
+            lambda site: site.client.post("/v2/models/nowhere/generate", json={}),
+            404,
+            "unknown model: 'nowhere' is not found",
+        ),
+        (
+            lambda site: site.client.post("/v2/models/same/generate", content=b"{"),
+            500,
+            BAD_JSON,
+        ),
+        (
+            lambda site: site.client.post("/v2/models/same/generate_stream", json={"IN": "x"}),
+            500,
+            "Unable to parse 'data'",
+        ),
+    ],
+)
+def test_what_was_refused(site: Site, ask: Callable[[Site], httpx.Response], status: int, text: str) -> None:
+    response, line = site.line(lambda: ask(site))
+    assert (response.status_code, line["responses"]) == (status, 1), response.text
+    assert line["model"] == ("nowhere" if "nowhere" in response.text else "same")
+    assert text in line["error"] and text in response.json()["error"]
+
+
+def test_generate(site: Site) -> None:
+    for way in ("generate", "generate_stream"):
+        response, line = site.line(
+            lambda way=way: site.client.post(f"/v2/models/same/{way}", json={"IN": [1, 2]})  # type: ignore[misc]
+        )
+        assert response.status_code == 200
+        assert (line["model"], line["code"], line["responses"]) == ("same", "OK", 1)
+        assert line["bytes_out"] > 0
