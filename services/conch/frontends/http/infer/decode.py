@@ -314,21 +314,23 @@ def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted, uses: U
         parameters = output.get("parameters")
         if not isinstance(parameters, dict):
             continue
-        region = parameters.get("shared_memory_region")
+        lies = "shared_memory_region" in parameters
         if "classification" in parameters:
-            if region is not None:
+            if lies:
                 raise InvalidArgumentError(
                     "Output can't set both 'shared_memory_region' and 'classification'"
                 )
             count = _parsed("classification", access.unsigned, parameters["classification"], "set")
             if count:
                 request.classes = {**(request.classes or {}), name: count}
-        if "binary_data" in parameters:
-            if region is not None:
+        # Clients say of outputs in regions that they are not binary.
+        if "binary_data" in parameters and _parsed(
+            "binary_data", access.boolean, parameters["binary_data"], "set" if lies else "parse"
+        ):
+            if lies:
                 raise InvalidArgumentError("Output can't set both 'shared_memory_region' and 'binary_data'")
-            if _parsed("binary_data", access.boolean, parameters["binary_data"]):
-                wanted.named[name] = True
-        if region is not None:
+            wanted.named[name] = True
+        if lies:
             uses.output(*_region(parameters), name)
             placed = True
     request.requested = tuple(names)
