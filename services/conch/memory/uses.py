@@ -23,6 +23,10 @@ class PlacedTensor(Tensor):
     def __init__(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
         super().__init__(name, datatype, shape, b"")
 
+    def detached(self, name: str) -> PlacedTensor:
+        """The same under another name: there is nothing to be copied."""
+        return PlacedTensor(name, self.datatype, self.shape)
+
 
 class Uses:
     """Collects what a request uses while it is decoded, then stands between it and its responder.

@@ -76,6 +76,12 @@ def test_inputs_are_views_and_outputs_are_written(regions: Regions, memory: Shar
     assert memory.read(5, 4096).tolist() == [1, 1, 1, 1, 1028]  # and nothing behind it
 
 
+def test_a_placed_output_stays_one_when_it_is_kept() -> None:
+    kept = PlacedTensor("y", "FP32", (1, 4)).detached("z")
+    assert isinstance(kept, PlacedTensor)
+    assert (kept.name, kept.datatype, kept.shape, kept.data) == ("z", "FP32", (1, 4), b"")
+
+
 def test_every_response_is_written_and_the_last_one_releases(regions: Regions, memory: SharedObject) -> None:
     front = Front(regions)
     uses = Uses(regions)
