@@ -28,19 +28,26 @@ class PlacedTensor(Tensor):
         return PlacedTensor(name, self.datatype, self.shape)
 
 
+class LargeUseError(Exception):
+    """A request uses more of regions than whoever decodes it has time for."""
+
+
 class Uses:
     """Collects what a request uses while it is decoded, then stands between it and its responder.
 
     Args:
         regions: The regions.
+        most_bytes: How many bytes of them the request may use before that is a `LargeUseError`: some are
+            copied, and caches look at all of them. None for any number.
     """
 
-    __slots__ = ("_held", "_places", "_regions", "_released", "responder")
+    __slots__ = ("_held", "_left", "_places", "_regions", "_released", "responder")
 
     responder: Responder
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self, regions: Regions, most_bytes: int | None = None) -> None:
         self._regions = regions
+        self._left = most_bytes
         self._held: dict[str, Region] = {}
         self._places: dict[str, tuple[Region, int, int]] = {}
         self._released = False
@@ -124,6 +131,10 @@ class Uses:
         if region is None:
             region = self._held[name] = self._regions.acquire(name)
         check_part(name, region.byte_size, offset, byte_size)
+        if self._left is not None:
+            self._left -= byte_size
+            if self._left < 0:
+                raise LargeUseError
         region.check()
         return region
 

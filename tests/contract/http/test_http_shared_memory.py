@@ -1,4 +1,4 @@
-"""Shared memory of clients over REST, with tritonclient and its utilities: tensors in regions, and who lets go."""
+"""Shared memory over REST, with tritonclient and its utilities: tensors in regions, and who lets go."""
 
 from __future__ import annotations
 

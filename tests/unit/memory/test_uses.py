@@ -14,7 +14,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch.memory.faults import process_guard
 from conch.memory.regions import Regions
-from conch.memory.uses import PlacedTensor, Uses
+from conch.memory.uses import LargeUseError, PlacedTensor, Uses
 
 SIZE = 3 * 4096
 
@@ -157,6 +157,15 @@ def test_a_request_that_is_never_submitted_gives_up_what_it_holds(regions: Regio
     assert [region.users for region in regions.system_regions()] == [1]
     for _ in range(discards):
         request.discard()
+
+
+def test_a_request_may_not_use_more_than_it_is_given(regions: Regions) -> None:
+    uses = Uses(regions, 100)
+    uses.input("r", 0, 64, "x", "UINT8", (64,))
+    uses.output("r", 0, 36, "y")
+    with pytest.raises(LargeUseError):
+        uses.output("r", 0, 1, "z")
+    uses.release()
 
 
 def test_what_is_wrong_with_a_part(regions: Regions) -> None:

@@ -60,7 +60,13 @@ class RequestDecoder:
         self._templates: dict[bytes, _Template] = {}
 
     def __call__(
-        self, model: tuple[str, str], body: memoryview, head: int | None, responder: Responder, now_ns: int
+        self,
+        model: tuple[str, str],
+        body: memoryview,
+        head: int | None,
+        responder: Responder,
+        now_ns: int,
+        most_used: int | None = None,
     ) -> tuple[InferenceRequest, Wanted]:
         """Reads a request.
 
@@ -70,12 +76,14 @@ class RequestDecoder:
             head: How long the JSON is; None if there is nothing else.
             responder: Takes the responses.
             now_ns: When the request arrived, in monotonic nanoseconds.
+            most_used: How many bytes of regions it may use; None for any number.
 
         Returns:
             The request, and how its outputs are to be sent.
 
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
+            LargeUseError: It uses more of regions than it may.
         """
         text = _text(body, len(body) if head is None else head)
         # Nothing longer is there, and its hash would take long.
@@ -100,7 +108,7 @@ class RequestDecoder:
             for attribute, value in template.settings:
                 setattr(request, attribute, value)
             return request, template.wanted
-        uses = Uses(self._regions)
+        uses = Uses(self._regions, most_used)
         try:
             return self._parse(model, text, body, head, responder, now_ns, uses)
         except BaseException:
