@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
@@ -87,6 +88,14 @@ class Uses:
         """
         request.uses = self
         request.intercept(self._before)
+
+    def intercept(self, between: Callable[[Responder], Responder]) -> None:
+        """Puts something behind this, where it sees what the responder sees; only after `attach`.
+
+        Args:
+            between: Makes it of the responder that there is.
+        """
+        self.responder = between(self.responder)
 
     def release(self) -> None:
         """Gives up all regions: the request has been answered, or is never submitted."""
