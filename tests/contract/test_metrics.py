@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shared_memory
 from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
+from tests.support.names import new_name
 from tests.support.servers import (
     ROOT,
     ServerProcess,
@@ -230,11 +231,12 @@ def test_failed_loads_are_counted(everything: ServerProcess, client: triton.Infe
 
 
 def test_shared_memory_of_clients(everything: ServerProcess) -> None:
-    handle = shared_memory.create_shared_memory_region("r", "/test_metrics_region", 4096)
+    key = f"/{new_name()}"
+    handle = shared_memory.create_shared_memory_region("r", key, 4096)
     try:
         # Over REST: both front ends share the regions.
         url = f"http://{everything.http_address}/v2/systemsharedmemory/region/r"
-        order = {"key": "/test_metrics_region", "offset": 0, "byte_size": 4096}
+        order = {"key": key, "offset": 0, "byte_size": 4096}
         assert get(f"{url}/register", "POST", json.dumps(order).encode())[0] == 200
         found = scrape(everything.metrics_url)
         assert value(found, "conch_shared_memory_region_bytes", kind="system") == 4096

@@ -18,6 +18,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shm
 from PIL import Image
+from tests.support.names import new_name
 from tests.support.servers import (
     EXAMPLES,
     ROOT,
@@ -125,12 +126,13 @@ def mapped(server: ServerProcess, memory: SharedObject) -> bool:
 def test_the_utilities_of_the_client(client: Client) -> None:
     """As the examples of the client library go."""
     numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
+    key = new_name()
     with ExitStack() as stack:
         regions = {}
         for name, size in (("in", 128), ("out", 128)):
-            regions[name] = shm.create_shared_memory_region(name, f"test-{name}-{id(stack)}", size)
+            regions[name] = shm.create_shared_memory_region(name, f"{key}-{name}", size)
             stack.callback(shm.destroy_shared_memory_region, regions[name])
-            client.register_system_shared_memory(name, f"test-{name}-{id(stack)}", size)
+            client.register_system_shared_memory(name, f"{key}-{name}", size)
         shm.set_shared_memory_region(regions["in"], [numbers, numbers])
         inputs, outputs = [], []
         for place in range(2):
@@ -145,7 +147,7 @@ def test_the_utilities_of_the_client(client: Client) -> None:
         got = shm.get_contents_as_numpy(regions["out"], np.int32, [2, 16])
         assert got.tolist() == [[2 * number for number in range(16)], [0] * 16]
         status = client.get_system_shared_memory_status(as_json=True)["regions"]
-        assert status["in"] == {"name": "in", "key": f"test-in-{id(stack)}", "byte_size": "128"}
+        assert status["in"] == {"name": "in", "key": f"{key}-in", "byte_size": "128"}
         assert sorted(status) == ["in", "out"]
         client.unregister_system_shared_memory("in")
         assert [*client.get_system_shared_memory_status("out").regions] == ["out"]
@@ -162,7 +164,7 @@ def test_the_example_of_the_docs(server: ServerProcess, capsys: pytest.CaptureFi
     code = text.split("```python\n")[1].split("```")[0]
     assert "localhost:8001" in code
     names: dict[str, Any] = {}
-    exec(code.replace("localhost:8001", server.address), names)
+    exec(code.replace("localhost:8001", server.address).replace("my_data", new_name()), names)
     names["client"].close()
     sums, differences = np.fromstring(
         capsys.readouterr().out.replace("[", " ").replace("]", " "), np.int64, sep=" "

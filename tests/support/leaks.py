@@ -13,18 +13,21 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
+from tests.support.names import DIRECTORY, made_here
 
 GRACE_S = 2.0
 """How long what a test left behind may take to go away by itself."""
 
-_SHM = Path("/dev/shm")
 # A real Triton beside the tests, whether theirs or a benchmark's, makes and drops names with this prefix.
 _PEER_PREFIX = "triton_python_backend_shm_region_"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Threads, child processes, file descriptors with what they refer to, and names in /dev/shm."""
+    """Threads, child processes, file descriptors with what they refer to, and names in /dev/shm.
+
+    The names are those of all processes of the machine; whose a new one is, is looked at when there is one.
+    """
 
     threads: frozenset[threading.Thread]
     children: frozenset[psutil.Process]
@@ -46,7 +49,7 @@ def held() -> Held:
 
 
 def _names() -> list[str]:
-    return os.listdir(_SHM) if _SHM.is_dir() else []
+    return os.listdir(DIRECTORY) if DIRECTORY.is_dir() else []
 
 
 def _children() -> Iterator[psutil.Process]:
@@ -81,7 +84,7 @@ def leaked(before: Held) -> list[str]:
         *(f"thread {thread.name!r}" for thread in now.threads - before.threads),
         *(f"child process {child}" for child in now.children - before.children),
         *(f"file descriptor {number}: {target}" for number, target in now.descriptors - before.descriptors),
-        *(f"/dev/shm/{name}" for name in now.shared_memory - before.shared_memory),
+        *(f"/dev/shm/{name}" for name in made_here(now.shared_memory - before.shared_memory)),
     ]
 
 

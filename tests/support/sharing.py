@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.support.names import DIRECTORY, new_name
 from tritonclient.grpc import service_pb2
-
-_DIRECTORY = Path("/dev/shm")
-_numbers = itertools.count()
 
 
 class SharedObject:
@@ -25,8 +21,8 @@ class SharedObject:
     """
 
     def __init__(self, byte_size: int) -> None:
-        self.key = f"test-{os.getpid()}-{next(_numbers)}"
-        self.path = _DIRECTORY / self.key
+        self.key = new_name()
+        self.path = DIRECTORY / self.key
         self._descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         self.resize(byte_size)
 

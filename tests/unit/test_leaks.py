@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import pytest
 from tests.support.leaks import held, no_leaks, still_leaked
+from tests.support.names import DIRECTORY, made_here, new_name
+from tests.support.sharing import shared_object
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +85,74 @@ def test_a_shared_memory_name_is_reported_until_it_is_unlinked() -> None:
         memory.close()
         memory.unlink()
     assert still_leaked(before) == []
+
+
+MAKE = """
+import mmap, os, sys
+kept = []
+for argument in sys.argv[1:]:
+    how, name = argument.split(":")
+    descriptor = os.open(f"/dev/shm/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    os.ftruncate(descriptor, 4096)
+    if how == "mapped":
+        kept.append(mmap.mmap(descriptor, 4096))
+    if how != "open":
+        os.close(descriptor)
+print(flush=True)
+input()
+"""
+
+
+@contextmanager
+def making(**names: str) -> Iterator[int]:
+    """A process that has made names, and has them as their keys say; gives its pid."""
+    command = [sys.executable, "-c", MAKE, *(f"{how}:{name}" for how, name in names.items())]
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdout.readline()
+            yield process.pid
+            process.stdin.close()
+    finally:
+        for name in names.values():
+            (DIRECTORY / name).unlink(missing_ok=True)
+
+
+def test_names_that_others_have_are_theirs() -> None:
+    mine, theirs, gone = (
+        {how: f"leaks-{os.getpid()}-{whose}-{how}" for how in ("open", "mapped", "left")}
+        for whose in ("mine", "theirs", "gone")
+    )
+    with making(**theirs), making(**mine) as pid:
+        with making(**gone):
+            pass
+        (DIRECTORY / gone["left"]).touch()
+        try:
+            names = {*mine.values(), *theirs.values(), gone["left"]}
+            # What nobody has is in doubt, and so its.
+            assert made_here(names, pid) == names - {theirs["open"], theirs["mapped"]}
+            assert made_here(names) == names  # both are children of this process
+        finally:
+            (DIRECTORY / gone["left"]).unlink()
+    assert made_here(()) == set()
+
+
+def test_names_with_a_mark_are_their_runs() -> None:
+    own = new_name()
+    run = own.split("-")[1]
+    with making() as pid:
+        of_a_child = f"test-{run}-{pid}-0"
+        names = {own, of_a_child, f"test-0-{pid}-0", f"test-0-{2**31}-0"}
+        assert made_here(names) == {own, of_a_child}
+        assert made_here(names, pid) == {of_a_child}
+    assert made_here({own, of_a_child}) == {own, of_a_child}  # the child has ended, and left it behind
+
+
+def test_names_of_others_are_no_leak() -> None:
+    with shared_object(16) as memory, no_leaks(grace_s=0.0):
+        others = DIRECTORY / memory.key.replace("test-", "test-0", 1)
+        others.touch()
+    others.unlink()
 
 
 def test_what_ends_by_itself_within_the_grace_is_no_leak() -> None:

@@ -72,6 +72,9 @@ class MemoryUses(Protocol):
     def device(self, name: str) -> DeviceMemory | None:
         """Where an output goes in the memory of a device; None if it goes elsewhere."""
 
+    def intercept(self, between: Callable[[Responder], Responder]) -> None:
+        """Puts something between it and the responder."""
+
     def release(self) -> None:
         """Gives it up: the request is never submitted."""
 

@@ -109,8 +109,7 @@ class SystemRegion(Region):
         see `POSITIONS`.
         """
         assert self._memory is not None, "a region in use is not closed"
-        strings = datatype == "BYTES"
-        copied = strings or datatype in POSITIONS
+        copied = datatype == "BYTES" or datatype in POSITIONS
         if copied and byte_size > _MOST_COPIED_BYTES:
             raise InvalidArgumentError(
                 f"input '{name}' in shared memory region '{self.name}' has {byte_size} bytes, but of "
@@ -119,8 +118,6 @@ class SystemRegion(Region):
         part = self._memory[offset : offset + byte_size].toreadonly()
         if not copied:
             return RegionTensor(name, datatype, shape, part)
-        if strings:
-            return Tensor(name, datatype, shape, bytes(part))
         # Through an array: that copies without the interpreter's lock.
         return Tensor(name, datatype, shape, np.frombuffer(part, np.uint8).copy().data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
@@ -23,20 +24,31 @@ class PlacedTensor(Tensor):
     def __init__(self, name: str, datatype: str, shape: tuple[int, ...]) -> None:
         super().__init__(name, datatype, shape, b"")
 
+    def detached(self, name: str) -> PlacedTensor:
+        """The same under another name: there is nothing to be copied."""
+        return PlacedTensor(name, self.datatype, self.shape)
+
+
+class LargeUseError(Exception):
+    """A request uses more of regions than whoever decodes it has time for."""
+
 
 class Uses:
     """Collects what a request uses while it is decoded, then stands between it and its responder.
 
     Args:
         regions: The regions.
+        most_bytes: How many bytes of them the request may use before that is a `LargeUseError`: some are
+            copied, and caches look at all of them. None for any number.
     """
 
-    __slots__ = ("_held", "_places", "_regions", "_released", "responder")
+    __slots__ = ("_held", "_left", "_places", "_regions", "_released", "responder")
 
     responder: Responder
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self, regions: Regions, most_bytes: int | None = None) -> None:
         self._regions = regions
+        self._left = most_bytes
         self._held: dict[str, Region] = {}
         self._places: dict[str, tuple[Region, int, int]] = {}
         self._released = False
@@ -76,6 +88,14 @@ class Uses:
         """
         request.uses = self
         request.intercept(self._before)
+
+    def intercept(self, between: Callable[[Responder], Responder]) -> None:
+        """Puts something behind this, where it sees what the responder sees; only after `attach`.
+
+        Args:
+            between: Makes it of the responder that there is.
+        """
+        self.responder = between(self.responder)
 
     def release(self) -> None:
         """Gives up all regions: the request has been answered, or is never submitted."""
@@ -120,6 +140,10 @@ class Uses:
         if region is None:
             region = self._held[name] = self._regions.acquire(name)
         check_part(name, region.byte_size, offset, byte_size)
+        if self._left is not None:
+            self._left -= byte_size
+            if self._left < 0:
+                raise LargeUseError
         region.check()
         return region
 

@@ -114,7 +114,9 @@ class AccessLog:
         model.statistics.watched = True
         entry = _Entry(self, protocol, client, bytes_in, model.version_text)
         request.watch = entry
-        request.intercept(entry.before)
+        # Behind regions: outputs may fail on their way there, and go there directly if nobody is in between.
+        uses = getattr(request, "uses", None)
+        (request if uses is None else uses).intercept(entry.before)
 
     def refuse(
         self,

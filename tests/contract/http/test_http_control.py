@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
+from tests.support.names import new_name
 from tests.support.servers import ServerProcess, client_of, serving, write_model, write_probe
 from tritonclient.utils import InferenceServerException, shared_memory
 
@@ -161,16 +162,17 @@ def test_a_control_mode_without_clients_refuses_loads(server: ServerProcess) -> 
 
 
 def test_system_regions(client: triton.InferenceServerClient, explicit: ServerProcess) -> None:
-    region = shared_memory.create_shared_memory_region("mine", "/conch-rest-region", 64)
+    key = f"/{new_name()}"
+    region = shared_memory.create_shared_memory_region("mine", key, 64)
     try:
-        client.register_system_shared_memory("mine", "/conch-rest-region", 64)
-        expected = {"name": "mine", "key": "/conch-rest-region", "offset": 0, "byte_size": 64}
+        client.register_system_shared_memory("mine", key, 64)
+        expected = {"name": "mine", "key": key, "offset": 0, "byte_size": 64}
         assert client.get_system_shared_memory_status() == [expected]
         assert client.get_system_shared_memory_status("mine") == [expected]
         with client_of(explicit) as grpc:  # one and the same for all front ends
             assert "mine" in grpc.get_system_shared_memory_status(as_json=True)["regions"]
         with pytest.raises(InferenceServerException, match="shared memory region 'mine' already in manager"):
-            client.register_system_shared_memory("mine", "/conch-rest-region", 64)
+            client.register_system_shared_memory("mine", key, 64)
         client.unregister_system_shared_memory("mine")
         client.unregister_system_shared_memory()
         assert client.get_system_shared_memory_status() == []

@@ -40,6 +40,13 @@ REQUESTS: list[tuple[bytes, dict[str, str], str]] = [
             out("OB", classification=1),
             out("OB", classification=2, binary_data=True),
             out("OB", classification=0),
+            out("OA", binary_data=False, shared_memory_region="x"),  # as tritonclient has it
+            out("OA", binary_data=1, shared_memory_region="x"),
+            out("OA", binary_data="x"),
+            out("OA", shared_memory_region=None),
+            out("OA", shared_memory_region=7),
+            out("OA", classification=0, shared_memory_region="x"),
+            out("OA", shared_memory_region="x", shared_memory_byte_size=-1),
             "[]",
             "",
             '{"a":"\\ud800"}',

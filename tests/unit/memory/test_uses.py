@@ -14,7 +14,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch.memory.faults import process_guard
 from conch.memory.regions import Regions
-from conch.memory.uses import PlacedTensor, Uses
+from conch.memory.uses import LargeUseError, PlacedTensor, Uses
 
 SIZE = 3 * 4096
 
@@ -74,6 +74,12 @@ def test_inputs_are_views_and_outputs_are_written(regions: Regions, memory: Shar
     assert (placed.name, placed.datatype, placed.shape, placed.data) == ("y", "FP32", (1, 4), b"")
     assert sent.numpy().tolist() == [[1, 1]]
     assert memory.read(5, 4096).tolist() == [1, 1, 1, 1, 1028]  # and nothing behind it
+
+
+def test_a_placed_output_stays_one_when_it_is_kept() -> None:
+    kept = PlacedTensor("y", "FP32", (1, 4)).detached("z")
+    assert isinstance(kept, PlacedTensor)
+    assert (kept.name, kept.datatype, kept.shape, kept.data) == ("z", "FP32", (1, 4), b"")
 
 
 def test_every_response_is_written_and_the_last_one_releases(regions: Regions, memory: SharedObject) -> None:
@@ -151,6 +157,15 @@ def test_a_request_that_is_never_submitted_gives_up_what_it_holds(regions: Regio
     assert [region.users for region in regions.system_regions()] == [1]
     for _ in range(discards):
         request.discard()
+
+
+def test_a_request_may_not_use_more_than_it_is_given(regions: Regions) -> None:
+    uses = Uses(regions, 100)
+    uses.input("r", 0, 64, "x", "UINT8", (64,))
+    uses.output("r", 0, 36, "y")
+    with pytest.raises(LargeUseError):
+        uses.output("r", 0, 1, "z")
+    uses.release()
 
 
 def test_what_is_wrong_with_a_part(regions: Regions) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.support.core import (
     make_request,
     make_spec,
 )
+from tests.support.sharing import shared_object
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model import Model
@@ -29,6 +30,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import DynamicBatching
 from conch.core.tensor import Tensor
+from conch.memory.regions import Regions
+from conch.memory.uses import Uses
 from conch.observe.access import AccessLog, AccessRecord, json_line, text_line
 from conch.observe.options import AccessLogOptions
 
@@ -288,3 +291,23 @@ def test_the_documentation_lists_the_fields() -> None:
     text = (Path(__file__).parents[3] / "docs" / "logging.md").read_text()
     _, _, access = text.partition("## The access log")
     assert re.findall(r"^\| `(\w+)` \|", access, re.MULTILINE) == list(AccessRecord.__slots__)
+
+
+@pytest.mark.parametrize(("size", "code"), [(64, "OK"), (3, "INTERNAL")])
+def test_the_outcome_is_what_comes_of_outputs_in_regions(size: int, code: str) -> None:
+    """And nothing is between a model and its client's memory, or it could not write there directly."""
+    with shared_object(4096) as memory, closing(Regions()) as regions, serving() as place:
+        regions.register_system("r", memory.key, 0, 4096)
+        request = make_request()
+        uses = Uses(regions)
+        for tensor in place.model.spec.model_outputs:
+            uses.output("r", 0, size, tensor.name)
+        uses.attach(request)
+        place.access.begin(request, place.model, "grpc", "c", 100)
+        assert request.responder is uses
+        runner = place.model.submit(request, True)
+        if runner is not None:
+            runner.lead()
+        (line,) = place.lines()
+        assert [region.users for region in regions.system_regions()] == [0]
+    assert line["code"] == code

@@ -43,7 +43,7 @@ class InferCall:
         received_ns: When the request arrived.
         encoding: How the response is to be compressed, or None.
         wanted: Which outputs are sent in binary form.
-        request: The request, once it has been made.
+        request: The request, from when it has been made until it is answered.
     """
 
     __slots__ = (
@@ -101,12 +101,15 @@ class InferCall:
     def deliver(self, item: Answer | InferenceRequest) -> None:
         """Takes the response, or what makes it, or the request that was made of the body elsewhere."""
         if isinstance(item, InferenceRequest):
-            self.request = item
             if self._gone:
                 self._route.cancel(item)
+            elif self._send is not None:  # else it has been answered already
+                self.request = item
         elif not isinstance(item, Reply):
             self._route.work(self, item)
         else:
+            # The request knows this call: together they would keep all tensors until the collector comes.
+            self.request = None
             send, self._send = self._send, None
             if send is not None:
                 send(item)
@@ -115,8 +118,9 @@ class InferCall:
         """Says that the client is gone."""
         self._gone = True
         self._send = None
-        if self.request is not None:
-            self._route.cancel(self.request)
+        request, self.request = self.request, None
+        if request is not None:
+            self._route.cancel(request)
 
 
 def no_body() -> memoryview:

@@ -60,7 +60,13 @@ class RequestDecoder:
         self._templates: dict[bytes, _Template] = {}
 
     def __call__(
-        self, model: tuple[str, str], body: memoryview, head: int | None, responder: Responder, now_ns: int
+        self,
+        model: tuple[str, str],
+        body: memoryview,
+        head: int | None,
+        responder: Responder,
+        now_ns: int,
+        most_used: int | None = None,
     ) -> tuple[InferenceRequest, Wanted]:
         """Reads a request.
 
@@ -70,12 +76,14 @@ class RequestDecoder:
             head: How long the JSON is; None if there is nothing else.
             responder: Takes the responses.
             now_ns: When the request arrived, in monotonic nanoseconds.
+            most_used: How many bytes of regions it may use; None for any number.
 
         Returns:
             The request, and how its outputs are to be sent.
 
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
+            LargeUseError: It uses more of regions than it may.
         """
         text = _text(body, len(body) if head is None else head)
         # Nothing longer is there, and its hash would take long.
@@ -100,7 +108,7 @@ class RequestDecoder:
             for attribute, value in template.settings:
                 setattr(request, attribute, value)
             return request, template.wanted
-        uses = Uses(self._regions)
+        uses = Uses(self._regions, most_used)
         try:
             return self._parse(model, text, body, head, responder, now_ns, uses)
         except BaseException:
@@ -314,21 +322,23 @@ def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted, uses: U
         parameters = output.get("parameters")
         if not isinstance(parameters, dict):
             continue
-        region = parameters.get("shared_memory_region")
+        lies = "shared_memory_region" in parameters
         if "classification" in parameters:
-            if region is not None:
+            if lies:
                 raise InvalidArgumentError(
                     "Output can't set both 'shared_memory_region' and 'classification'"
                 )
             count = _parsed("classification", access.unsigned, parameters["classification"], "set")
             if count:
                 request.classes = {**(request.classes or {}), name: count}
-        if "binary_data" in parameters:
-            if region is not None:
+        # Clients say of outputs in regions that they are not binary.
+        if "binary_data" in parameters and _parsed(
+            "binary_data", access.boolean, parameters["binary_data"], "set" if lies else "parse"
+        ):
+            if lies:
                 raise InvalidArgumentError("Output can't set both 'shared_memory_region' and 'binary_data'")
-            if _parsed("binary_data", access.boolean, parameters["binary_data"]):
-                wanted.named[name] = True
-        if region is not None:
+            wanted.named[name] = True
+        if lies:
             uses.output(*_region(parameters), name)
             placed = True
     request.requested = tuple(names)

@@ -35,6 +35,7 @@ from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext.load import QUICK_BYTES
 from conch.frontends.http.loop import LoopThread
 from conch.memory.regions import Regions
+from conch.memory.uses import LargeUseError
 
 log = logging.getLogger(__name__)
 
@@ -153,9 +154,13 @@ class InferRoute:
         """Takes a request whose body has come; the call gets the response, maybe before this returns."""
         head = call.size if call.head is None else call.head
         if call.size <= _QUICK_BODY and head <= QUICK_BYTES and not call.packed:
-            call.deliver(self._submit(call))
-        else:
-            self.work(call, lambda: self._submit(call))
+            body = call.body
+            try:
+                call.deliver(self._submit(call, _QUICK_BODY))
+                return
+            except LargeUseError:
+                call.body = body
+        self.work(call, lambda: self._submit(call))
 
     def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
         """Has a worker do something that takes long; the call gets the result."""
@@ -166,11 +171,15 @@ class InferRoute:
             # What was submitted has been told of already.
             call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
 
-    def _submit(self, call: InferCall) -> InferenceRequest | Reply:
-        """Makes a request of a body and submits it; gives the response if that fails."""
+    def _submit(self, call: InferCall, most_used: int | None = None) -> InferenceRequest | Reply:
+        """Makes a request of a body and submits it; gives the response if that fails.
+
+        Raises:
+            LargeUseError: The request uses more bytes of regions than it may; nothing has come of it.
+        """
         request: InferenceRequest | None = None
         try:
-            request = self._made(call)
+            request = self._made(call, most_used)
             if self._forward is not None:
                 self._forward(request, call.named)
             core, model = self._core, call.model
@@ -186,6 +195,8 @@ class InferRoute:
             core.submit(request, False, model)
         except ConchError as error:
             return self._failed(call, request, error)
+        except LargeUseError:
+            raise
         except Exception as error:
             log.exception("a request could not be handled")
             return self._failed(call, request, InternalError(f"the request could not be handled: {error}"))
@@ -200,7 +211,7 @@ class InferRoute:
             self._log.refuse(request, error, _PROTOCOL, call.client, call.size, call.received_ns)
         return failure(error)
 
-    def _made(self, call: InferCall) -> InferenceRequest:
+    def _made(self, call: InferCall, most_used: int | None) -> InferenceRequest:
         body = call.body()
         call.body = no_body  # so that it is not kept longer than its tensors need it
         if call.packed:
@@ -214,7 +225,7 @@ class InferRoute:
             call.wanted = Wanted(True)
         else:
             names = call.model_name, call.version
-            request, call.wanted = self._decode(names, body, head, self._respond, call.received_ns)
+            request, call.wanted = self._decode(names, body, head, self._respond, call.received_ns, most_used)
         request.context = call
         return request
 

@@ -1,0 +1,90 @@
+"""Whose the names in /dev/shm are: all processes of a machine share that directory, also other test runs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+DIRECTORY = Path("/dev/shm")
+
+_RUN = "CONCH_TEST_RUN"
+_numbers = itertools.count()
+_MARKED = re.compile(r"test-(\d+)-(\d+)-")
+
+
+def new_name() -> str:
+    """A name that says which run, and which process of it, has made it."""
+    # In the environment, so that what children make is known as this run's after they have ended.
+    run = os.environ.setdefault(_RUN, str(os.getpid()))
+    return f"test-{run}-{os.getpid()}-{next(_numbers)}"
+
+
+def made_here(names: Iterable[str], pid: int | None = None) -> set[str]:
+    """Those of some names that a process or a child of it has made, as far as can be told.
+
+    Somebody else's are those that only others have open or mapped, and those with the mark of another run or
+    of a process that lives and is not ours. What nobody has and nothing is known of is taken for ours: it
+    may have been left behind by a child that is gone, and others' are gone a moment later.
+
+    Args:
+        names: The names.
+        pid: The process; this one, unless somebody says otherwise.
+    """
+    doubtful = set(names)
+    if not doubtful:
+        return set()
+    family = _family(os.getpid() if pid is None else pid)
+    mine: set[str] = set()
+    others: set[str] = set()
+    for each in _pids():
+        (mine if each in family else others).update(_used(each) & doubtful)
+    return mine | {name for name in doubtful - others if not _is_marked_by_others(name, family)}
+
+
+def _is_marked_by_others(name: str, family: set[int]) -> bool:
+    found = _MARKED.match(name)
+    if found is None:
+        return False
+    run, pid = found[1], int(found[2])
+    return run != os.environ.get(_RUN, run) or (pid not in family and Path(f"/proc/{pid}").exists())
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _family(pid: int) -> set[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for each in _pids():
+        try:
+            stat = Path(f"/proc/{each}/stat").read_text()
+        except OSError:
+            continue  # it has just ended
+        # Behind the command's name, which may have any character in it.
+        children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(each)
+    family: set[int] = set()
+    left = [pid]
+    while left:
+        family.add(each := left.pop())
+        left += children.get(each, ())
+    return family
+
+
+def _used(pid: int) -> set[str]:
+    """The names in the directory that a process has open or mapped; none where it may not be looked at."""
+    start = f"{DIRECTORY}/"
+    return {path.removeprefix(start).partition("/")[0] for path in _files(pid) if path.startswith(start)}
+
+
+def _files(pid: int) -> Iterator[str]:
+    with suppress(OSError):  # it has ended, or is somebody else's
+        maps = os.fsdecode(Path(f"/proc/{pid}/maps").read_bytes())
+        yield from (fields[5] for line in maps.splitlines() if len(fields := line.split(None, 5)) == 6)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it has just been closed
+                yield os.readlink(f"/proc/{pid}/fd/{name}")

@@ -1,0 +1,89 @@
+"""On which thread infer requests are read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.core import make_spec
+from tests.support.rest import Agent, make_core
+from tests.support.sharing import SharedObject, shared_object
+
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import TensorSpec
+from conch.core.stats import ModelStatistics
+from conch.frontends.http.infer.call import InferCall
+from conch.frontends.http.infer.reply import Reply
+from conch.frontends.http.infer.route import InferRoute
+from conch.memory.regions import Regions
+
+SIZE = 3 << 20
+
+
+class Recording:
+    """A model that says which thread a request came on."""
+
+    def __init__(self) -> None:
+        self.spec = make_spec(inputs=(TensorSpec("IN", "INT32", (-1,)),))
+        self.statistics = ModelStatistics()
+        self.version_text = "1"
+        self.readiness: list[Any] = []
+        self.threads: list[str] = []
+        self.seen: list[int] = []
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> None:
+        request.model = self  # type: ignore[assignment]
+        self.threads.append(threading.current_thread().name)
+        self.seen.append(int(request.inputs["IN"].numpy().sum()))
+        request.respond(InferenceResponse([]))
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedObject]:
+    with shared_object(SIZE) as memory:
+        memory.write(np.ones(SIZE // 4, np.int32))
+        yield memory
+
+
+def in_region(name: str, size: int) -> dict[str, Any]:
+    parameters = {"shared_memory_region": "r", "shared_memory_byte_size": size}
+    return {"name": name, "datatype": "INT32", "shape": [size // 4], "parameters": parameters}
+
+
+@pytest.mark.parametrize(
+    ("size", "outputs", "thread"),
+    [(4096, [], "loop"), (2 << 20, [], "worker"), (4096, [in_region("OUT", 2 << 20)], "worker")],
+)
+def test_large_parts_of_regions_are_not_for_the_loop(
+    memory: SharedObject, size: int, outputs: list[Any], thread: str
+) -> None:
+    """The loop serves all clients: copying what lies in a region, or on a GPU, would hold up all of them."""
+    model = Recording()
+    replies: list[Reply] = []
+    loop = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=lambda call: call()))
+    body = json.dumps({"inputs": [in_region("IN", size)], "outputs": outputs}).encode()
+    with closing(Regions()) as regions:
+        regions.register_system("r", memory.key, 0, SIZE)
+        with ThreadPoolExecutor(1, "worker") as workers:
+            core = make_core(Agent(), model)
+            route = InferRoute(core, loop, workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
+            call = InferCall(route, model.spec.name, "", {}, [], "", replies.append)
+            assert route.begin(call) is None
+            call.body, call.size = lambda: memoryview(body), len(body)
+            threading.current_thread().name, name = "loop", threading.current_thread().name
+            try:
+                route.run(call)
+            finally:
+                threading.current_thread().name = name
+        assert [each.split("_")[0] for each in model.threads] == [thread]
+        assert model.seen == [size // 4]
+        assert [reply.status for reply in replies] == [200]
+        assert call.request is None, "nothing of the request is kept"
+        assert [region.users for region in regions.system_regions()] == [0]
