@@ -179,18 +179,23 @@ def test_five_thousand_idle_connections(repository: Path) -> None:
 
 
 def test_a_stop_beside_clients_that_do_nothing(repository: Path) -> None:
-    """Idle connections do not keep the server from ending, and half requests only as long as whole ones."""
+    """Neither idle connections nor half requests keep the server from ending."""
     with (
-        serving(repository, flags=["--exit-timeout-secs=1"]) as server,
+        serving(repository, flags=["--exit-timeout-secs=300"]) as server,
         idle_connections(server, 20),
         raw_http(server.http_address) as half,
         raw_http(server.http_address) as body,
+        raw_http(server.http_address) as other,
     ):
         half.send(b"POST /v2/mod")
         body.send(head("POST", INFER, "Content-Length: 100") + b"{")
+        other.send(head("POST", "/v2/repository/index", "Content-Length: 100") + b"{")
         check_served(server)
-        server.stop()
-        assert (half.rest(), body.rest()) == (b"", b"")
+        assert server.stop() == 0
+        assert half.rest() == b""
+        for connection in (body, other):
+            response = connection.response()
+            assert response is not None and response.status == 408
 
 
 def test_many_at_once(server: ServerProcess) -> None:

@@ -249,5 +249,6 @@ def decode_bytes(data: Buffer) -> Array:
         elements.append(bytes(view[position : position + length]))
         position += length
     array = np.empty(len(elements), dtype=object)
-    array[:] = elements
+    for start in range(0, len(elements), _MOST_PARTS):  # all at once would hold up all other threads
+        array[start : start + _MOST_PARTS] = elements[start : start + _MOST_PARTS]
     return array

@@ -21,7 +21,7 @@ from conch.frontends.http.infer.elements import tensor_bytes
 from conch.frontends.http.infer.headers import head_length
 from conch.frontends.http.infer.response import json_elements
 from conch.frontends.http.infer.wanted import Wanted
-from conch.frontends.http.jsontext.bulk import flattened
+from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
 from conch.frontends.http.jsontext.load import load
 from conch.memory.regions import Regions
 
@@ -260,3 +260,15 @@ def test_header_lengths(value: bytes, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         head_length({b"inference-header-content-length": value})
     assert caught.value.message == text
+
+
+@pytest.mark.parametrize(
+    ("datatype", "text"), [("FP32", b"1.5,"), ("BYTES", b'"abc",'), ("FP32", b"[2.5],"), ("BOOL", b"true,")]
+)
+def test_long_arrays_are_given_up_bit_by_bit(datatype: str, text: bytes) -> None:
+    """To free millions of elements at once holds up all other threads."""
+    count = 2 * WINDOW
+    array = load(b"[" + text * (count - 1) + text[:-1] + b"]")
+    assert isinstance(array, BulkArray) and len(array) == count
+    assert len(tensor_bytes(array, datatype, count, False)) > count - 1
+    assert not array.taken

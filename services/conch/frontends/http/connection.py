@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sized
+from enum import Enum, auto
 from typing import Any, Protocol
 
+from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from conch.frontends.http.patience import Progress, Seen, Waits
 
 CONNECTION = "conch.connection"
 """The key of a scope under which its `Connection` is found."""
@@ -21,7 +25,7 @@ CONNECTION = "conch.connection"
 RAW_NAMES = "conch.raw_headers"
 """The key of a scope under which its headers are found with names as the client wrote them."""
 
-_MOST_HEADER_BYTES = 1 << 20
+_MOST_HEADER_BYTES = 128 << 10  # to take a header costs far more than its bytes
 _MOST_CHUNKS = 65536
 _MOST_ANNOUNCED = 1 << 30
 _JOINED_BYTES = 64 * 1024
@@ -124,10 +128,19 @@ def _nothing() -> None:
     """What is called where nobody waits."""
 
 
+class _Reading(Enum):
+    """What of a request is being read."""
+
+    NOTHING = auto()
+    HEADERS = auto()
+    BODY = auto()
+
+
 class Connection(HttpToolsProtocol):
     """One connection.
 
     Attributes:
+        progress: Whether its client takes too long.
         on_disconnect: Called once when the client goes away while a request runs; None where no request
             wants to know.
         chunks: How many chunks the request that is being read has had.
@@ -145,12 +158,17 @@ class Connection(HttpToolsProtocol):
         self._state = state
         self._direct = direct
         self._raw: list[tuple[bytes, bytes]] = []
-        self._header_bytes = 0
+        self._received = 0
+        self._received_before = 0  # the headers that are being read
+        self._requests = 0
+        self._reading = _Reading.NOTHING
+        self._broken = False
+        self.progress = Progress()
         self.on_disconnect: Callable[[], None] | None = None
         self.chunks = 0
         self.lost = False
         self._gathered: Gathered | None = None
-        self._running: RequestResponseCycle | None = None
+        self._running: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -159,14 +177,103 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client has sent."""
-        self._header_bytes += len(data)
-        if self._header_bytes > _MOST_HEADER_BYTES:
-            self.send_400_response("The headers are too large.")
+        self._received += len(data)
+        if self._broken:
+            return
+        try:
+            self._feed(data)
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
         else:
-            super().data_received(data)
+            if self._received - self._received_before > _MOST_HEADER_BYTES:
+                self.send_400_response("The headers are too large.")
+
+    def _feed(self, data: bytes) -> None:
+        rest: bytes | memoryview = data
+        while len(rest):
+            try:
+                self.parser.feed_data(rest)
+                return
+            except HttpParserUpgrade as upgrade:
+                # Nobody here speaks another protocol, so it is a request as any other. The parser takes what
+                # comes behind the headers for that protocol, not for a body: it gets them without the wish.
+                rest = memoryview(rest)[upgrade.args[0] :]
+                self.parser.feed_data(self._head_without_upgrade())
+
+    def _head_without_upgrade(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            raise HttpParserError("a tunnel is asked for")
+        lines = [method, b" ", self.url, b" HTTP/", self.parser.get_http_version().encode(), b"\r\n"]
+        for name, value in self._raw:
+            if name.lower() != b"upgrade":
+                lines += (name, b": ", value, b"\r\n")
+        return b"".join([*lines, b"\r\n"])
+
+    def send_400_response(self, msg: str) -> None:
+        """Ends the connection as its client does not keep to HTTP; what came before that is answered."""
+        self._give_up(400, msg)
+
+    def give_up(self) -> None:
+        """Ends the connection as its client takes too long."""
+        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+            self.transport.abort()
+        elif self._reading is _Reading.NOTHING:
+            self.transport.close()
+        else:
+            self._give_up(408, "The request has not come in time.")
+
+    def _give_up(self, status: int, text: str) -> None:
+        self._broken = True
+        cycle: Any = self.cycle
+        if self._reading is _Reading.BODY:
+            if not self.pipeline:
+                if cycle.response_complete or (type(cycle) is not _DirectCycle and cycle.response_started):
+                    self.transport.close()
+                else:
+                    self._refuse(status, text)
+                return
+            self.pipeline.popleft()  # what comes before it is answered
+            self.cycle = cycle = self.pipeline[0][0] if self.pipeline else self._running
+        if cycle is None or cycle.response_complete:
+            self._refuse(status, text)
+        else:
+            cycle.keep_alive = False
+
+    def _refuse(self, status: int, text: str) -> None:
+        body = text.encode("ascii")
+        self.transport.write(
+            b"%bcontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[status], len(body), body)
+        )
+        self.transport.close()
+
+    def seen(self) -> Seen:
+        """What it looks like now."""
+        transport, cycle = self.transport, self.cycle
+        unsent = transport.get_write_buffer_size()
+        if transport.is_closing():
+            waits = Waits.CLOSE
+        elif unsent:
+            waits = Waits.READER
+        elif self._reading is _Reading.BODY:
+            waits = Waits.SERVER if self.pipeline or self.flow.read_paused else Waits.REST
+        elif cycle is not None and not cycle.response_complete:
+            waits = Waits.SERVER
+        else:
+            waits = Waits.REQUEST if self._reading is _Reading.NOTHING else Waits.REST
+        return Seen(waits, self._requests, self._received, unsent)
+
+    def shutdown(self) -> None:
+        """Ends the connection once the requests that have come on it are answered."""
+        if self.transport.is_closing():
+            return
+        super().shutdown()
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        self._reading = _Reading.HEADERS
+        self._requests += 1
         self.url = b""
         self._raw = []
         self.chunks = 0
@@ -187,13 +294,16 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The headers have come: takes the direct way if there is one, else uvicorn's."""
-        self._header_bytes = 0
+        self._received_before = self._received
+        if self.parser.should_upgrade():
+            return  # see `_feed`
         if self._direct is not None and self._free():
             cycle = _DirectCycle(self)
             call = self._direct(self, cycle)
             if call is not None:
                 any_cycle: Any = cycle
-                self.cycle = any_cycle
+                self.cycle = self._running = any_cycle
+                self._reading = _Reading.BODY
                 cycle.begin(call)
                 return
         url = self.url
@@ -205,6 +315,7 @@ class Connection(HttpToolsProtocol):
         scope[CONNECTION] = self
         scope[RAW_NAMES] = self._raw
         super().on_headers_complete()
+        self._reading = _Reading.BODY
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -212,7 +323,10 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A response has been sent: the next request of the pipeline is begun, or more is read."""
-        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
         self.flow.resume_reading()
 
     def _free(self) -> bool:
@@ -223,7 +337,6 @@ class Connection(HttpToolsProtocol):
             and not self.flow.write_paused
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"
-            and not parser.should_upgrade()
         )
 
     def on_chunk_header(self) -> None:
@@ -256,7 +369,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""
-        self._header_bytes = 0
+        self._received_before = self._received
         cycle: Any = self.cycle
         if type(cycle) is _DirectCycle:
             cycle.add(body)
@@ -269,6 +382,9 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        if self._reading is _Reading.HEADERS:
+            return  # see `_feed`
+        self._reading = _Reading.NOTHING
         cycle: Any = self.cycle
         if type(cycle) is _DirectCycle:
             cycle.complete()

@@ -18,6 +18,7 @@ from uvicorn.config import Config
 
 from conch.core.errors import UnavailableError
 from conch.frontends.http.connection import ClosingState, Connection, Direct
+from conch.frontends.http.patience import Patience
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,10 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
 
 _BACKLOG = 2048
-_IDLE_S = 3600  # Triton never closes idle connections; one that nobody has used for an hour is given up
 _ABORT_S = 1.0
+PATIENCE = Patience()
+"""How long clients may take, if nobody says otherwise."""
+
 _T = TypeVar("_T")
 
 
@@ -74,6 +77,7 @@ class LoopThread:
         tls: ssl.SSLContext | None = None,
         reuse_port: bool = False,
         direct: Direct | None = None,
+        patience: Patience = PATIENCE,
     ) -> Listener:
         """Listens on an address and has an ASGI application answer.
 
@@ -84,13 +88,14 @@ class LoopThread:
             tls: TLS, or None for plain text.
             reuse_port: Whether other processes may listen on the same port.
             direct: What answers some requests without the application, or None.
+            patience: How long clients may take.
 
         Raises:
             UnavailableError: The address can't be listened on.
         """
         bound = _bound_socket(host, port, reuse_port)
         self.start()
-        listener = Listener(self, bound.getsockname()[1])
+        listener = Listener(self, bound.getsockname()[1], patience)
         try:
             self.run(listener.start(app, bound, tls, direct)).result()
         except BaseException:
@@ -121,13 +126,15 @@ class Listener:
     Args:
         thread: The thread that serves them.
         port: The port.
+        patience: How long clients may take.
 
     Attributes:
         port: The port.
     """
 
-    def __init__(self, thread: LoopThread, port: int) -> None:
+    def __init__(self, thread: LoopThread, port: int, patience: Patience) -> None:
         self._thread = thread
+        self._patience = patience
         self._state = ClosingState()
         self._server: asyncio.AbstractServer | None = None
         self.port = port
@@ -146,7 +153,6 @@ class Listener:
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            timeout_keep_alive=_IDLE_S,
         )
         config.load()
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong is no warning
@@ -155,6 +161,16 @@ class Listener:
         self._server = await loop.create_server(
             lambda: Connection(config, state, loop, direct), sock=bound, backlog=_BACKLOG, ssl=tls
         )
+        self._look_at_clients(loop)
+
+    def _look_at_clients(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Gives up connections whose clients take too long, now and from time to time."""
+        patience, now = self._patience, loop.time()
+        for connection in list(self._state.connections):
+            assert isinstance(connection, Connection), "others are not made here"
+            if connection.progress.late(connection.seen(), patience, now):
+                connection.give_up()
+        self._look: asyncio.TimerHandle = loop.call_later(patience.every_s, self._look_at_clients, loop)
 
     def close(self, grace_s: float) -> bool:
         """Accepts no more, lets requests in flight finish within the grace, and closes the connections.
@@ -181,7 +197,11 @@ class Listener:
         for connection in list(state.connections):
             connection.shutdown()
         lost()
+        self._look.cancel()
+        self._patience = self._patience.while_stopping()
+        self._look_at_clients(self._thread.loop)
         ended = await _in_time(none.wait(), grace_s)
+        self._look.cancel()
         if not ended:
             for connection in list(state.connections):
                 connection.transport.abort()

@@ -75,18 +75,23 @@ def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int, plain:
             except TypeError:
                 pass  # nested, or wrong: looked at more closely below
     if isinstance(given, BulkArray):
-        pieces, depth = given.pieces, given.depth
+        # Each piece is given up once it has been read: to free all at once would hold up other threads.
+        pieces, depth = given.release(), given.depth
     else:
         flat, depth = flattened(given)
         pieces = [flat]
     if depth > MOST_DEPTH:
         raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})")
     if datatype == "BYTES":
-        return b"".join([_strings(part) for piece in pieces for part in _parts(piece)])
+        joined = bytearray()  # which grows bit by bit, as what is joined at once does not
+        while pieces:
+            for part in _parts(pieces.pop()):
+                joined += _strings(part)
+        return joined
     filled = 0
     whole = np.empty(count, NUMPY_DTYPES[datatype])
-    for piece in pieces:
-        for part in _parts(piece):
+    while pieces:
+        for part in _parts(pieces.pop()):
             converted = _converted(part, datatype)
             if filled + len(converted) > count:
                 raise InternalError(_TOO_MANY)

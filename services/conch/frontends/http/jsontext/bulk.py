@@ -53,6 +53,11 @@ class BulkArray:
     def __len__(self) -> int:
         return sum(len(piece) for piece in self.pieces)
 
+    def release(self) -> list[list[Any] | Array]:
+        """Gives its pieces away, the last first; it is empty then."""
+        pieces, self.pieces, self._last = self.pieces[::-1], [], None
+        return pieces
+
     def append(self, value: Any) -> None:
         """Adds one element that was parsed by itself."""
         flat, depth = flattened(value)

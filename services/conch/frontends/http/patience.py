@@ -1,0 +1,94 @@
+"""How long a listener waits for its clients: for the rest of a request, for the next one, and to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+_EVERY_WHILE_STOPPING_S = 0.1
+
+
+class Waits(Enum):
+    """What a connection waits for."""
+
+    REQUEST = auto()
+    """For the client to begin a request."""
+    REST = auto()
+    """For the rest of a request of the client's."""
+    READER = auto()
+    """For the client to read what it is sent."""
+    CLOSE = auto()
+    """For the client to take notice that the connection is closed."""
+    SERVER = auto()
+    """For nothing of the client's: a request of it is worked on."""
+
+
+class Seen(NamedTuple):
+    """What a connection looks like at one moment.
+
+    Attributes:
+        waits: What for.
+        requests: How many requests have begun on it.
+        received: How many bytes have come.
+        unsent: How many bytes wait for the client to read them.
+    """
+
+    waits: Waits
+    requests: int
+    received: int
+    unsent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long clients may take.
+
+    Attributes:
+        stalled_s: In each such time as much of a request has to come as `least_bytes`, or it is given up.
+        least_bytes: See there; less if it is complete then.
+        idle_s: A connection that nobody has used for as long is closed, and one that nobody has read from.
+        stopping_s: Takes the place of `stalled_s` when the listener closes.
+        every_s: How often connections are looked at.
+    """
+
+    stalled_s: float = 60.0
+    least_bytes: int = 4096
+    idle_s: float = 3600.0
+    stopping_s: float = 1.0
+    every_s: float = 5.0
+
+    def while_stopping(self) -> Patience:
+        """What is left when the listener closes."""
+        return replace(self, stalled_s=self.stopping_s, every_s=min(self.every_s, _EVERY_WHILE_STOPPING_S))
+
+
+class Progress:
+    """What one connection has got done, by looking at it now and then: requests themselves cost nothing."""
+
+    __slots__ = ("_seen", "_since")
+
+    def __init__(self) -> None:
+        self._seen: Seen | None = None
+        self._since = 0.0
+
+    def late(self, seen: Seen, patience: Patience, now: float) -> bool:
+        """Whether the client has taken too long.
+
+        Args:
+            seen: What the connection looks like now.
+            patience: How long it may take.
+            now: Monotonic seconds.
+        """
+        last = self._seen
+        if last is None or seen.waits is Waits.SERVER or seen._replace(received=last.received) != last:
+            self._seen, self._since = seen, now
+            return False
+        if seen.waits is Waits.REST:
+            if now - self._since < patience.stalled_s:
+                return False
+            if seen.received - last.received < patience.least_bytes:
+                return True
+            self._seen, self._since = seen, now
+            return False
+        return now - self._since >= (patience.stalled_s if seen.waits is Waits.CLOSE else patience.idle_s)

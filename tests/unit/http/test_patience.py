@@ -1,0 +1,165 @@
+"""Clients that take too long: what counts as that, and what a listener does with them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from tests.support.servers import WAIT_S, eventually
+
+from conch.frontends.http.loop import Listener, LoopThread
+from conch.frontends.http.patience import Patience, Progress, Seen, Waits
+
+PATIENCE = Patience(stalled_s=10.0, least_bytes=100, idle_s=50.0)
+SHORT = Patience(stalled_s=0.1, idle_s=0.1, every_s=0.01)
+
+
+def test_a_request_that_comes_too_slowly() -> None:
+    progress = Progress()
+    assert not progress.late(Seen(Waits.REST, 1, 10, 0), PATIENCE, 0.0)
+    assert not progress.late(Seen(Waits.REST, 1, 50, 0), PATIENCE, 9.0)
+    assert not progress.late(Seen(Waits.REST, 1, 110, 0), PATIENCE, 10.0), "as much as it has to be"
+    assert not progress.late(Seen(Waits.REST, 1, 209, 0), PATIENCE, 19.0)
+    assert progress.late(Seen(Waits.REST, 1, 209, 0), PATIENCE, 20.0)
+
+
+def test_each_request_has_its_own_time() -> None:
+    progress = Progress()
+    for number in range(10):
+        assert not progress.late(Seen(Waits.REST, number, number, 0), PATIENCE, 9.0 * number)
+
+
+@pytest.mark.parametrize(
+    ("waits", "limit"), [(Waits.REQUEST, 50.0), (Waits.READER, 50.0), (Waits.CLOSE, 10.0)]
+)
+def test_what_is_idle(waits: Waits, limit: float) -> None:
+    progress = Progress()
+    seen = Seen(waits, 1, 10, 5)
+    assert not progress.late(seen, PATIENCE, 0.0)
+    assert not progress.late(seen._replace(unsent=4), PATIENCE, limit), "it reads"
+    assert not progress.late(seen._replace(unsent=4), PATIENCE, 2 * limit - 0.1)
+    assert progress.late(seen._replace(unsent=4), PATIENCE, 2 * limit)
+
+
+def test_what_is_worked_on_may_take_any_time() -> None:
+    progress = Progress()
+    for now in (0.0, 1e3, 1e6):
+        assert not progress.late(Seen(Waits.SERVER, 1, 10, 0), PATIENCE, now)
+    assert not progress.late(Seen(Waits.REQUEST, 1, 10, 0), PATIENCE, 2e6), "idle from now on"
+
+
+class Held:
+    """An ASGI application whose answers wait for leave once a body has come.
+
+    Attributes:
+        entered: Set when a request has come as a whole.
+    """
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self._go = asyncio.Event()
+
+    def release(self, thread: LoopThread) -> None:
+        """Gives leave."""
+        thread.loop.call_soon_threadsafe(self._go.set)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            more = message["more_body"]
+        self.entered.set()
+        await self._go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"hi"})
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    """A thread that is stopped after the test."""
+    thread = LoopThread("test-loop")
+    yield thread
+    thread.stop()
+
+
+def client_of(listener: Listener) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", listener.port), WAIT_S)
+
+
+def rest_of(client: socket.socket) -> bytes:
+    whole = b""
+    while part := client.recv(1000):
+        whole += part
+    return whole
+
+
+WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+HALVES = [WHOLE[:10], b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n123"]
+
+EXPECTING = b"POST / HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n123"
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
+    listener = thread.listen(Held(), "127.0.0.1", 0, patience=SHORT)
+    with closing(client_of(listener)) as client:
+        client.sendall(half)
+        assert rest_of(client).startswith(b"HTTP/1.1 408 ")
+    assert listener.close(WAIT_S)
+
+
+def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopThread) -> None:
+    app = Held()
+    listener = thread.listen(app, "127.0.0.1", 0, patience=SHORT)
+    with closing(client_of(listener)) as busy:
+        # Beside the beginning of another request, which has to wait for nobody.
+        busy.sendall(WHOLE + HALVES[0])
+        assert app.entered.wait(WAIT_S)
+        for _ in range(2):
+            with closing(client_of(listener)) as idle:
+                assert rest_of(idle) == b""
+        app.release(thread)
+        first, _, second = rest_of(busy).partition(b"hi")
+        assert first.startswith(b"HTTP/1.1 200 ") and second.startswith(b"HTTP/1.1 408 ")
+    assert listener.close(WAIT_S)
+
+
+def test_half_requests_do_not_hold_up_the_end(thread: LoopThread) -> None:
+    listener = thread.listen(Held(), "127.0.0.1", 0, patience=Patience(stopping_s=0.1))
+    with closing(client_of(listener)) as client:
+        client.sendall(EXPECTING)
+        assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
+        assert listener.close(100 * WAIT_S)
+        assert rest_of(client).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_still_comes_is_waited_for(thread: LoopThread) -> None:
+    app = Held()
+    listener = thread.listen(app, "127.0.0.1", 0, patience=Patience(stopping_s=WAIT_S))
+    ended: list[bool] = []
+    stop = threading.Thread(target=lambda: ended.append(listener.close(WAIT_S)))
+    with closing(client_of(listener)) as client:
+        client.sendall(EXPECTING)
+        assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
+        stop.start()
+
+        def refused() -> bool:
+            try:
+                client_of(listener).close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        eventually(refused, "it takes nobody else")
+        client.sendall(b"456789")
+        app.release(thread)
+        assert rest_of(client).endswith(b"connection: close\r\n\r\nhi")
+    stop.join()
+    assert ended == [True]
