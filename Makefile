@@ -16,10 +16,10 @@ serve: $(STAMP)
 	$(BIN)/conch serve --model-repository=examples/models
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: type
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python scripts/generate_protocol.py --check

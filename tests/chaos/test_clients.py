@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -303,7 +304,7 @@ def test_connections_come_and_go(server: ServerProcess) -> None:
 def test_garbage_on_the_port(server: ServerProcess) -> None:
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",
-        os.urandom(4096),
+        random.Random(3).randbytes(4096),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
     ):
         with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:

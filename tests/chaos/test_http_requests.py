@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import select
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -277,8 +277,8 @@ def test_smuggled_requests_are_not_answered(server: ServerProcess, name: str) ->
 @pytest.mark.parametrize(
     "garbage",
     [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(64),
-        os.urandom(4096),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + random.Random(1).randbytes(64),
+        random.Random(2).randbytes(4096),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
         b"GET /v2/health/live\r\n\r\n",
         b"GET /v2/health/live HTTP/9.9\r\n\r\n",

@@ -45,6 +45,7 @@ RULES = (
         "numpy",
         "orjson",
         "starlette",
+        "httptools",
         "uvicorn",
         "uvloop",
         "conch.core",
