@@ -205,7 +205,8 @@ def test_the_next_one_serves_what_the_repositories_have(place: Place, mode: str,
         again = {
             seen.path.partition("?")[0].partition("/models/")[2] for seen in place.proxy.seen if seen.range
         }
-        assert again == ({"far/2/weights"} if moment.phase is Phase.STAGING else set())
+        # The small file may have been on its way too.
+        assert again - {"far/2/model.py"} == ({"far/2/weights"} if moment.phase is Phase.STAGING else set())
         assert server.stop() == 0
     assert list((place.path / "cache" / "owners").iterdir()) == []
 

@@ -41,10 +41,8 @@ def test_changes_come_to_the_same_ends(tmp_path: Path) -> None:
         both_come_to(both, ("m", "1", "UNAVAILABLE", "unloaded"), two, ("n", "1", "READY", ""))
         shutil.rmtree(repository / "n")
         both_come_to(both, ("m", "1", "UNAVAILABLE", "unloaded"), two)
-        eventually(
-            lambda: outcome(lambda: both.triton("ModelReady", service_pb2.ModelReadyRequest(name="n"))) == {},
-            "Triton has unloaded n",
-        )
+        for client in (both.triton, both.conch):
+            eventually(lambda: not_ready(client, "n"), "n is unloaded, as well as not in the index")  # noqa: B023
         compare(both, "ModelInfer", service_pb2.ModelInferRequest(model_name="n"))
         compare(both, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name="m"))
         compare(both, "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="m"))
@@ -55,3 +53,8 @@ def test_changes_come_to_the_same_ends(tmp_path: Path) -> None:
         both_come_to(both, ("m", "1", "UNAVAILABLE", "unloaded"), two, ("seen", "1", "READY", ""))
         (repository / "m" / "config.pbtxt").write_text(CONFIG + "version_policy { all { } }")
         both_come_to(both, one, two, ("seen", "1", "READY", ""))
+
+
+def not_ready(client: RawClient, name: str) -> bool:
+    """Whether a server says that a model is not ready."""
+    return outcome(lambda: client("ModelReady", service_pb2.ModelReadyRequest(name=name))) == {}
