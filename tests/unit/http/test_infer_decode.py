@@ -154,7 +154,7 @@ NUMBERS = {
 def test_numbers_there_and_back(data: st.DataObject, datatype: str) -> None:
     values = data.draw(st.lists(NUMBERS[datatype], min_size=1))
     text = json.dumps(values).encode()
-    raw = tensor_bytes(load(text), datatype, len(values), datatype != "BOOL")
+    raw = tensor_bytes(load(text), datatype, len(values))
     array = np.frombuffer(raw, NUMPY_DTYPES[datatype])
     if datatype in ("INT8", "UINT16"):
         bits = array.dtype.itemsize * 8
@@ -169,7 +169,7 @@ def test_numbers_there_and_back(data: st.DataObject, datatype: str) -> None:
 def test_strings_there_and_back(elements: list[bytes]) -> None:
     tensor = Tensor.from_array("x", np.array([*elements, b""], object)[:-1])
     given_back = load(b"[%b]" % json_elements(tensor))
-    assert tensor_bytes(given_back, "BYTES", len(elements), False) == tensor.data
+    assert tensor_bytes(given_back, "BYTES", len(elements)) == tensor.data
 
 
 @pytest.mark.parametrize(
@@ -189,17 +189,17 @@ def test_strings_there_and_back(elements: list[bytes]) -> None:
 def test_elements_that_do_not_fit(values: list[Any], datatype: str, text: str, copies: int) -> None:
     parsed = load(json.dumps(values * copies).encode())
     with pytest.raises(InternalError, match=text):
-        tensor_bytes(parsed, datatype, 2 * copies, False)
+        tensor_bytes(parsed, datatype, 2 * copies)
 
 
 def test_nesting() -> None:
     for depth, fits in ((100, True), (101, False)):
         parsed = load(b"[" * depth + b"1,2" + b"]" * depth)
         if fits:
-            assert bytes(tensor_bytes(parsed, "UINT8", 2, True)) == b"\x01\x02"
+            assert bytes(tensor_bytes(parsed, "UINT8", 2)) == b"\x01\x02"
         else:
             with pytest.raises(InvalidArgumentError, match=r"exceeds maximum allowed limit \(100\)"):
-                tensor_bytes(parsed, "UINT8", 2, True)
+                tensor_bytes(parsed, "UINT8", 2)
 
 
 @pytest.mark.parametrize(
@@ -270,5 +270,5 @@ def test_long_arrays_are_given_up_bit_by_bit(datatype: str, text: bytes) -> None
     count = 2 * WINDOW
     array = load(b"[" + text * (count - 1) + text[:-1] + b"]")
     assert isinstance(array, BulkArray) and len(array) == count
-    assert len(tensor_bytes(array, datatype, count, False)) > count - 1
+    assert len(tensor_bytes(array, datatype, count)) > count - 1
     assert not array.taken

@@ -122,7 +122,7 @@ class _Mapper:
         # Before there is any tensor: it may be several times as large as its text.
         self._count(key, _string_bytes(given) if rule.datatype == "BYTES" else 0)
         self._count(key, count * ELEMENT_SIZES.get(rule.datatype, 0))
-        data = tensor_bytes(given, rule.datatype, count, plain=False)
+        data = tensor_bytes(given, rule.datatype, count)
         self.mapped.inputs[key] = Tensor(key, rule.datatype, shape, data)
 
     def _count(self, key: str, size: int) -> None:

@@ -157,7 +157,6 @@ class RequestDecoder:
     ) -> tuple[list[int], bool]:
         """Reads the inputs; returns the sizes of those that are binary, and whether any lies in a region."""
         shared = False
-        plain = b"true" not in text and b"false" not in text if len(text) <= QUICK_BYTES else False
         position = 0
         sizes: list[int] = []
         for given in inputs:
@@ -171,7 +170,7 @@ class RequestDecoder:
                 _parsed("shape", access.unsigned, dim) for dim in _member(given, "shape", access.elements)
             )
             if "data" in given:
-                tensor = self._json_tensor(name, datatype, shape, given["data"], plain)
+                tensor = self._json_tensor(name, datatype, shape, given["data"])
             elif "binary_data_size" in parameters:
                 size = _parsed("binary_data_size", access.unsigned, parameters["binary_data_size"])
                 if tensors is None:
@@ -200,9 +199,7 @@ class RequestDecoder:
             raise InvalidArgumentError(f"unexpected additional input data for model '{request.model_name}'")
         return sizes, shared
 
-    def _json_tensor(
-        self, name: str, datatype: str, shape: tuple[int, ...], data: Any, plain: bool
-    ) -> Tensor:
+    def _json_tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
         if datatype in ("FP16", "BF16") and 0 not in shape:
             raise InvalidArgumentError(
                 f"receiving {datatype} data via JSON is not supported. Please use the binary data format for "
@@ -212,7 +209,7 @@ class RequestDecoder:
         count = check_size(name, datatype, shape, self._most_bytes)
         if not count or datatype not in _DATATYPES:
             return Tensor(name, datatype, shape, b"")  # the model says what it expects
-        return Tensor(name, datatype, shape, tensor_bytes(given, datatype, count, plain))
+        return Tensor(name, datatype, shape, tensor_bytes(given, datatype, count))
 
 
 _DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})

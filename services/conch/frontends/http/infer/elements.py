@@ -16,6 +16,7 @@ from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
 MOST_DEPTH: Final = 100
 _MOST_ELEMENTS: Final = 2**63 - 1
 _CODES = {"FP32": "f", "FP64": "d"}
+_NUMBERS = frozenset((int, float))
 _SIGNED = frozenset(("INT8", "INT16", "INT32", "INT64"))
 _LONG_STRING = 1 << 20
 _TOO_MANY = "Unable to parse 'data': Shape does not match true shape of 'data' field"
@@ -54,26 +55,26 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int
     return count
 
 
-def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int, plain: bool) -> Buffer:
+def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
     """The bytes of a tensor.
 
     Args:
         given: Its elements, nested in any way.
         datatype: Its datatype, one that JSON can carry.
         count: How many elements it must have.
-        plain: Whether there surely are no booleans among them.
 
     Raises:
         InternalError: There are more or fewer elements, or of another type; texts are Triton's.
         InvalidArgumentError: They are nested too deep.
     """
-    if isinstance(given, list) and plain and len(given) == count:
-        code = _CODES.get(datatype)
-        if code is not None:
+    code = _CODES.get(datatype)
+    if code is not None and isinstance(given, list) and len(given) == count:
+        kinds = set(map(type, given))
+        if kinds <= _NUMBERS:  # else nested, or wrong: looked at more closely below
             try:
                 return memoryview(array(code, given)).cast("B")
-            except TypeError:
-                pass  # nested, or wrong: looked at more closely below
+            except OverflowError:
+                pass  # an integer that only some ways of rounding can take
     if isinstance(given, BulkArray):
         # Each piece is given up once it has been read: to free all at once would hold up other threads.
         pieces, depth = given.release(), given.depth

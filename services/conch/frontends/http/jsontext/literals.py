@@ -71,10 +71,21 @@ def _starts(part: bytes) -> list[int]:
     return sorted(starts)
 
 
-def put_back(value: Any, values: list[float]) -> Any:
-    """A parsed text with the numbers where they were."""
-    _fill(value, iter(values))
-    return value
+def put_back(value: Any, values: list[float]) -> bool:
+    """Puts the numbers into a parsed text, where they were.
+
+    Returns:
+        Whether each has found its place. Where an array has numbers beside arrays that is not so, and the
+        value is of no use.
+    """
+    if not isinstance(value, dict | list):
+        return False
+    left = iter(values)
+    try:
+        _fill(value, left)
+    except StopIteration:
+        return False
+    return next(left, None) is None
 
 
 def _fill(value: Any, values: Iterator[float]) -> None:
@@ -82,18 +93,17 @@ def _fill(value: Any, values: Iterator[float]) -> None:
         for key, each in value.items():
             if each is None:
                 value[key] = next(values)
-            else:
+            elif isinstance(each, dict | list):
                 _fill(each, values)
-    elif isinstance(value, list):
-        kinds = set(map(type, value))
-        if dict in kinds or list in kinds:
-            for place, each in enumerate(value):
-                if each is None:
-                    value[place] = next(values)
-                else:
-                    _fill(each, values)
-        elif type(None) in kinds:
-            place = -1
-            for _ in range(value.count(None)):
+    elif value and isinstance(value[0], dict | list):
+        for each in value:
+            if isinstance(each, dict | list):
+                _fill(each, values)
+    else:
+        place = -1
+        try:
+            while True:
                 place = value.index(None, place + 1)
                 value[place] = next(values)
+        except ValueError:
+            pass  # that was the last one

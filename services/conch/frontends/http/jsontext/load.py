@@ -35,8 +35,8 @@ def load(text: bytes | bytearray) -> Any:
         # The fast parser takes the last of members with the same name. Where it has found as many members
         # as there are colons there are no such.
         try:
-            if _members(value) == text.count(b":"):
-                return put_back(value, values) if values else value
+            if _members(value) == text.count(b":") and (not values or put_back(value, values)):
+                return value
         except RecursionError:
             pass  # nested too deep for counting; the other parser takes any depth
     return scan(text)
