@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
+import random
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,6 +148,8 @@ def _arguments(scene: Scene, model: str, server: Server, requests: int, report: 
     arguments = ["-m", model, "-i", scene.protocol, "-u", address, "--shape", f"INPUT0:{shape}"]
     if scene.tensors == "json":
         arguments += ["--input-tensor-format", "json", "--output-tensor-format", "json"]
+        # By default it sends random bits, some of them NaN, which are no JSON and no client's usual tensor.
+        arguments += ["--input-data", str(_write_numbers(report.with_suffix(".json"), scene.shape))]
     if scene.shared_memory != "none":
         # Outputs of variable shape get regions of this size; the models answer with what they were sent.
         size = math.prod(scene.shape) * 4
@@ -153,6 +158,14 @@ def _arguments(scene: Scene, model: str, server: Server, requests: int, report: 
     arguments += ["--measurement-mode", "count_windows", "--measurement-request-count", str(requests)]
     arguments += ["-s", str(STABILITY_PERCENT), "-r", str(TRIALS), "-f", str(report)]
     return [*arguments, "--streaming"] if scene.streaming else arguments
+
+
+def _write_numbers(path: Path, shape: Sequence[int]) -> Path:
+    """Writes a tensor of numbers between -1 and 1, as clients have them, for perf_analyzer to send."""
+    chance = random.Random(1)
+    numbers = [chance.uniform(-1, 1) for _ in range(math.prod(shape))]
+    path.write_text(json.dumps({"data": [{"INPUT0": {"content": numbers, "shape": list(shape)}}]}))
+    return path
 
 
 def _parse(report: Path, output: str, completed: int, cpu: float) -> Measurement:
