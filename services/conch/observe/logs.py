@@ -133,7 +133,12 @@ class LogHandler(logging.Handler):
         self._writer.flush(_PATIENCE_S)
 
     def close(self) -> None:
-        """Writes what there is and ends, but does not wait for a file that takes nothing."""
+        """Writes what there is and ends, but does not wait for a file that takes nothing.
+
+        Levels become what they were without it: this may be somebody else's program.
+        """
+        for package in _PACKAGES:
+            logging.getLogger(package).setLevel(logging.NOTSET)
         self._writer.close(_PATIENCE_S)
         super().close()
 

@@ -258,3 +258,10 @@ def test_files_that_can_not_be_opened(
     path = tmp_path / "missing" / "log"
     with pytest.raises(LogFileError, match=text):
         open_logs(options(path), access and access(path))
+
+
+def test_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
+    loggers = [logging.getLogger(name) for name in ("conch", "conch_control")]
+    before = [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers]
+    unconfigure(configure(LogOptions(file=tmp_path / "log", verbose=1)))
+    assert [(logger.level, logger.propagate, list(logger.handlers)) for logger in loggers] == before
