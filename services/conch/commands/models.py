@@ -79,6 +79,9 @@ def _act(client: ModelControlClient, values: argparse.Namespace) -> None:
     sys.stdout.flush()
 
 
+_GIVE_UP_S = 2.0
+
+
 def _interruptibly(action: Callable[[], None], give_up: Callable[[], None]) -> None:
     """Does something on a thread of its own, so that an interruption never comes while gRPC holds a lock.
 
@@ -100,16 +103,16 @@ def _interruptibly(action: Callable[[], None], give_up: Callable[[], None]) -> N
         finally:
             done.set()
 
-    thread = threading.Thread(target=act, name="conch-models")
+    thread = threading.Thread(target=act, name="conch-models", daemon=True)
     thread.start()
     try:
         done.wait()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # who asks twice does not want to wait
         give_up()
+        thread.join(_GIVE_UP_S)  # a call that began in this moment may not have noticed
         raise
-    finally:
-        thread.join()
+    thread.join()
     if errors:
         raise errors.pop()
 

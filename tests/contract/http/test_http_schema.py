@@ -28,6 +28,7 @@ ALLOWED = (
     "attempt to access JSON non-",
     "attempt to access non-existing object member",
     "attempt to get members for non-object",
+    "failed to get request params.: ",
     "failed to parse the request JSON buffer: ",
     "Unable to parse '",
     "Unable to parse JSON bytes array: ",
