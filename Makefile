@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup serve test test-slow lint type format proto bench bench-setup clean
+.PHONY: setup serve test test-slow test-failed lint type format proto bench bench-setup clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+test-failed: $(STAMP)
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 lint: type
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python scripts/generate_protocol.py --check
