@@ -75,7 +75,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         env=environment(),
         # Whoever runs the tests in the background may have it ignored, and it would be inherited.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as running:
         try:
             yield running
