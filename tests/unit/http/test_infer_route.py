@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.core import make_spec
+from tests.support.core import WAIT_S, make_spec
 from tests.support.rest import Agent, make_core
 from tests.support.sharing import SharedObject, shared_object
 
+from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
 from conch.core.stats import ModelStatistics
@@ -87,3 +88,42 @@ def test_large_parts_of_regions_are_not_for_the_loop(
         assert [reply.status for reply in replies] == [200]
         assert call.request is None, "nothing of the request is kept"
         assert [region.users for region in regions.system_regions()] == [0]
+
+
+@pytest.fixture
+def route() -> Iterator[InferRoute]:
+    loop = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=lambda call: call()))
+    with closing(Regions()) as regions, ThreadPoolExecutor(1, "worker") as workers:
+        core = make_core(Agent(), Recording())
+        core.registry.namespaces = ("/a",)
+        core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]
+        yield InferRoute(core, loop, workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("unforeseen"), 500), (InvalidArgumentError("wrong"), 400)]
+)
+def test_what_fails_on_a_worker_is_answered(route: InferRoute, error: Exception, status: int) -> None:
+    def fail() -> Reply:
+        raise error
+
+    answered = threading.Event()
+    replies: list[Reply] = []
+
+    def send(reply: Reply) -> None:
+        replies.append(reply)
+        answered.set()
+
+    call = InferCall(route, "m", "", {}, [], "", send)
+    call.deliver(fail)
+    assert answered.wait(WAIT_S)
+    assert replies[0].status == status
+    assert str(error).encode() in replies[0].body
+
+
+def test_a_model_with_a_namespace_that_is_leaving_is_known(route: InferRoute) -> None:
+    """Requests that go on with one of its sequences are still taken."""
+    assert route.begin(InferCall(route, "leaving", "", {}, [], "", lambda reply: None)) is None
+    refused = route.begin(InferCall(route, "nowhere", "", {}, [], "", lambda reply: None))
+    assert isinstance(refused, Reply)
+    assert refused.status == 404

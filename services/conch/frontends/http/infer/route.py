@@ -147,7 +147,7 @@ class InferRoute:
         try:
             call.model = self._core.model(name, call.version)
         except ConchError:
-            if name not in self._core.registry.draining:
+            if not self._core.registry.draining_of(name):
                 raise
 
     def run(self, call: InferCall) -> None:
@@ -165,11 +165,22 @@ class InferRoute:
     def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
         """Has a worker do something that takes long; the call gets the result."""
         try:
-            self._workers.submit(lambda: self._mailbox.put(call, what()))
+            self._workers.submit(self._do, call, what)
         except RuntimeError:  # the pool is closed
             error = UnavailableError("Server exiting")
             # What was submitted has been told of already.
             call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
+
+    def _do(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
+        done: Answer | InferenceRequest
+        try:
+            done = what()
+        except ConchError as error:
+            done = failure(error)
+        except Exception as error:
+            log.exception("a request or response of model '%s' could not be handled", call.model_name)
+            done = failure(InternalError(f"the request or its response could not be handled: {error}"))
+        self._mailbox.put(call, done)
 
     def _submit(self, call: InferCall, most_used: int | None = None) -> InferenceRequest | Reply:
         """Makes a request of a body and submits it; gives the response if that fails.
@@ -264,10 +275,7 @@ class InferRoute:
         return lambda: success(head, copied, encoding)
 
     def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
-        try:
-            head, tail = self._encode(request, response, call.wanted)
-        except ConchError as error:
-            return failure(error)
+        head, tail = self._encode(request, response, call.wanted)
         return success(head, tail, call.encoding)
 
 
