@@ -16,7 +16,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import gevent
 import numpy as np
 import pytest
 import tritonclient.http as http
@@ -72,12 +71,6 @@ def write_models(repository: Path) -> None:
             f'output {{ name: "OIN" data_type: TYPE_FP32 dims: [ {dims} ] }}'
         )
         write_model(repository, name, config, {"model.py": ECHO})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def event_hub() -> None:
-    """The event loop of tritonclient's sockets, which its thread keeps from its first call on."""
-    gevent.sleep(0)
 
 
 @pytest.fixture(scope="module")
