@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
+from conch.core.calls import Calls
 from conch.core.clock import wall_seconds
 from conch.core.errors import (
     ConchError,
@@ -29,6 +30,7 @@ from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
 from conch_control.folders import remove_abandoned
+from conch_control.gate import Gate
 from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.opening import open_repositories
@@ -104,7 +106,9 @@ class Agent:
         self._on_drain = on_drain
         self.events = EventLog(wall_seconds)
         self._book = Book(registry, self.events)
-        loader = Loader(options, get_backend, registry, cache)
+        # A model may load others where a client may; the operator's switch is for clients.
+        calls = Calls(registry, Gate(self, explicit=options.mode == "explicit"))
+        loader = Loader(options, get_backend, registry, cache, calls)
         self.loads = LoadStatistics()
         self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
         self._composition = Composition(options, registry, self._lifecycle, self.loads)

@@ -9,6 +9,7 @@ from pathlib import Path
 from conch.core.backend import Backend
 from conch.core.cache.cached import CachedModel
 from conch.core.cache.service import CacheService
+from conch.core.calls import Calls, ServerCalls
 from conch.core.instances.fleet import Resize
 from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.placement import differ_in_count_only
@@ -46,6 +47,7 @@ class Loader:
         get_backend: Finds a backend by name.
         registry: Where the models of ensembles are.
         cache: The response cache for models that want one; None for none.
+        calls: The server, for its models; None where they must not load others.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Loader:
         get_backend: GetBackend,
         registry: Registry,
         cache: CacheService | None = None,
+        calls: ServerCalls | None = None,
     ) -> None:
+        self._calls = Calls(registry) if calls is None else calls
         self._get_backend = get_backend
         self._options = options
         self._cache = cache
@@ -96,7 +100,11 @@ class Loader:
         # Before anything is loaded: what changes from here on must not pass for what was.
         before = load_identity(self._cache, spec)
         model = Model.create(
-            spec, backend.load(spec), warmup=warmup, limiter=self._limiter, on_warmup=on_warmup
+            spec,
+            backend.load_within(spec, self._calls),
+            warmup=warmup,
+            limiter=self._limiter,
+            on_warmup=on_warmup,
         )
         return put_behind(self._cache, model, before)
 

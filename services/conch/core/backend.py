@@ -8,9 +8,9 @@ and is about thirty lines; one that wants to see requests implements `Backend` i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
@@ -18,17 +18,25 @@ from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 
+if TYPE_CHECKING:
+    from conch.core.calls import ServerCalls
+
+Outcome = Sequence[InferenceResponse | None] | BaseException | None
+"""What `BackendInstance.execute` returns, or raises."""
+
 
 class BackendInstance(ABC):
     """One instance of a model: runs one batch at a time, possibly on another thread each time.
 
     Attributes:
         leads: Whether the thread that received a request may run its batch. False for instances that
-            hold the calling thread for long without computing, such as those in another process.
+            hold the calling thread for long without computing.
+        begins: Whether its batches are begun with `begin`, which does not wait for them.
         readiness: A check that it makes of itself when somebody asks whether it is ready, or None.
     """
 
     leads: ClassVar[bool] = True
+    begins: ClassVar[bool] = False
     readiness: Readiness | None = None
 
     @abstractmethod
@@ -46,6 +54,24 @@ class BackendInstance(ABC):
         Raises:
             Exception: The batch failed; every request in it is answered with the error.
         """
+
+    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+        """Begins a batch and returns at once: for instances that run somewhere else, as in another process.
+
+        Args:
+            batch: The batch; the instance gets no other one before it is done.
+            done: To be called exactly once, from any thread and possibly before this returns, with what
+                `execute` would have returned or raised.
+        """
+        raise NotImplementedError
+
+    def available(self, again: Callable[[], None]) -> bool:
+        """Whether it can be given a batch now; asked of instances with `begins` before each batch.
+
+        Args:
+            again: Called once it can, if it can't now; from any thread, but not from within this.
+        """
+        return True
 
     def close(self) -> None:
         """Frees what the instance holds; called once, when nothing runs on it any more."""
@@ -120,3 +146,7 @@ class Backend(ABC):
         Raises:
             ConchError: It can't be loaded; the text says why.
         """
+
+    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        """The same, for backends whose models may call the server that they run in."""
+        return self.load(spec)

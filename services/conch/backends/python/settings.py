@@ -1,0 +1,105 @@
+"""How a Python model runs: what its config's ``parameters`` and the backend's options say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.spec import ModelSpec
+
+Placement = Literal["in_process", "worker"]
+DEFAULT_PLACEMENT: Placement = "in_process"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one model; a parameter of its config comes before an option of the backend.
+
+    Attributes:
+        placement: Whether its instances run in the server's process or in processes of their own
+            (``CONCH_PLACEMENT``, ``--backend-config=python,placement=...``).
+        max_inflight: How many batches of a model whose `execute` is a coroutine may run at the same time on
+            one instance (``CONCH_MAX_INFLIGHT``, ``max-inflight``); None for the usual number: one, and any
+            number for a decoupled model.
+        max_execution_s: Seconds after which an execution counts as hanging and its worker is killed
+            (``CONCH_MAX_EXECUTION_SECONDS``, ``max-execution-seconds``); None for no limit.
+        memory_limit_mb: Most memory of a worker in MiB (``CONCH_MEMORY_LIMIT_MB``, ``memory-limit-mb``); None
+            for no limit.
+        start_timeout_s: Seconds that a worker may take until it has loaded the model
+            (``CONCH_START_TIMEOUT_SECONDS``, ``start-timeout-seconds``); None for no limit.
+    """
+
+    placement: Placement = DEFAULT_PLACEMENT
+    max_inflight: int | None = None
+    max_execution_s: float | None = None
+    memory_limit_mb: int | None = None
+    start_timeout_s: float | None = None
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Settings:
+        """The settings of a model version.
+
+        Raises:
+            InvalidArgumentError: A value can't be used; the text names the parameter or the option.
+        """
+        return cls.read(spec.name, spec.parameters, spec.backend_options)
+
+    @classmethod
+    def read(cls, name: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> Settings:
+        """The settings in a config's parameters and a backend's options."""
+        values = _Values(name, parameters, options)
+        return cls(
+            values.placement(),
+            values.integer("MAX_INFLIGHT", "max-inflight"),
+            values.seconds("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
+            values.integer("MEMORY_LIMIT_MB", "memory-limit-mb"),
+            values.seconds("START_TIMEOUT_SECONDS", "start-timeout-seconds"),
+        )
+
+
+class _Values:
+    def __init__(self, name: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> None:
+        self._name = name
+        self._parameters = parameters
+        self._options = options
+
+    def _find(self, parameter: str, option: str) -> tuple[str, str] | None:
+        """A value and where it stands."""
+        key = f"CONCH_{parameter}"
+        if key in self._parameters:
+            return self._parameters[key], f"model '{self._name}': parameter '{key}'"
+        if option in self._options:
+            return self._options[option], f"--backend-config=python,{option}"
+        return None
+
+    def placement(self) -> Placement:
+        found = self._find("PLACEMENT", "placement")
+        if found is None:
+            return DEFAULT_PLACEMENT
+        for known in get_args(Placement):
+            if found[0] == known:
+                placement: Placement = known
+                return placement
+        raise InvalidArgumentError(f"{found[1]} must be 'in_process' or 'worker', not '{found[0]}'")
+
+    def integer(self, parameter: str, option: str) -> int | None:
+        found = self._find(parameter, option)
+        if found is None:
+            return None
+        if not found[0].isdecimal() or int(found[0]) == 0:
+            raise InvalidArgumentError(f"{found[1]} must be a whole number above 0, not '{found[0]}'")
+        return int(found[0])
+
+    def seconds(self, parameter: str, option: str) -> float | None:
+        found = self._find(parameter, option)
+        if found is None:
+            return None
+        try:
+            seconds = float(found[0])
+        except ValueError:
+            seconds = 0.0
+        if not 0.0 < seconds < float("inf"):
+            raise InvalidArgumentError(f"{found[1]} must be a number of seconds above 0, not '{found[0]}'")
+        return seconds

@@ -1,0 +1,46 @@
+import pytest
+
+from conch.backends.python.settings import Settings
+from conch.core.errors import InvalidArgumentError
+
+PARAMETERS = {
+    "CONCH_PLACEMENT": "worker",
+    "CONCH_MAX_INFLIGHT": "4",
+    "CONCH_MAX_EXECUTION_SECONDS": "1.5",
+    "CONCH_MEMORY_LIMIT_MB": "512",
+    "CONCH_START_TIMEOUT_SECONDS": "60",
+}
+OPTIONS = {
+    "placement": "worker",
+    "max-inflight": "4",
+    "max-execution-seconds": "1.5",
+    "memory-limit-mb": "512",
+    "start-timeout-seconds": "60",
+}
+WANTED = Settings("worker", 4, 1.5, 512, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "options"), [(PARAMETERS, {}), ({}, OPTIONS), (PARAMETERS, {"max-inflight": "x"})]
+)
+def test_a_parameter_comes_before_an_option(parameters: dict[str, str], options: dict[str, str]) -> None:
+    assert Settings.read("m", parameters, options) == WANTED
+
+
+def test_with_nothing_said_nothing_is_limited() -> None:
+    assert Settings.read("m", {}, {}) == Settings()
+
+
+@pytest.mark.parametrize("key", PARAMETERS)
+@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "Worker", "1e999"])
+def test_a_wrong_parameter_is_named(key: str, value: str) -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=f"^model 'm': parameter '{key}' must be .*, not '{value}'$"
+    ):
+        Settings.read("m", {key: value}, OPTIONS)
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+def test_a_wrong_option_is_named(key: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^--backend-config=python,{key} must be "):
+        Settings.read("m", {}, {key: "many"})
