@@ -1,4 +1,4 @@
-"""Computes for a few milliseconds in Python itself, which holds the interpreter, and answers with its own input."""
+"""Computes for a few milliseconds in Python itself, and answers with its own input."""
 
 import triton_python_backend_utils as pb_utils
 
