@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP)
 
 serve: $(STAMP)
-	$(BIN)/conch serve --model-repository=examples/models
+	$(BIN)/conch serve --model-repository=examples/models/basic --model-repository=examples/models/python
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'

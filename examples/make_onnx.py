@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-MODELS = Path(__file__).resolve().parent / "models"
+MODELS = Path(__file__).resolve().parent / "models" / "basic"
 
 # Neither is the newest: an onnxruntime refuses a model whose IR or opset is newer than itself,
 # and these two are understood by every release since 1.12.
@@ -34,7 +34,7 @@ def save(graph: onnx.GraphProto, path: Path) -> None:
     onnx.checker.check_model(model, full_check=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
-    print(f"{path.relative_to(MODELS.parent)}: {path.stat().st_size} bytes")
+    print(f"{path.relative_to(MODELS)}: {path.stat().st_size} bytes")
 
 
 def add_sub() -> onnx.GraphProto:

@@ -17,7 +17,7 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 EXAMPLES = Path(__file__).resolve().parents[1]
-DIGITS = EXAMPLES / "models" / "digits"
+DIGITS = EXAMPLES / "models" / "basic" / "digits"
 SMALL = EXAMPLES / "hot-swap" / "small.onnx"
 CLIENTS = 4
 PATIENCE_S = 60.0

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.support.servers import EXAMPLES, ROOT, ServerProcess, serving
+from tests.support.servers import EXAMPLES, PYTHON_EXAMPLES, ROOT, ServerProcess, serving
 
 CLIENTS = sorted(
     path.name
@@ -27,7 +27,7 @@ SAYS = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """What `make serve` starts."""
-    with serving(EXAMPLES) as server:
+    with serving(EXAMPLES, PYTHON_EXAMPLES) as server:
         yield server
 
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples" / "models"
+EXAMPLES = ROOT / "examples" / "models" / "basic"
+PYTHON_EXAMPLES = ROOT / "examples" / "models" / "python"
 CONCH = Path(sys.executable).with_name("conch")
 PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers"))
 """Where a real Triton and its load generator are, if they are installed; see bench/setup_peers.sh."""
