@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any, ClassVar
 
 from conch.backends.padding import Padder
-from conch.backends.python.errors import TritonModelException, describe, is_ours
+from conch.backends.python.errors import TritonModelException, describe, failure_text, in_model
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.flights import Flights, inflight_limit
 from conch.backends.python.loading import ModelCode
@@ -30,6 +30,9 @@ from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+FAILED = "Failed to process the request(s) for model '%s', message: %s: %s"
+"""How the log tells of a failed execution; the exception comes with it, in its own words."""
+
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -47,6 +50,7 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
     try:
         code = ModelCode(name, version_directory, file_name)
     except BaseException as error:
+        log.error("model '%s' can't be imported", name, exc_info=in_model(error))
         raise InternalError(describe(error)) from error
     model_class = getattr(code.module, "TritonPythonModel", None)
     if model_class is None:
@@ -77,6 +81,7 @@ def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
         if hasattr(model, "initialize"):
             model.initialize(_arguments(spec, placement))
     except BaseException as error:
+        log.error("initialize of model '%s' failed", placement.name, exc_info=in_model(error))
         code.close()
         raise InternalError(describe(error)) from error
     kind = AsyncPythonInstance if _is_concurrent(model.execute) else PythonInstance
@@ -188,8 +193,8 @@ class PythonInstance(BackendInstance):
                 self._loop.close()
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
-        except BaseException:
-            log.exception("finalize of model '%s' failed", self._name)
+        except BaseException as error:
+            log.error("finalize of model '%s' failed", self._name, exc_info=in_model(error))
         finally:
             self.readiness = self._check = None
             del self._model, self._execute
@@ -300,9 +305,8 @@ class PythonInstance(BackendInstance):
 
     def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> InternalError:
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
-        what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
-        message = f"Failed to process the request(s) for model '{self._name}', message: {what}"
-        log.error("%s", message)
+        message = failure_text(self._name, error)
+        log.error(FAILED, self._name, type(error).__name__, error, exc_info=in_model(error))
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:
