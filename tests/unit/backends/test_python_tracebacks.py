@@ -44,7 +44,8 @@ def shown(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "extra"), [("def", ""), ("async def", ""), ("def", "        yield"), ("async def", "        yield")]
+    ("kind", "extra"),
+    [("def", ""), ("async def", ""), ("def", "        yield"), ("async def", "        yield")],
 )
 def test_failed_execution(harness: Harness, caplog: pytest.LogCaptureFixture, kind: str, extra: str) -> None:
     model = load(harness, MODEL.replace("KIND", kind).replace("EXTRA", extra))
@@ -86,7 +87,8 @@ def test_our_own_checks_have_no_traceback(harness: Harness, caplog: pytest.LogCa
 
 
 def test_failed_initialize(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    source = MODEL.replace("KIND", "def").replace("EXTRA", "    def initialize(self, args):\n        helper.broken(0)")
+    initialize = "    def initialize(self, args):\n        helper.broken(0)"
+    source = MODEL.replace("KIND", "def").replace("EXTRA", initialize)
     with pytest.raises(InternalError):
         load(harness, source)
     (text,) = shown(caplog)
