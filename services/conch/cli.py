@@ -27,6 +27,7 @@ from conch.options import (
     ServerOptions,
     access_log_options,
     backend_options,
+    control_mode,
     grpc_options,
     log_options,
     metrics_options,
@@ -109,7 +110,7 @@ def _serve(arguments: Sequence[str]) -> int:
 def _control_options(flags: FlagValues) -> ControlOptions:
     repositories = tuple(flags["model-repository"]) + tuple(flags["model-store"])
     startup = tuple(flags["load-model"])
-    mode = flags["model-control-mode"]
+    mode = control_mode(flags)
     if not repositories:
         raise FlagError("--model-repository must be specified")
     if startup and mode != "explicit":

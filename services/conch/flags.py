@@ -139,6 +139,13 @@ FLAGS: tuple[Flag, ...] = (
         "look for changes now and then; watch: load all models and be told of changes",
         choices=("none", "explicit", "poll", "watch"),
     ),
+    Flag(
+        "reload",
+        parse_bool,
+        False,
+        "for development: load a model again soon after a file of it is saved; what served before goes on if "
+        "it can't be loaded",
+    ),
     Flag("repository-poll-secs", _interval, 15.0, "seconds between looks at model repositories"),
     Flag(
         "repository-settle-secs",
