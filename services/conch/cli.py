@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
+from conch.backends import load_backend
+from conch.backends.python.based import backends_within
 from conch.control_options import control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
@@ -162,6 +164,7 @@ def _run(
             logs.access,
             http=http,
             metrics=metrics,
+            get_backend=backends_within(flags["backend-directory"], load_backend),
         )
 
         def started() -> None:
