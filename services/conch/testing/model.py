@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
-from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, InferenceResponse, Parameter
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.testing.failures import Failures
 from conch.testing.repository import Placement, Repository
+from conch.testing.requests import Request, request_of
 from conch.testing.standins import Function
 from conch.testing.tensors import Outputs, as_model_error, outputs_of, tensors_of
 
@@ -34,9 +34,9 @@ def run(
     config: Mapping[str, Any] | None = None,
     version: int | None = None,
     placement: Placement = "in_process",
-    **request: Any,
+    **request: Unpack[Request],
 ) -> Any:
-    """Loads a model, runs one request and unloads it; see `load` and `LoadedModel.run`."""
+    """Loads a model, runs one request and unloads it; see `load`, `LoadedModel.run` and `Request`."""
     with load(directory, models=models, config=config, version=version, placement=placement) as model:
         return model.run(inputs, **request)
 
@@ -102,12 +102,12 @@ class LoadedModel:
         """Whether a request may have any number of responses."""
         return self._model.spec.decoupled
 
-    def run(self, inputs: Inputs, **request: Any) -> Any:
+    def run(self, inputs: Inputs, **request: Unpack[Request]) -> Any:
         """Runs a request.
 
         Args:
             inputs: Its inputs.
-            **request: The same as of `stream`.
+            **request: What else it has, see `Request`.
 
         Returns:
             `Outputs`; of a decoupled model a list of them, one for each response.
@@ -119,12 +119,12 @@ class LoadedModel:
         call = self._submit(inputs, **request)
         return call.all() if self.decoupled else call.one()
 
-    def run_all(self, many: Iterable[Inputs], **request: Any) -> list[Any]:
+    def run_all(self, many: Iterable[Inputs], **request: Unpack[Request]) -> list[Any]:
         """Runs requests at the same time, so that they may share batches.
 
         Args:
             many: The inputs of each.
-            **request: The same as of `stream`, for all of them.
+            **request: What else all of them have, see `Request`.
 
         Returns:
             For each what `run` returns, or the exception that it would raise.
@@ -138,14 +138,12 @@ class LoadedModel:
                 results.append(error)
         return results
 
-    def stream(self, inputs: Inputs, **request: Any) -> Iterator[Outputs]:
+    def stream(self, inputs: Inputs, **request: Unpack[Request]) -> Iterator[Outputs]:
         """Runs a request, and gives its responses as they come; closing the iterator cancels it.
 
         Args:
             inputs: Its inputs.
-            **request: ``outputs``, names of those wanted; ``parameters``; ``request_id``; ``sequence_id``,
-                ``sequence_start`` and ``sequence_end``; ``priority``; ``timeout_us``; ``deadline_s``, seconds
-                after which nobody waits any more.
+            **request: What else it has, see `Request`.
 
         Raises:
             Exception: As in `run`, when it is its turn.
@@ -178,43 +176,12 @@ class LoadedModel:
         else:
             self._stack.close()  # what went wrong first is what matters
 
-    def _submit(
-        self,
-        inputs: Inputs,
-        *,
-        outputs: Iterable[str] | None = None,
-        parameters: Mapping[str, Parameter] | None = None,
-        request_id: str = "",
-        sequence_id: int | str = 0,
-        sequence_start: bool = False,
-        sequence_end: bool = False,
-        priority: int = 0,
-        timeout_us: int = 0,
-        deadline_s: float | None = None,
-        may_lead: bool = True,
-    ) -> _Call:
+    def _submit(self, inputs: Inputs, may_lead: bool = True, **given: Unpack[Request]) -> _Call:
         call = _Call(self._repository, self._failures)
-        now = monotonic_ns()
-        request = call.request = InferenceRequest(
-            self.name,
-            str(self.version),
-            tensors_of(inputs, self._model.spec.inputs),
-            call.take,
-            now,
-            request_id,
-            None if outputs is None else tuple(outputs),
-            dict(parameters) if parameters else None,
-        )
-        request.correlation_id = sequence_id
-        request.sequence_start = sequence_start
-        request.sequence_end = sequence_end
-        request.priority = priority
-        request.timeout_us = timeout_us
-        request.responses_wait = True
-        if deadline_s is not None:
-            request.deadline_ns = now + round(deadline_s * 1e9)
+        tensors = tensors_of(inputs, self._model.spec.inputs)
+        call.request = request_of(self.name, str(self.version), tensors, call.take, given)
         try:
-            led = self._repository.calls.submit(request, may_lead, self._model)
+            led = self._repository.calls.submit(call.request, may_lead, self._model)
         except ConchError as error:
             raise as_model_error(error) from None
         if led is not None:
