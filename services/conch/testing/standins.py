@@ -71,6 +71,11 @@ class StandIn:
         """It is always ready."""
         return ()
 
+    @property
+    def workers(self) -> Sequence[Any]:
+        """It has no processes."""
+        return ()
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> None:
         """Runs a request on a thread of its own."""
         if self._closed:
