@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from conch import __version__
 from conch.allocator import keep_large_blocks
+from conch.backends import load_backend
+from conch.backends.python.based import backends_within
 from conch.control_options import control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
@@ -27,6 +29,7 @@ from conch.options import (
     ServerOptions,
     access_log_options,
     backend_options,
+    control_mode,
     grpc_options,
     log_options,
     metrics_options,
@@ -109,7 +112,7 @@ def _serve(arguments: Sequence[str]) -> int:
 def _control_options(flags: FlagValues) -> ControlOptions:
     repositories = tuple(flags["model-repository"]) + tuple(flags["model-store"])
     startup = tuple(flags["load-model"])
-    mode = flags["model-control-mode"]
+    mode = control_mode(flags)
     if not repositories:
         raise FlagError("--model-repository must be specified")
     if startup and mode != "explicit":
@@ -161,6 +164,7 @@ def _run(
             logs.access,
             http=http,
             metrics=metrics,
+            get_backend=backends_within(flags["backend-directory"], load_backend),
         )
 
         def started() -> None:

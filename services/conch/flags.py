@@ -139,6 +139,13 @@ FLAGS: tuple[Flag, ...] = (
         "look for changes now and then; watch: load all models and be told of changes",
         choices=("none", "explicit", "poll", "watch"),
     ),
+    Flag(
+        "reload",
+        parse_bool,
+        False,
+        "for development: load a model again soon after a file of it is saved; what served before goes on if "
+        "it can't be loaded",
+    ),
     Flag("repository-poll-secs", _interval, 15.0, "seconds between looks at model repositories"),
     Flag(
         "repository-settle-secs",
@@ -177,6 +184,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("model-config-name", str, "", "use configs/<name>.pbtxt of a model where it exists"),
     Flag("disable-auto-complete-config", parse_bool, False, "do not complete model configs"),
     Flag("strict-model-config", parse_bool, None, "deprecated: the same as --disable-auto-complete-config"),
+    Flag(
+        "backend-directory",
+        Path,
+        None,
+        "directory with Python-based backends: <name>/model.py runs all models whose backend is <name>",
+    ),
     Flag("backend-config", str, [], "<backend>,<key>=<value>; may be repeated", many=True),
     Flag("cache-config", str, [], "<cache>,<setting>=<value>; may be repeated", many=True),
     Flag(
@@ -346,7 +359,6 @@ _NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
             "trace-count",
             "trace-log-frequency",
             "cache-directory",
-            "backend-directory",
             "repoagent-directory",
             "pinned-memory-pool-byte-size",
             "cuda-memory-pool-byte-size",

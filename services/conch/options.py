@@ -17,8 +17,11 @@ from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
 from conch.observe.metrics.options import MetricsOptions, read_settings
 from conch.observe.options import AccessLogOptions, LogOptions
+from conch_control.options import ControlMode
 from conch_control.planner.driver import PlannerOptions
 from conch_control.storage.options import StorageOptions
+
+_RELOAD_SETTLE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def server_options(flags: FlagValues) -> ServerOptions:
     """
     return ServerOptions(
         server_id=flags["id"],
-        exit_on_error=flags["exit-on-error"],
+        exit_on_error=flags["exit-on-error"] and not flags["reload"],  # it is about to be mended
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
         drain_delay_s=flags["drain-delay"],
@@ -67,15 +70,35 @@ def server_options(flags: FlagValues) -> ServerOptions:
     )
 
 
+def control_mode(flags: FlagValues) -> ControlMode:
+    """How the server comes by its models; ``--reload`` is a way of watching.
+
+    Raises:
+        FlagError: It is to be reloaded and told what to load.
+    """
+    mode: ControlMode = flags["model-control-mode"]
+    if not flags["reload"]:
+        return mode
+    if mode not in ("none", "watch"):
+        raise FlagError(
+            f"--reload has the server follow its repositories itself, which is not for "
+            f"--model-control-mode={mode}: leave that out"
+        )
+    return "watch"
+
+
 def planner_options(flags: FlagValues) -> PlannerOptions | None:
     """The settings of the planner; None where the control mode has none."""
-    mode = flags["model-control-mode"]
+    mode = control_mode(flags)
     if mode not in ("poll", "watch"):
         return None
+    settle_s = flags["repository-settle-secs"]
     return PlannerOptions(
         mode=mode,
         poll_s=flags["repository-poll-secs"],
-        settle_s=flags["repository-settle-secs"],
+        # A file is saved at once; who copies a repository in has other modes.
+        settle_s=min(settle_s, _RELOAD_SETTLE_S) if flags["reload"] else settle_s,
+        development=flags["reload"],
         operations=flags["model-load-thread-count"],
         model_config_name=flags["model-config-name"],
     )

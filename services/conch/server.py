@@ -17,6 +17,7 @@ from conch import __version__
 from conch.backends import load_backend
 from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
+from conch.core.backend import Backend
 from conch.core.cache.service import CacheService
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
@@ -61,6 +62,7 @@ class Server:
         request_log: What front ends tell of requests; None for nothing. It is not closed with the server.
         http: Settings of the REST front end; None for none.
         metrics: Settings of the metrics; None for none.
+        get_backend: Finds a backend by name.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -78,6 +80,7 @@ class Server:
         http: HttpOptions | None = None,
         *,
         metrics: MetricsOptions | None = None,
+        get_backend: Callable[[str], Backend] = load_backend,
     ) -> None:
         if control_port is not None:
             control_port.check()
@@ -90,7 +93,7 @@ class Server:
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
-            self.agent = Agent(control, self.registry, load_backend, self._cache, self.drain)
+            self.agent = Agent(control, self.registry, get_backend, self._cache, self.drain)
         except BaseException:
             self._close_cache()
             raise

@@ -36,6 +36,12 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
     rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS | {"conch.memory"}),
+    # Where tests of models put both planes together; only what loads models knows the control plane.
+    rule(
+        "conch.testing",
+        *("numpy", "conch.core", "conch.backends", "conch.testing"),
+        lazy=frozenset({"conch_control"}),
+    ),
     rule("conch.caches.redis", "redis", "conch.core", "conch.caches"),
     rule("conch.caches", "conch.core", "conch.caches", lazy=frozenset({"blake3"})),
     rule("conch.frontends.grpc.adapter.library", "grpc", "grpc._cython"),

@@ -8,14 +8,18 @@ from conch.core.backend import Backend
 from conch.core.errors import UnavailableError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.paths import stays_within
+from conch_control.config.platforms import FORMATS
 from conch_control.config.problems import Checked, Problem, Problems
+
+_NATIVE = frozenset(entry.backend for entry in FORMATS if entry.model_file != "model.py")
+"""Backends that are no Python code."""
 
 
 def runtime_problems(config: ModelConfig) -> Problems:
     """What is wrong with a config's ``runtime``."""
     # There are no libraries to choose from: the only runtime is the backend's own, by any of its names.
     own = {"", f"libtriton_{config.backend}.so"}
-    if config.backend == "python":
+    if config.backend not in _NATIVE:
         own.add("model.py")
     if config.runtime not in own:
         yield Problem(

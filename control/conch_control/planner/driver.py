@@ -21,6 +21,7 @@ from conch.core.errors import (
 )
 from conch.core.server_core import LoadParameter
 from conch_control.events import EventLog
+from conch_control.planner.changed import some
 from conch_control.planner.look import Looker
 from conch_control.planner.plan import Operation, Outcome, Plan
 from conch_control.planner.running import Running
@@ -53,6 +54,7 @@ class PlannerOptions:
         settle_s: Seconds that nothing must have changed of a model before it is loaded.
         operations: Most loads and unloads under way at the same time.
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
+        development: Whether models are being edited: what editors leave beside a file is no change.
     """
 
     mode: Literal["poll", "watch"]
@@ -60,6 +62,7 @@ class PlannerOptions:
     settle_s: float = 1.0
     operations: int = 4
     model_config_name: str = ""
+    development: bool = False
 
 
 class PlannersPort(Protocol):
@@ -101,7 +104,13 @@ class Planner:
         self._options = options
         self._clock = clock
         self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
-        self._looker = Looker(repositories, options.model_config_name, self._about_to_look, self._on_late)
+        self._looker = Looker(
+            repositories,
+            options.model_config_name,
+            self._about_to_look,
+            self._on_late,
+            editors=options.development,
+        )
         self._watcher: Watcher | None = None
         self._running: Running | None = None
         self._adopted = False
@@ -110,7 +119,7 @@ class Planner:
         self._asked = False
         self._late = False  # whether a slow repository has answered that looks went on without
         self._touched_at: int | None = None
-        self._ended: list[tuple[Operation, BaseException | None]] = []
+        self._ended: list[tuple[Operation, BaseException | None, int]] = []
         self._workers: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._run, name="conch-planner", daemon=True)
         # When looks may and must be, by the clock.
@@ -205,8 +214,8 @@ class Planner:
         mine = self._plan.doing
         with self._changed:
             ended, self._ended = self._ended, []
-        for operation, error in ended:
-            _log_end(operation, error)
+        for operation, error, took_ns in ended:
+            _log_end(operation, error, took_ns)
             outcome = Outcome.DONE if error is None else outcome_of(error)
             self._start(self._plan.finished(operation, outcome, self._clock()))
         if self._running is None:
@@ -330,7 +339,8 @@ class Planner:
             if self._stopped:
                 return
             if operation.kind == "load":
-                log.info("model '%s' is new or has changed: loading it", operation.name)
+                what = f" ({some(operation.changed)})" if operation.changed else ""
+                log.info("model '%s' is new or has changed: loading it%s", operation.name, what)
             else:
                 log.info("model '%s' is gone: unloading it", operation.name)
             thread = threading.Thread(
@@ -345,6 +355,7 @@ class Planner:
 
     def _work(self, operation: Operation) -> None:
         error: BaseException | None = None
+        began = self._clock()
         try:
             if operation.kind == "load":
                 self._port.load(operation.name, {})
@@ -353,7 +364,7 @@ class Planner:
         except BaseException as raised:
             error = raised
         with self._changed:
-            self._ended.append((operation, error))
+            self._ended.append((operation, error, self._clock() - began))
             self._workers.discard(threading.current_thread())
             self._changed.notify_all()
 
@@ -365,8 +376,11 @@ def outcome_of(error: BaseException) -> Outcome:
     return Outcome.TRANSIENT if may_pass(error) else Outcome.FAILED
 
 
-def _log_end(operation: Operation, error: BaseException | None) -> None:
+def _log_end(operation: Operation, error: BaseException | None, took_ns: int) -> None:
     if error is None:
+        if operation.changed:
+            took = took_ns / _S
+            log.info("reloaded '%s' in %.2f s: %s", operation.name, took, some(operation.changed))
         return
     shown = as_conch_error(error)
     text = getattr(error, "reason", shown.message)

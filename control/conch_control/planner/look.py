@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from conch.core.errors import ConchError
 from conch_control.dependencies import read_parts
 from conch_control.options import ControlOptions
+from conch_control.planner.changed import without_editors
 from conch_control.planner.plan import Found, Look
 from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
@@ -24,6 +25,7 @@ class Looker:
         model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
         before: Called with each model before its state is taken.
         on_late: Called, on any thread, when a repository has answered that a look has gone on without.
+        editors: Whether models are being edited, so that what editors keep for themselves is left out.
     """
 
     def __init__(
@@ -32,7 +34,9 @@ class Looker:
         model_config_name: str,
         before: Callable[[ModelSource], None],
         on_late: Callable[[], None] = lambda: None,
+        editors: bool = False,
     ) -> None:
+        self._editors = editors
         self._repositories = repositories
         self._options = ControlOptions((), model_config_name=model_config_name)
         self._before = before
@@ -101,6 +105,8 @@ class Looker:
             reason = error.message if isinstance(error, ConchError) else error
             log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)
             return None
+        if self._editors:
+            state = without_editors(state)
         known = self._known.get(name)
         if known is not None and known.fingerprint == state and known.location == source.location:
             if known.markers == markers:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from conch_control.planner.changed import differing
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.markers import is_incomplete, vouched_for
 
@@ -78,10 +79,12 @@ class Operation:
     Attributes:
         kind: What to do.
         name: The model to do it with.
+        changed: The files because of which it is loaded again, if it has been asked for in another state.
     """
 
     kind: Literal["load", "unload"]
     name: str
+    changed: tuple[str, ...] = field(default=(), compare=False)
 
 
 class Outcome(Enum):
@@ -317,7 +320,9 @@ class Plan:
                 found = model.found
                 if self._is_needed(name) if found is None else self._lacks_parts(name, found):
                     continue
-                model.doing = Operation("unload" if found is None else "load", name)
+                before = model.done.fingerprint if isinstance(model.done, Found) else ()
+                changed = differing(before, found.fingerprint) if before and found is not None else ()
+                model.doing = Operation("unload" if found is None else "load", name, changed)
                 model.done, model.failed = found, False
                 begun.append(model.doing)
         return begun

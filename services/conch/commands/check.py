@@ -7,8 +7,10 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
 
 from conch.backends import backend_names, load_backend
+from conch.backends.python.based import backends_within, based_names
 from conch.core.errors import ConchError
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError
@@ -89,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--backend-config", metavar="SETTING", action="append", default=[], help="as for conch serve"
     )
+    parser.add_argument("--backend-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
     return parser
 
 
@@ -102,7 +105,9 @@ def _rules(given: argparse.Namespace) -> Rules:
         backend_options=backend_options(given.backend_config),
         devices=devices,
     )
-    return Rules(options, load_backend, backend_names(), given.run_code)
+    directory: Path | None = given.backend_directory
+    names = tuple(sorted({*backend_names(), *based_names(directory)}))
+    return Rules(options, backends_within(directory, load_backend), names, given.run_code)
 
 
 def _gpus(text: str) -> tuple[int, ...]:

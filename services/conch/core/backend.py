@@ -49,7 +49,8 @@ class BackendInstance(ABC):
         Returns:
             One response for each request, in their order; an error in one of them does not touch the
             others, and None in place of one says that the model calls `InferenceRequest.respond` for that
-            request itself. A decoupled model returns None and does so for all of them.
+            request itself; if ``compute_output_start_ns`` is not set then, the execution goes on until
+            that happens for the first time. A decoupled model returns None and does so for all of them.
 
         Raises:
             Exception: The batch failed; every request in it is answered with the error.

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import triton_python_backend_utils as pb_utils
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
+from conch.backends.python import utils as pb_utils  # with its own types, not those of the stub
 from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter
 from conch.backends.python.sender import SenderContext

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
-from conch.backends.python.errors import TritonModelException, describe
+from conch.backends.python.errors import TritonModelException, describe, in_model
 from conch.core.errors import ConchError, InternalError
+
+log = logging.getLogger(__name__)
 
 _SETTABLE = ("max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy")
 
@@ -135,6 +138,8 @@ def auto_complete(model_class: type[Any], config: dict[str, Any]) -> dict[str, A
     except TritonModelException as error:
         raise InternalError(str(error)) from error
     except BaseException as error:
+        name = config.get("name", "")
+        log.error("auto_complete_config of model '%s' failed", name, exc_info=in_model(error))
         raise InternalError(describe(error)) from error
     config.update({key: result[key] for key in _SETTABLE if key in result})
     return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
@@ -90,25 +91,45 @@ def describe(error: BaseException) -> str:
     Only frames of the model and of what it called are shown; those of the server would mislead.
     """
     text = f"{type(error).__name__}: {error}"
-    frames = _frames(error.__traceback__)
+    frames = _frames(error)
     return f"{text}\n\nAt:\n{frames}" if frames else text
+
+
+def failure_text(instance: str, error: BaseException) -> str:
+    """What clients are told where `execute` of an instance has failed."""
+    what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
+    return f"Failed to process the request(s) for model '{instance}', message: {what}"
+
+
+def in_model(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """An exception as logs take it, with the frames of the model and of what it called."""
+    own = [trace for trace in _traces(error) if not _filename(trace).startswith(_NOT_THE_MODELS)]
+    shown: TracebackType | None = None
+    for trace in reversed(own):
+        shown = TracebackType(shown, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return type(error), error, shown
 
 
 def is_ours(error: BaseException) -> bool:
     """Whether an exception was raised by the server's checks and not within the model."""
+    return all(_filename(trace).startswith(_OURS) for trace in _traces(error))
+
+
+def _frames(error: BaseException) -> str:
+    lines = [
+        f"  {_filename(trace)}({trace.tb_lineno}): {trace.tb_frame.f_code.co_name}\n"
+        for trace in _traces(error)
+        if not _filename(trace).startswith(_NOT_THE_MODELS)
+    ]
+    return "".join(reversed(lines))
+
+
+def _filename(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
+
+
+def _traces(error: BaseException) -> Iterator[TracebackType]:
     trace = error.__traceback__
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
-            return False
+        yield trace
         trace = trace.tb_next
-    return True
-
-
-def _frames(trace: TracebackType | None) -> str:
-    lines: list[str] = []
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_NOT_THE_MODELS):
-            lines.append(f"  {code.co_filename}({trace.tb_lineno}): {code.co_name}\n")
-        trace = trace.tb_next
-    return "".join(reversed(lines))

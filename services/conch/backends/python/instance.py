@@ -5,21 +5,22 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import Any, ClassVar
 
 from conch.backends.padding import Padder
-from conch.backends.python.errors import TritonModelException, describe, is_ours
+from conch.backends.python.errors import TritonModelException, describe, failure_text, in_model
 from conch.backends.python.eventloop import EventLoop, Outcome
+from conch.backends.python.flights import Flights, inflight_limit
 from conch.backends.python.loading import ModelCode
 from conch.backends.python.readiness import ReadyCheck
 from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.sender import SenderContext
+from conch.backends.python.steps import Steps
 from conch.core.backend import BackendInstance
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError, as_conch_error
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
@@ -28,6 +29,9 @@ from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
+
+FAILED = "Failed to process the request(s) for model '%s', message: %s: %s"
+"""How the log tells of a failed execution; the exception comes with it, in its own words."""
 
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
@@ -46,6 +50,7 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
     try:
         code = ModelCode(name, version_directory, file_name)
     except BaseException as error:
+        log.error("model '%s' can't be imported", name, exc_info=in_model(error))
         raise InternalError(describe(error)) from error
     model_class = getattr(code.module, "TritonPythonModel", None)
     if model_class is None:
@@ -67,14 +72,25 @@ def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
     _only_cpu_inputs(spec)
     code = load_code(spec.name, spec.version_directory, spec.model_file)
     try:
+        inflight_limit(spec, _is_concurrent(code.module.TritonPythonModel.execute))
+    except BaseException:
+        code.close()
+        raise
+    try:
         model = code.module.TritonPythonModel()
         if hasattr(model, "initialize"):
             model.initialize(_arguments(spec, placement))
     except BaseException as error:
+        log.error("initialize of model '%s' failed", placement.name, exc_info=in_model(error))
         code.close()
         raise InternalError(describe(error)) from error
-    kind = AsyncPythonInstance if inspect.iscoroutinefunction(model.execute) else PythonInstance
+    kind = AsyncPythonInstance if _is_concurrent(model.execute) else PythonInstance
     return kind(spec, placement, code, model)
+
+
+def _is_concurrent(execute: Any) -> bool:
+    """Whether several calls of a model's `execute` can be under way at the same time."""
+    return inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute)
 
 
 def _only_cpu_inputs(spec: ModelSpec) -> bool:
@@ -115,6 +131,8 @@ class PythonInstance(BackendInstance):
         self._convert = Converter(spec)
         sequence = spec.sequence
         self._iterative = sequence is not None and sequence.iterative
+        concurrent = _is_concurrent(model.execute)
+        self._limit = inflight_limit(spec, concurrent)
         self._context = SenderContext(
             self._convert,
             Shaper(spec),
@@ -122,11 +140,12 @@ class PythonInstance(BackendInstance):
             placement.name,
             tuple(tensor.name for tensor in spec.outputs),
             SequenceStates(spec) if sequence is not None and sequence.states else None,
-            reschedules=not (spec.decoupled and inspect.iscoroutinefunction(model.execute)),
+            reschedules=self._limit == 1 or not concurrent,
             takes_gpu_tensors=not _only_cpu_inputs(spec),
         )
         self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None
+        self._flights: Flights | None = None
         self._check: ReadyCheck | None = None
         if hasattr(model, "is_ready"):
             if inspect.iscoroutinefunction(model.is_ready):
@@ -149,36 +168,89 @@ class PythonInstance(BackendInstance):
         batch.compute_input_end_ns = monotonic_ns()
         try:
             returned = self._execute(requests)
-            if type(returned) is not list and inspect.isawaitable(returned):
-                returned = self._await(requests, returned)
-            batch.compute_output_start_ns = monotonic_ns()
-            if self._decoupled:
-                self._check_decoupled(returned)
-                responses = None
-            else:
-                responses = self._responses(requests, returned)
-            if context.rescheduled:
-                context.rescheduled = False
-                _pause(requests)
-            return responses
+            if type(returned) is not list and returned is not None:
+                outcome = self._driven(batch, requests, returned)
+                if outcome is None:
+                    return None if self._decoupled else [None] * len(requests)
+                returned, error = outcome
+                if error is not None:
+                    raise error
+            return self._returned(batch, requests, returned)
         except BaseException as error:  # the thread is the server's, whatever a model raises
-            raise self._failure(requests, error) from None
+            failure = self._failure(requests, error)
+            if self._decoupled or any(request._sender is None for request in requests):
+                raise failure from None
+            return [None] * len(requests)  # their senders have said so, to those that had no answer yet
 
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
         try:
             if self._check is not None:
                 self._check.close()
+            if self._flights is not None and not self._decoupled:
+                self._flights.wait()
             if self._loop is not None:
                 self._loop.close()
             if hasattr(self._model, "finalize"):
                 self._model.finalize()
-        except BaseException:
-            log.exception("finalize of model '%s' failed", self._name)
+        except BaseException as error:
+            log.error("finalize of model '%s' failed", self._name, exc_info=in_model(error))
         finally:
             self.readiness = self._check = None
             del self._model, self._execute
             self._code.close()
+
+    def _driven(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
+        """What an awaitable or a generator comes to; None for a coroutine that goes on."""
+        if isinstance(returned, Generator):
+            return Steps(requests, self._decoupled).run(returned), None
+        if isinstance(returned, AsyncGenerator):
+            returned = Steps(requests, self._decoupled).run_async(returned)
+        if not inspect.isawaitable(returned):
+            return returned, None
+        if self._flights is None:
+            self._loop = self._loop or EventLoop(self._name)
+            self._flights = Flights(self._loop, self._limit)
+        outcome = self._flights.run(returned, lambda outcome: self._ended(batch, requests, outcome))
+        if outcome is None and self._decoupled:
+            batch.compute_output_start_ns = monotonic_ns()
+        return outcome
+
+    def _returned(
+        self, batch: Batch, requests: list[ReceivedRequest], returned: Any
+    ) -> Sequence[CoreResponse | None] | None:
+        """What the batch comes to when `execute` has ended."""
+        batch.compute_output_start_ns = monotonic_ns()
+        if self._decoupled:
+            self._check_decoupled(returned)
+            responses = None
+        else:
+            responses = self._responses(requests, returned)
+        if self._context.rescheduled:
+            self._context.rescheduled = False
+            _pause(requests)
+        return responses
+
+    def _ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: Outcome) -> None:
+        """Answers the requests of a coroutine that went on after its batch was handed back."""
+        returned, error = outcome
+        responses: Sequence[CoreResponse | None] | None
+        try:
+            if error is not None:
+                raise error
+            responses = self._returned(batch, requests, returned)
+        except BaseException as raised:
+            failure = self._failure(requests, raised)
+            responses = [CoreResponse([], failure) for _ in requests]
+        for request, response in zip(requests, responses or (), strict=False):
+            if response is None:
+                continue
+            try:
+                self._context.finish(request._core, response)
+                request._core.respond(response, True)
+            except Exception as raised:  # outputs whose shapes do not hold what they say
+                log.exception("a response of model '%s' could not be handed over", self._name)
+                request._core.fail(as_conch_error(raised))
 
     def _responses(self, requests: list[ReceivedRequest], returned: Any) -> list[CoreResponse | None]:
         if type(returned) is not list:
@@ -231,34 +303,10 @@ class PythonInstance(BackendInstance):
                 f"return None."
             )
 
-    def _await(self, requests: list[ReceivedRequest], awaitable: Any) -> Any:
-        """The result of a coroutine; None at once for a decoupled model, whose coroutine goes on."""
-        if self._loop is None:
-            self._loop = EventLoop(self._name)
-        future = self._loop.run(awaitable)
-        if self._decoupled:
-
-            def finished(future: Future[Outcome]) -> None:
-                returned, error = future.result()
-                try:
-                    if error is not None:
-                        raise error
-                    self._check_decoupled(returned)
-                except BaseException as raised:
-                    self._failure(requests, raised)
-
-            future.add_done_callback(finished)
-            return None
-        returned, error = future.result()
-        if error is not None:
-            raise error
-        return returned
-
     def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> InternalError:
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
-        what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
-        message = f"Failed to process the request(s) for model '{self._name}', message: {what}"
-        log.error("%s", message)
+        message = failure_text(self._name, error)
+        log.error(FAILED, self._name, type(error).__name__, error, exc_info=in_model(error))
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:

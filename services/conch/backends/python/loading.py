@@ -47,7 +47,9 @@ class ModelCode:
         if not path.is_file():
             raise FileNotFoundError(path)
         self.version_directory = version_directory
-        self._directories = [str(version_directory), str(version_directory.parent)]
+        # The file of a Python-based backend is elsewhere, with what belongs to it.
+        places = (path.parent, version_directory, version_directory.parent)
+        self._directories = [str(place) for place in dict.fromkeys(places)]
         slug = re.sub(r"\W", "_", f"{name}_{version_directory.name}")
         self.package = f"conch_model_{slug}_{next(_numbers)}"
         self._owned: dict[str, bool] = {}

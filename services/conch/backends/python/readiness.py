@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.backends.python.errors import describe
+from conch.backends.python.errors import in_model
 from conch.backends.python.eventloop import EventLoop
 
 log = logging.getLogger(__name__)
@@ -99,4 +99,4 @@ class ReadyCheck:
                 raise TypeError(f"is_ready must return a bool, not {type(answer).__name__}")
             self._answer = bool(answer)
         except BaseException as error:  # the thread is the server's, whatever a model raises
-            log.error("is_ready of model '%s' failed: %s", self._name, describe(error))
+            log.error("is_ready of model '%s' failed: %s", self._name, error, exc_info=in_model(error))

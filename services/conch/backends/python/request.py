@@ -240,7 +240,7 @@ class ReceivedRequest(InferenceRequest):
         if self._batch.compute_output_start_ns or not self._context.reschedules:
             raise TritonModelException(
                 "The release flags of a request cannot be set when it has been released: after 'execute' has "
-                "returned, or in the coroutine of a decoupled model."
+                "returned, or in a coroutine of a model that is decoupled or has several batches in flight."
             )
         if not self._core.filler:
             self._core.rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE

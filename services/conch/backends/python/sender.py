@@ -8,6 +8,7 @@ from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
 from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError, InternalError
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
@@ -64,6 +65,13 @@ class SenderContext:
         self.reschedules = reschedules
         self.rescheduled = False
 
+    def finish(self, request: CoreRequest, response: CoreResponse) -> None:
+        """Makes a converted response what its client is to get: without states, with the client's shapes."""
+        if self.states is not None:
+            self.states.collect(request, response)
+        if response.error is None and (self.shaper.reshapes_outputs or request.classes is not None):
+            self.shaper.shape_response(request, response)
+
 
 class ResponseSender:
     """Sends the responses of one request."""
@@ -114,10 +122,7 @@ class ResponseSender:
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context
         converted = context.convert(self._request, response)
-        if context.states is not None:
-            context.states.collect(self._request, converted)
-        if converted.error is None and (context.shaper.reshapes_outputs or self._request.classes is not None):
-            context.shaper.shape_response(self._request, converted)
+        context.finish(self._request, converted)
         return converted
 
     def _check(self, response: InferenceResponse | None, flags: int) -> None:
@@ -134,19 +139,26 @@ class ResponseSender:
         if self._closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
 
+    @property
+    def _open(self) -> bool:
+        """Whether the request has still to be ended."""
+        return not (self._closed or (self._sent > 0 and not self._context.decoupled))
+
     def _fail(self, message: str) -> None:
+        """Ends the request with the model's failure, unless it has ended."""
+        self._end(InternalError(message))
+
+    def _end(self, error: ConchError) -> None:
         """Ends the request with an error, unless it has ended."""
         with self._lock:
-            if self._closed or (self._sent > 0 and not self._context.decoupled):
-                return
-            self._closed = True
-            self._request.failed = True
-            self._request.respond(self._context.convert.failed(message), True)
+            if self._open:
+                self._closed = True
+                self._request.failed = True
+                self._request.respond(CoreResponse([], error), True)
 
     def __del__(self) -> None:
         # Nobody can end the request any more, and a client would wait for ever.
-        closed = getattr(self, "_closed", True)
-        if closed or (self._sent > 0 and not self._context.decoupled):
+        if getattr(self, "_closed", True) or not self._open:
             return
         request, context = self._request, self._context
         if request.answered or request.filler:

@@ -163,7 +163,7 @@ class Executor:
         now = batch.compute_end_ns = self._clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
-        if not batch.compute_output_start_ns:
+        if not batch.compute_output_start_ns and None not in responses:
             batch.compute_output_start_ns = now
         if times is not None:
             times.complete(batch)
@@ -242,7 +242,8 @@ class Executor:
         statistics = self._statistics
         now = batch.compute_end_ns
         times = batch.compute_start_ns, batch.compute_input_end_ns, now
-        output_ns = now - batch.compute_output_start_ns
+        goes_on = not batch.compute_output_start_ns
+        output_ns = 0 if goes_on else now - batch.compute_output_start_ns
         execution = self.open.execution(batch)
         refused: list[tuple[InferenceRequest, ConchError]] = []
         for request, response in zip(requests, responses, strict=True):
@@ -257,7 +258,8 @@ class Executor:
                     statistics.record_success(request, times, output_ns, again=True)
                     continue
                 if error is None and self.open.adopt(request, execution):
-                    execution.end(now)
+                    if not goes_on:
+                        execution.end(now)
                     if statistics.watched:
                         note_open(request)
                     continue

@@ -1,0 +1,61 @@
+"""Exceptions of models, found again by what clients are told of them.
+
+A model's exception reaches its client as a text only; the log is where it is told of with all it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from types import TracebackType
+
+from conch.backends.python.errors import describe, failure_text, in_model
+from conch.core.errors import ConchError
+
+LOGGER = "conch.backends.python"
+"""The logger above those that tell of exceptions in models."""
+
+_MOST = 100
+
+
+class Failures(logging.Handler):
+    """Keeps the last exceptions that instances log, while it is entered.
+
+    Attributes:
+        finalize: The last one of a `finalize`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._found = threading.Lock()
+        self._exceptions: deque[tuple[str, BaseException, TracebackType | None]] = deque(maxlen=_MOST)
+        self.finalize: BaseException | None = None
+        self._logger = logging.getLogger(LOGGER)
+
+    def __enter__(self) -> Failures:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes a record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not isinstance(record.args, tuple) or not record.args:
+            return
+        if record.getMessage().startswith("finalize of"):
+            self.finalize = error
+        trace = in_model(error)[2]
+        with self._found:
+            for text in (failure_text(str(record.args[0]), error), describe(error)):
+                self._exceptions.append((text, error, trace))
+
+    def behind(self, shown: ConchError) -> BaseException | None:
+        """The exception that an error tells of, with its frames in the model; None if there is none."""
+        with self._found:
+            for text, error, trace in self._exceptions:
+                if text == shown.message:
+                    return error.with_traceback(trace)
+        return None

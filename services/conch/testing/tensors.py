@@ -1,0 +1,93 @@
+"""Between what tests write and what the core works with: arrays, outputs, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from conch.core.errors import ConchError, InternalError
+from conch.core.request import InferenceResponse, Parameter
+from conch.core.spec import TensorSpec
+from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
+
+
+class ModelError(Exception):
+    """What a client would be told instead of getting outputs.
+
+    Args:
+        message: The text.
+        code: Triton's name of the code, such as ``INVALID_ARG``.
+
+    Attributes:
+        code: The code.
+        responses: What a decoupled model had sent before.
+    """
+
+    def __init__(self, message: str, code: str = "INTERNAL") -> None:
+        super().__init__(message)
+        self.code = code
+        self.responses: list[Outputs] = []
+
+
+class Outputs(dict[str, Array]):
+    """The outputs of one response by name, as arrays.
+
+    Attributes:
+        parameters: Its response parameters.
+    """
+
+    def __init__(
+        self, outputs: Iterable[tuple[str, Array]] = (), parameters: Mapping[str, Parameter] | None = None
+    ) -> None:
+        super().__init__(outputs)
+        self.parameters: dict[str, Parameter] = dict(parameters or {})
+
+
+def tensors_of(inputs: Mapping[str, Any], specs: Iterable[TensorSpec] = ()) -> dict[str, Tensor]:
+    """Inputs in the form in which a front end hands them over: read-only, in wire form.
+
+    Args:
+        inputs: Arrays, or what numpy makes arrays of.
+        specs: Say what type of array to make of the latter.
+    """
+    datatypes = {spec.name: spec.datatype for spec in specs}
+    made = (Tensor.from_array(name, _array(value, datatypes.get(name))) for name, value in inputs.items())
+    return {
+        tensor.name: Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in made
+    }
+
+
+def outputs_of(response: InferenceResponse) -> Outputs:
+    """The outputs of a response that is no error."""
+    return Outputs(((tensor.name, tensor.numpy()) for tensor in response.outputs), response.parameters)
+
+
+def as_model_error(error: ConchError) -> ModelError:
+    """An error of the core as tests see it."""
+    # Clients are told less than operators of a model whose definition is wrong.
+    return ModelError(getattr(error, "reason", error.message), error.code)
+
+
+def as_core_error(error: BaseException) -> ConchError:
+    """What a client is told of an exception in a stand-in."""
+    if isinstance(error, ConchError):
+        return error
+    if isinstance(error, ModelError):
+        kinds = {kind.code: kind for kind in _kinds(ConchError)}
+        return kinds.get(error.code, InternalError)(str(error))
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+def _kinds(kind: type[ConchError]) -> Iterator[type[ConchError]]:
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
+        yield each
+
+
+def _array(value: Any, datatype: str | None) -> Array:
+    if isinstance(value, np.ndarray):
+        return value
+    dtype = object if datatype == "BYTES" else NUMPY_DTYPES.get(datatype or "")
+    return np.asarray(value, dtype)
