@@ -7,14 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
+from conch.core.buffers import copied
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
+from conch.core.tensor import Buffer
 from conch.core.watch import watch_of
 from conch.frontends.grpc.single import SingleResponse
 from conch.frontends.http.connection import TOO_MANY_CHUNKS
 from conch.frontends.http.exchange import Mailbox
+from conch.frontends.http.flow import body_size
 from conch.frontends.http.infer.call import InferCall, no_body
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
 from conch.frontends.http.infer.decode import RequestDecoder
@@ -256,7 +259,9 @@ class InferRoute:
             answer = failure(InternalError(f"the response could not be sent: {error}"))
         if self._log is not None and (watch := watch_of(request)) is not None:
             # What a worker has yet to make is told by its tensors: the line does not wait for it.
-            watch.bytes_out += len(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
+            watch.bytes_out += (
+                body_size(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
+            )
         self._mailbox.put(call, answer)
 
     def _success(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Answer:
@@ -269,10 +274,10 @@ class InferRoute:
             )
             return lambda: self._long(request, kept, call)
         head, tail = self._encode(request, response, wanted)
-        if encoding is None or len(head) + sum(map(len, tail)) <= _QUICK_COMPRESSION:
+        if encoding is None or body_size(head) + body_size(tail) <= _QUICK_COMPRESSION:
             return success(head, tail, encoding)
-        copied = [b"".join(tail)] if tail else []
-        return lambda: success(head, copied, encoding)
+        behind: list[Buffer] = [copied(data) for data in tail]
+        return lambda: success(head, behind, encoding)
 
     def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
         head, tail = self._encode(request, response, call.wanted)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from conch.core.errors import InternalError
+from conch.core.tensor import Buffer
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, take_elements
 
 INT64_LEAST: Final = -(2**63)
@@ -59,7 +60,7 @@ class JsonSyntaxError(InternalError):
         super().__init__(f"failed to parse the request JSON buffer: {reason} at {position}")
 
 
-def scan(text: bytes | bytearray) -> Any:
+def scan(text: Buffer) -> Any:
     """Parses a text.
 
     Strings are decoded with ``surrogateescape``. Of members with the same name the first counts. Long arrays
@@ -74,14 +75,14 @@ def scan(text: bytes | bytearray) -> Any:
 class _Scanner:
     """The state of one parse: the text, where it is, and the containers that are open."""
 
-    def __init__(self, text: bytes | bytearray) -> None:
+    def __init__(self, text: Buffer) -> None:
         self._text = text
         self._end = len(text)
         # Open containers, the innermost last; those of objects with the name of the member to come.
         self._stack: list[tuple[dict[str, Any] | list[Any] | BulkArray, str]] = []
         self._next_bulk = 0
         self._pause = 0
-        self._position = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+        self._position = 3 if text[:3] == b"\xef\xbb\xbf" else 0
 
     def document(self) -> Any:
         """The only value of the text."""
@@ -212,7 +213,7 @@ class _Scanner:
 
     def _word(self, words: tuple[bytes, ...]) -> bytes:
         for word in words:
-            if self._text.startswith(word, self._position):
+            if self._text[self._position : self._position + len(word)] == word:
                 self._position += len(word)
                 return word
         # The position of the first byte that is wrong.
