@@ -27,6 +27,8 @@ CONNECTION = "conch.connection"
 RAW_NAMES = "conch.raw_headers"
 """The key of a scope under which its headers are found with names as the client wrote them."""
 
+_CODING = b"transfer-encoding"
+_CODING_LENGTH = len(_CODING)
 _MOST_HEADER_BYTES = 128 << 10  # to take a header costs far more than its bytes
 _MOST_CHUNKS = 65536
 
@@ -90,6 +92,7 @@ class Connection(HttpToolsProtocol):
         self._requests = 0
         self._reading = _Reading.NOTHING
         self._broken = False
+        self._unknown_coding = False
         self.progress = Progress()
         self.on_disconnect: Callable[[], None] | None = None
         self.chunks = 0
@@ -210,12 +213,18 @@ class Connection(HttpToolsProtocol):
         self._requests += 1
         self.url = b""
         self._raw = []
+        self._unknown_coding = False
         self.chunks = 0
 
     @property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers with names as the client wrote them."""
         return self._raw
+
+    @property
+    def running(self) -> Any:
+        """The cycle of the request that runs."""
+        return self._running
 
     @property
     def peer(self) -> str:
@@ -225,10 +234,17 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
         self._raw.append((name, value))
+        if len(name) == _CODING_LENGTH and name.lower() == _CODING and value.strip().lower() != b"chunked":
+            self._unknown_coding = True
 
     def on_headers_complete(self) -> None:
         """The headers have come: takes the direct way if there is one, else uvicorn's."""
         self._received_before = self._received
+        if self._broken:
+            return
+        if self._unknown_coding:
+            self._give_up(501, "Of transfer encodings only 'chunked' is supported.")
+            return
         if self.parser.should_upgrade():
             return  # see `_feed`
         if self._direct is not None and self._free():
@@ -304,6 +320,8 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""
         self._received_before = self._received
+        if self._reading is not _Reading.BODY:
+            return  # that of a request that has been refused
         cycle: Any = self.cycle
         if type(cycle) is DirectCycle:
             cycle.add(body)

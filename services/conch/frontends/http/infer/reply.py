@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from conch.core.buffers import copied
-from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError, UnsupportedError
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.tensor import Buffer
 from conch.frontends.http.flow import AT_ONCE_BYTES, Body, body_size
+from conch.frontends.http.gate import ExitingError
 from conch.frontends.http.infer.compression import compressed
 from conch.frontends.http.infer.headers import HEAD_LENGTH
 from conch.frontends.http.replies import error_body
@@ -45,10 +46,6 @@ class UnsupportedEncodingError(UnsupportedError):
 
 class TooManyChunksError(InvalidArgumentError):
     """A body comes in so many pieces that the connection is given up."""
-
-
-class ExitingError(UnavailableError):
-    """The front end takes no more requests."""
 
 
 def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Reply:

@@ -18,6 +18,7 @@ from conch.frontends.grpc.single import SingleResponse
 from conch.frontends.http.connection import TOO_MANY_CHUNKS
 from conch.frontends.http.exchange import Mailbox
 from conch.frontends.http.flow import body_size
+from conch.frontends.http.gate import Gate
 from conch.frontends.http.infer.call import InferCall, no_body
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
 from conch.frontends.http.infer.decode import RequestDecoder
@@ -26,7 +27,6 @@ from conch.frontends.http.infer.headers import body_length, check_head, head_len
 from conch.frontends.http.infer.raw import raw_tensor
 from conch.frontends.http.infer.reply import (
     Answer,
-    ExitingError,
     Reply,
     TooManyChunksError,
     UnsupportedEncodingError,
@@ -59,9 +59,7 @@ class InferRoute:
         clock: Monotonic time in nanoseconds.
         most_bytes: Largest JSON, raw or decompressed body.
         forward_pattern: Which headers become request parameters; empty for none.
-
-    Attributes:
-        refused: How many requests came after `refuse`.
+        gate: Lets requests in until the front end stops; None lets all in.
     """
 
     def __init__(
@@ -73,6 +71,7 @@ class InferRoute:
         clock: Clock,
         most_bytes: int,
         forward_pattern: str = "",
+        gate: Gate | None = None,
     ) -> None:
         self._core = core
         self._workers = workers
@@ -83,12 +82,7 @@ class InferRoute:
         self._encode = ResponseEncoder()
         self._forward = forwarder(forward_pattern)
         self._log = core.request_log
-        self._refusing = False
-        self.refused = 0
-
-    def refuse(self) -> None:
-        """Takes no more requests."""
-        self._refusing = True
+        self._gate = gate or Gate()
 
     def cancel(self, request: InferenceRequest) -> None:
         """Says that nobody waits for a request any more."""
@@ -102,9 +96,7 @@ class InferRoute:
         """
         call.received_ns = self._clock()
         try:
-            if self._refusing:
-                self.refused += 1
-                raise ExitingError("Server exiting")
+            self._gate.check()
             self._find(call)
             headers = call.headers
             encoding = headers.get(b"content-encoding")
