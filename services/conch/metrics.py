@@ -54,7 +54,7 @@ class MetricsPort:
         self._gpus = open_gpus() if options.gpu else None
         if self._gpus is not None:
             sources.append(Polled(self._gpus, interval_ns))
-        models = ModelMetrics(registry, loads.snapshot, options.counters)
+        models = ModelMetrics(registry, loads.snapshot, options.counters, options.quantiles)
         self._app = MetricsApp(Exposition(models, sources).render)
         self._listener: Listener | None = None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.loads import LoadCounts
 from conch.core.registry import Registry
 from conch.core.servable import Servable
@@ -21,6 +22,7 @@ from conch.observe.metrics.families import (
     Counted,
     first_responses,
 )
+from conch.observe.metrics.summaries import SummaryMetrics
 from conch.observe.metrics.text import Family, ModelLabels
 
 _COUNTED = (*TRITON, *OURS)
@@ -51,10 +53,21 @@ class ModelMetrics:
         registry: The models.
         loads: What is counted of loads.
         counters: Whether Triton's counters count; else they stay at 0.
+        quantiles: Those of Triton's summaries; empty for no summaries.
+        clock: Monotonic time in nanoseconds.
     """
 
-    def __init__(self, registry: Registry, loads: Callable[[], LoadCounts], counters: bool = True) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        loads: Callable[[], LoadCounts],
+        counters: bool = True,
+        quantiles: Sequence[float] = (),
+        clock: Clock = monotonic_ns,
+    ) -> None:
         self._registry = registry
+        self._clock = clock
+        self._summaries = SummaryMetrics(quantiles) if quantiles else None
         self._loads = loads
         self._counters = counters
         # Not by model: one that is unloaded must not stay until the next scrape, which may never come.
@@ -69,6 +82,7 @@ class ModelMetrics:
         seconds = self._loads().seconds
         rendered: dict[object, _Rendered] = {}
         live: list[list[str]] = [[] for _ in _LIVE]
+        summed: list[list[str]] = []
         for model in self._models():
             text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
@@ -77,6 +91,8 @@ class ModelMetrics:
             for pieces, template, value in zip(live, _LIVE, values, strict=True):
                 if value is not None:
                     pieces.append(template.render(text.labels, (value,)))
+            if self._summaries is not None:
+                summed.append(self._summed(self._summaries, model, text.labels))
             step()
         self._rendered = rendered
         counted = zip(*(text.chunks for text in rendered.values()), strict=True)
@@ -84,7 +100,21 @@ class ModelMetrics:
             (family, [chunk for chunk in chunks if chunk])
             for family, chunks in zip(_FAMILIES, counted, strict=False)
         ]
+        if self._summaries is not None:
+            columns = zip(*summed, strict=True)
+            found += [
+                (family, [piece for piece in pieces if piece])
+                for family, pieces in zip(self._summaries.families, columns, strict=False)
+            ]
         return [*found, *((template.family, pieces) for template, pieces in zip(_LIVE, live, strict=True))]
+
+    def _summed(self, summaries: SummaryMetrics, model: Servable, labels: ModelLabels) -> list[str]:
+        """A model version's samples of the summaries; what they say of late changes without any request."""
+        statistics = model.statistics
+        quantiles = statistics.quantiles(self._clock(), summaries.quantiles)
+        if quantiles is None:
+            return [""] * len(summaries.families)
+        return summaries.render(labels, statistics.snapshot(), quantiles, model.spec.cached)
 
     def _models(self) -> Iterator[Servable]:
         for _, entry in sorted(self._registry.entries.items()):

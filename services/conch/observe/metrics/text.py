@@ -117,7 +117,8 @@ class ModelLabels:
 class Template:
     """All samples of one family that a model version has, but for its labels and the values.
 
-    Labels of the samples' own stand where Triton has them: in alphabetical order, and ``le`` last.
+    Labels of the samples' own stand where Triton has them: in alphabetical order, but ``le`` and ``quantile``
+    last.
 
     Args:
         family: The family.
@@ -146,7 +147,7 @@ def _sample(name: str, label: str, value: str) -> str:
     own = f'{label}="{escaped(value)}"'.replace("%", "%%")
     if not label:
         inside = _ALL
-    elif label == "le":
+    elif label in ("le", "quantile"):
         inside = f"{_ALL},{own}"
     else:
         inside = f"{_BEFORE},{own},{_AFTER}"
