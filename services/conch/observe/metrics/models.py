@@ -9,7 +9,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.loads import LoadCounts
 from conch.core.registry import Registry
 from conch.core.servable import Servable
-from conch.core.spec import ModelSpec
+from conch.core.spec import InstanceGroup, ModelSpec
 from conch.core.stats import ModelStatistics
 from conch.observe.metrics.families import (
     FIRST_RESPONSE,
@@ -37,11 +37,13 @@ class _Rendered:
 
     Attributes:
         mark: That of the statistics that it says.
+        groups: Its instances then: where they are is among the labels.
         labels: The labels.
         chunks: The samples of each family, that of first responses last; empty where the version has none.
     """
 
     mark: tuple[int, ...]
+    groups: Sequence[InstanceGroup]
     labels: ModelLabels
     chunks: tuple[str, ...]
 
@@ -55,6 +57,7 @@ class ModelMetrics:
         counters: Whether Triton's counters count; else they stay at 0.
         quantiles: Those of Triton's summaries; empty for no summaries.
         clock: Monotonic time in nanoseconds.
+        gpu_uuids: The UUIDs of GPUs by their numbers; empty where they are not known.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class ModelMetrics:
         counters: bool = True,
         quantiles: Sequence[float] = (),
         clock: Clock = monotonic_ns,
+        gpu_uuids: Sequence[str] = (),
     ) -> None:
         self._registry = registry
         self._clock = clock
+        self._gpu_uuids = gpu_uuids
         self._summaries = SummaryMetrics(quantiles) if quantiles else None
         self._loads = loads
         self._counters = counters
@@ -125,10 +130,12 @@ class ModelMetrics:
         statistics = model.statistics
         mark = statistics.mark  # before the snapshot: what comes in between is rendered again
         before = self._rendered.get(statistics.identity)
-        if before is not None and before.mark == mark:
-            return before
         spec = model.spec
-        labels = _labels(spec) if before is None else before.labels
+        if before is not None and before.mark == mark and before.groups is spec.instance_groups:
+            return before
+        groups = spec.instance_groups
+        known = before is not None and before.groups is groups
+        labels = before.labels if known and before is not None else self._labels(spec)
         snapshot = statistics.snapshot()
 
         def chunk(family: Counted) -> str:
@@ -139,9 +146,13 @@ class ModelMetrics:
 
         firsts = snapshot.first_responses
         first = "" if firsts is None else first_responses(labels, firsts)
-        return _Rendered(mark, labels, (*map(chunk, _COUNTED), first))
+        return _Rendered(mark, groups, labels, (*map(chunk, _COUNTED), first))
 
-
-def _labels(spec: ModelSpec) -> ModelLabels:
-    tags = spec.config.get("metric_tags")
-    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {}, spec.namespace)
+    def _labels(self, spec: ModelSpec) -> ModelLabels:
+        tags = spec.config.get("metric_tags")
+        gpus = {gpu for group in spec.instance_groups for gpu in (group.gpus or (-1,))}
+        number = gpus.pop() if len(gpus) == 1 else -1
+        # What is counted is counted for all instances together: there is no telling GPUs apart.
+        gpu = self._gpu_uuids[number] if 0 <= number < len(self._gpu_uuids) else ""
+        tagged = tags if isinstance(tags, Mapping) else {}
+        return ModelLabels.of(spec.name, spec.version, tagged, spec.namespace, gpu)

@@ -99,7 +99,9 @@ class ModelLabels:
     all: str
 
     @classmethod
-    def of(cls, name: str, version: int, tags: Mapping[str, str], namespace: str = "") -> ModelLabels:
+    def of(
+        cls, name: str, version: int, tags: Mapping[str, str], namespace: str = "", gpu_uuid: str = ""
+    ) -> ModelLabels:
         """The labels of a model version.
 
         Args:
@@ -107,8 +109,11 @@ class ModelLabels:
             version: Its version.
             tags: What its config tags it with; the labels are named as the keys, with a ``_`` in front.
             namespace: What tells the model from others of its name; empty where names are unique.
+            gpu_uuid: The GPU that all its instances are on; empty for none, or several.
         """
         own = {label_name(f"_{key}"): value for key, value in tags.items()}
+        if gpu_uuid:
+            own["gpu_uuid"] = gpu_uuid
         before = labels({**own, **model_labels(name, namespace)})
         after = labels({"version": str(version)})
         return cls(before, after, f"{before},{after}")
