@@ -122,7 +122,7 @@ class _Others:
             elif family.name not in self._left_out:
                 self._left_out.add(family.name)
                 log.warning(
-                    "'%s' of prometheus_client's registry is left out: the name is taken", family.name
+                    "'%s' in prometheus_client's registry is left out: its name is taken", family.name
                 )
 
 
