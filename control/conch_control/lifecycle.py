@@ -90,6 +90,7 @@ class Lifecycle:
             MemoryMeter(),
             options.keep_latencies,
             options.keep_first_responses,
+            options.keep_summaries,
         )
         self._fetcher = Fetcher(options, book, self._operations)
         self._drains = Drains(self._lock, registry, book)

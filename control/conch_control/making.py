@@ -64,6 +64,7 @@ class Maker:
         meter: Measures what they take.
         keep_latencies: Whether they count how long each request takes.
         keep_first_responses: Whether they count how long first responses take.
+        keep_summaries: Whether they keep what quantiles of times are made of.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -76,6 +77,7 @@ class Maker:
         meter: MemoryMeter,
         keep_latencies: bool = False,
         keep_first_responses: bool = False,
+        keep_summaries: bool = False,
         clock: Clock = monotonic_ns,
     ) -> None:
         self._loader = loader
@@ -85,6 +87,7 @@ class Maker:
         self._meter = meter
         self._keep_latencies = keep_latencies
         self._keep_first_responses = keep_first_responses
+        self._keep_summaries = keep_summaries
         self._clock = clock
 
     def make(
@@ -182,6 +185,8 @@ class Maker:
                 if self._keep_first_responses:
                     bounds_ms = first_response_buckets(model.spec.config)
                     model.statistics.keep_first_responses(bounds_ms, model.spec.decoupled)
+                if self._keep_summaries:
+                    model.statistics.keep_summaries()
                 grown = made.host_bytes[version] = self._meter.end(measurement)
                 if grown is not None:
                     log.info("'%s' version %d has taken %s", name, version, mebibytes(grown))

@@ -43,6 +43,7 @@ class ControlOptions:
         namespacing: Whether several repositories may have models of one name.
         keep_latencies: Whether models count how long each request takes, for histograms.
         keep_first_responses: Whether they do so for first responses, in Triton's buckets.
+        keep_summaries: Whether they keep what quantiles of times are made of.
     """
 
     repositories: tuple[str | Path, ...]
@@ -60,6 +61,7 @@ class ControlOptions:
     namespacing: bool = False
     keep_latencies: bool = False
     keep_first_responses: bool = False
+    keep_summaries: bool = False
 
     def options_of(self, backend: str) -> dict[str, str]:
         """All options that hold for a backend; its own win over the general ones."""

@@ -332,7 +332,8 @@ FLAGS: tuple[Flag, ...] = (
         "metrics-config",
         str,
         [],
-        "<setting>=<value>: counter_latencies=false stops Triton's counters; may be repeated",
+        "<setting>=<value>: counter_latencies=false stops Triton's counters, summary_latencies=true adds "
+        "summaries; may be repeated",
         many=True,
     ),
     Flag("config-file", Path, None, "TOML file with values for these flags"),

@@ -10,6 +10,7 @@ import ctypes
 import logging
 import subprocess
 import sys
+import uuid
 
 log = logging.getLogger(__name__)
 
@@ -26,19 +27,7 @@ def find_gpus(min_compute_capability: float, library: str = _LIBRARY) -> tuple[i
         library: The driver's library.
     """
     try:
-        ctypes.CDLL(library)
-    except OSError:
-        return ()  # most machines without a GPU end here, at the cost of looking for a file
-    try:
-        found = subprocess.run(
-            [sys.executable, "-I", "-S", __file__, library],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        capabilities = [float(line) for line in found.stdout.split()]
+        capabilities = [float(line.partition(" ")[0]) for line in _asked(library)]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("the CUDA driver can't be asked for GPUs, so none are used: %s", error)
         return ()
@@ -56,21 +45,59 @@ def find_gpus(min_compute_capability: float, library: str = _LIBRARY) -> tuple[i
     return tuple(gpus)
 
 
-def _capabilities(library: str) -> list[str]:
-    """The compute capability of every GPU; empty if the driver does not work."""
+def gpu_uuids(library: str = _LIBRARY) -> tuple[str, ...]:
+    """The UUID of each GPU by its number, as NVIDIA's tools write it; empty where they can't be had.
+
+    Args:
+        library: The driver's library.
+    """
+    try:
+        return tuple(line.partition(" ")[2] for line in _asked(library))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.warning("the CUDA driver can't be asked for the UUIDs of GPUs: %s", error)
+        return ()
+
+
+def _asked(library: str) -> list[str]:
+    """What the driver says of each GPU, asked in another process; empty without a driver.
+
+    Raises:
+        OSError: The process can't be started.
+        SubprocessError: It failed.
+    """
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return []  # most machines without a GPU end here, at the cost of looking for a file
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", __file__, library],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+    return found.stdout.splitlines()
+
+
+def _described(library: str) -> list[str]:
+    """The compute capability and the UUID of every GPU; empty if the driver does not work."""
     driver = ctypes.CDLL(library)
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return []
-    capabilities = []
+    described = []
     for number in range(count.value):
         device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         driver.cuDeviceGet(ctypes.byref(device), number)
         driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
         driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
-        capabilities.append(f"{major.value}.{minor.value}")
-    return capabilities
+        identity = (ctypes.c_ubyte * 16)()
+        known = hasattr(driver, "cuDeviceGetUuid") and not driver.cuDeviceGetUuid(identity, device)
+        text = f"GPU-{uuid.UUID(bytes=bytes(identity))}" if known else ""
+        described.append(f"{major.value}.{minor.value} {text}")
+    return described
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(_capabilities(sys.argv[1])))
+    sys.stdout.write("\n".join(_described(sys.argv[1])))

@@ -6,6 +6,7 @@ from conch.core.cache.service import CacheService
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Registry
 from conch.frontends.http.loop import Listener, LoopThread
+from conch.gpus import gpu_uuids
 from conch.memory.regions import Regions
 from conch.observe.metrics.app import MetricsApp
 from conch.observe.metrics.custom import custom_metrics
@@ -54,7 +55,8 @@ class MetricsPort:
         self._gpus = open_gpus() if options.gpu else None
         if self._gpus is not None:
             sources.append(Polled(self._gpus, interval_ns))
-        models = ModelMetrics(registry, loads.snapshot, options.counters)
+        uuids = gpu_uuids() if self._gpus is not None else ()
+        models = ModelMetrics(registry, loads.snapshot, options.counters, options.quantiles, gpu_uuids=uuids)
         self._app = MetricsApp(Exposition(models, sources).render)
         self._listener: Listener | None = None
 

@@ -145,7 +145,7 @@ def metrics_options(flags: FlagValues) -> MetricsOptions | None:
     if not flags["allow-metrics"]:
         return None
     try:
-        counters, first_responses = read_settings(flags["metrics-config"])
+        settings = read_settings(flags["metrics-config"])
     except ValueError as error:
         raise FlagError(str(error)) from None
     return MetricsOptions(
@@ -154,8 +154,9 @@ def metrics_options(flags: FlagValues) -> MetricsOptions | None:
         cpu=flags["allow-cpu-metrics"],
         gpu=flags["allow-gpu-metrics"],
         interval_ms=flags["metrics-interval-ms"],
-        counters=counters,
-        first_responses=first_responses,
+        counters=settings.counters,
+        first_responses=settings.first_responses,
+        quantiles=settings.quantiles,
     )
 
 

@@ -86,7 +86,12 @@ class Server:
             control_port.check()
         if metrics is not None:
             # What its histograms are made of.
-            control = replace(control, keep_latencies=True, keep_first_responses=metrics.first_responses)
+            control = replace(
+                control,
+                keep_latencies=True,
+                keep_first_responses=metrics.first_responses,
+                keep_summaries=bool(metrics.quantiles),
+            )
         self._options = options
         self._grpc_options = grpc
         self._http_options = http

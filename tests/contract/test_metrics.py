@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import re
 import shutil
@@ -324,9 +325,34 @@ def test_flags(tmp_path: Path) -> None:
         with started(f"--model-repository={tmp_path}", "--grpc-port=0", f"--metrics-port={port}") as second:
             assert second.wait() == 1
             assert f"Socket '0.0.0.0:{port}' already in use" in second.errors
-    with started(f"--model-repository={tmp_path}", "--metrics-config=summary_latencies=true") as refused:
+    with started(f"--model-repository={tmp_path}", "--metrics-config=summary_quantiles=2:0") as refused:
         assert refused.wait() == 1
-        assert "--metrics-config: summary_latencies=true is not supported" in refused.errors
+        assert "--metrics-config: summary_quantiles must be <quantile>:<error>" in refused.errors
+
+
+def test_summaries(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": MODEL})
+    flags = [
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.01",
+    ]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        found = scrape(server.metrics_url)
+        assert of_model(found, "m", "nv_inference_request_summary_us_count") == 0
+        empty = of_model(found, "m", "nv_inference_request_summary_us", quantile="0.5")
+        assert empty is not None and math.isnan(empty)
+        for _ in range(5):
+            infer(client, "m", 1)
+        found = scrape(server.metrics_url)
+        for stage in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
+            name = f"nv_inference_{stage}_summary_us"
+            assert of_model(found, "m", f"{name}_count") == 5
+            total = of_model(found, "m", f"{name}_sum")
+            assert total == of_model(found, "m", f"nv_inference_{stage}_duration_us")
+            median, most = (of_model(found, "m", name, quantile=each) for each in ("0.5", "0.99"))
+            assert median is not None and most is not None and total is not None
+            assert 0 <= median <= most <= 1.02 * (total + 1)
+        assert value(found, "nv_cache_hit_summary_per_model_count", model="m", version="1") is None
 
 
 def test_first_responses(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def pools() -> Iterator[Pools]:
     try:
         yield made
     finally:
-        made.close(wait=True)
+        assert made.close(lambda: 30.0)
 
 
 class Rest:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.gpus import find_gpus
+from conch.gpus import find_gpus, gpu_uuids
 
 DRIVER = """
 int cuInit(unsigned flags) { return RESULT; }
@@ -20,6 +20,10 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     int capabilities[] = {52, 61, 90};
     *value = attribute == 75 ? capabilities[device] / 10 : capabilities[device] % 10;
     return 0;
+}
+int cuDeviceGetUuid(unsigned char *uuid, int device) {
+    for (int i = 0; i < 16; i++) uuid[i] = i * 16 + device;
+    return device == 1;
 }
 """
 
@@ -68,3 +72,16 @@ def test_an_interpreter_that_can_not_be_started(
     with caplog.at_level(logging.WARNING, "conch"):
         assert find_gpus(6.0, "libc.so.6") == ()
     assert "can't be asked for GPUs" in caplog.text
+
+
+def test_uuids(tmp_path: Path) -> None:
+    """As nvidia-smi and NVML write them; empty for one that has none."""
+    expected = ("GPU-00102030-4050-6070-8090-a0b0c0d0e0f0", "", "GPU-02122232-4252-6272-8292-a2b2c2d2e2f2")
+    assert gpu_uuids(driver(tmp_path)) == expected
+
+
+def test_uuids_without_a_driver(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert gpu_uuids("libno-such-driver.so.1") == gpu_uuids(driver(tmp_path, result=100)) == ()
+    with caplog.at_level(logging.WARNING, "conch"):
+        assert gpu_uuids("libc.so.6") == ()
+    assert "can't be asked for the UUIDs" in caplog.text

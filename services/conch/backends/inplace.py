@@ -69,7 +69,10 @@ class InPlace:
         # Whoever else looks at the response on its way, such as a cache, must not see memory of the client.
         if request.responder is not uses:
             return None
-        rows = (next(iter(request.inputs.values())).shape[0],) if self._batches else ()
+        first = next(iter(request.inputs.values()), None)
+        if self._batches and first is None:
+            return None  # all inputs are optional: nothing says how many rows there are
+        rows = (first.shape[0],) if self._batches and first is not None else ()
         places: dict[str, Array] = {}
         total = 0
         for name in wanted:

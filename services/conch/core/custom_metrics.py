@@ -31,6 +31,16 @@ def label_name(key: str) -> str:
     return f"_{name}" if name[:1].isdigit() or not name else name
 
 
+def family_names(name: str, kind: str) -> set[str]:
+    """The names that a family and its samples take, in any format; those of two families must differ."""
+    names = {name}
+    if kind == "counter":
+        names |= {name.removesuffix("_total"), name.removesuffix("_total") + "_total"}
+    elif kind in ("histogram", "summary"):
+        names |= {f"{name}_{suffix}" for suffix in ("bucket", "count", "sum")}
+    return names
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """What a histogram holds.
@@ -224,7 +234,7 @@ class CustomFamilies:
 
         Raises:
             InvalidArgumentError: The name can't be that of a metric, or is the server's, or is that of a
-                family of another kind.
+                family of another kind, or one of them has samples of the other's name.
         """
         if kind not in get_args(Kind):
             raise InvalidArgumentError(f"'{kind}' is no kind of metrics")
@@ -236,10 +246,20 @@ class CustomFamilies:
         with self._lock:
             family = self._families.get(name)
             if family is None:
+                self._check_apart(name, kind)
                 family = self._families[name] = CustomFamily(name, kind, description)
         if family.kind != kind:
             raise InvalidArgumentError(f"metric family '{name}' is there already, as {family.kind}")
         return family
+
+    def _check_apart(self, name: str, kind: Kind) -> None:
+        names = family_names(name, kind)
+        for other in self._families.values():
+            if not names.isdisjoint(family_names(other.name, other.kind)):
+                raise InvalidArgumentError(
+                    f"metric family '{name}' would have samples named as those of the {other.kind} "
+                    f"'{other.name}', which is there already: give it another name"
+                )
 
     def snapshot(self) -> list[FamilySnapshot]:
         """The families there are, by name."""

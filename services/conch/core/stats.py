@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from conch.core.durations import Duration
-from conch.core.latencies import FirstResponseCounts, FirstResponses, Latencies, LatencyCounts
-from conch.core.response_stats import ResponseCounters, ResponseDurations, ResponseKind
+from conch.core.latencies import FirstResponses, Latencies
+from conch.core.response_stats import ResponseCounters, ResponseKind
+from conch.core.snapshots import BatchDurations, StatisticsSnapshot
+from conch.core.summaries import CACHE_HIT, CACHE_MISS, REQUEST, Summaries
 
 if TYPE_CHECKING:
     from conch.core.request import InferenceRequest
@@ -25,67 +26,6 @@ QUEUED, RUNNING = "queued", "running"
 """Stages in which a request can be cancelled."""
 TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
 """Why a request is rejected: it has waited for longer than its queue policy allows, or there was no room."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchDurations:
-    """Executions of one batch size."""
-
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsSnapshot:
-    """What `ModelStatistics` held at one moment.
-
-    Attributes:
-        last_inference_ms: Wall-clock time of the last inference, in milliseconds since the epoch.
-        inference_count: Inferences made; a batch of n counts n.
-        execution_count: Executions; a batch counts one.
-        success: Requests answered, with the time from receipt to response.
-        fail: Requests that failed after they were accepted; the rejected and the cancelled are among them.
-        queue: Time spent waiting.
-        compute_input: Time spent preparing inputs.
-        compute_infer: Time spent in the model.
-        compute_output: Time spent on outputs.
-        batches: Executions by batch size.
-        bytes_copied: Bytes the core itself copied for batching.
-        failed_in_model: Of the failed requests, those whose model answered with an error.
-        rejected: Of the failed requests, those that were never run, by reason.
-        cancelled: Of the failed requests, those whose client had gone, by stage.
-        responses: Responses of a decoupled model, by their place among those of their request.
-        cache_hit: Requests answered by the response cache; they are in `success` and `queue`, and in nothing
-            else.
-        cache_miss: Requests it had no answer to, with the time to find that out and to keep the model's.
-        pending: Requests that wait now.
-        running: Requests that are being executed now, or still answered by a model that has returned.
-        latencies: How the times of the requests are spread; None unless that is counted.
-        first_responses: How long the first responses took; None unless that is counted.
-    """
-
-    last_inference_ms: int
-    inference_count: int
-    execution_count: int
-    success: Duration
-    fail: Duration
-    queue: Duration
-    compute_input: Duration
-    compute_infer: Duration
-    compute_output: Duration
-    batches: dict[int, BatchDurations]
-    bytes_copied: int
-    failed_in_model: int = 0
-    rejected: Mapping[str, int] = field(default_factory=dict)
-    cancelled: Mapping[str, int] = field(default_factory=dict)
-    responses: Mapping[int, ResponseDurations] = field(default_factory=dict)
-    cache_hit: Duration = field(default_factory=Duration)
-    cache_miss: Duration = field(default_factory=Duration)
-    pending: int = 0
-    running: int = 0
-    latencies: LatencyCounts | None = None
-    first_responses: FirstResponseCounts | None = None
 
 
 class ModelStatistics:
@@ -128,6 +68,7 @@ class ModelStatistics:
         "_responses",
         "_succeeded",
         "_success_ns",
+        "_summaries",
         "identity",
         "watched",
     )
@@ -143,6 +84,7 @@ class ModelStatistics:
         self._latencies: Latencies | None = None
         self._first_responses: FirstResponses | None = None
         self._first_with_last = True
+        self._summaries: Summaries | None = None
         self._lock = threading.Lock()
         self._last_inference_ns = 0
         self._inference_count = 0
@@ -167,6 +109,18 @@ class ModelStatistics:
         """Counts from now on how long each request takes, for histograms; costs some 0.2 µs a request."""
         with self._lock:
             self._latencies = Latencies()
+
+    def keep_summaries(self) -> None:
+        """Keeps from now on what quantiles of times are made of; costs some 1 µs a request."""
+        with self._lock:
+            self._summaries = Summaries()
+
+    def quantiles(self, now_ns: int, wanted: Sequence[float]) -> list[list[float]] | None:
+        """Quantiles of the times of late, by stage (see `summaries`); None unless they are kept."""
+        if self._summaries is None:
+            return None
+        with self._lock:
+            return self._summaries.quantiles(now_ns, wanted)
 
     def keep_first_responses(self, bounds_ms: Sequence[float], decoupled: bool) -> None:
         """Counts from now on how long first responses take.
@@ -195,9 +149,8 @@ class ModelStatistics:
         requests = batch.requests
         if batch.fillers:
             requests = [request for request in requests if not request.filler]
-        start = batch.compute_start_ns
-        end = batch.compute_end_ns
-        failed_rows = 0
+        start, end = batch.compute_start_ns, batch.compute_end_ns
+        failed_rows = success_ns = queue_ns = 0
         if failed:
             requests, failed_rows = self._record_failed(requests, failed, end)
         count = len(requests)
@@ -205,7 +158,6 @@ class ModelStatistics:
         infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
         output_ns = end - batch.compute_output_start_ns
         size = batch.size
-        success_ns = queue_ns = 0
         with self._lock:
             if failed and not count:
                 return
@@ -229,6 +181,8 @@ class ModelStatistics:
                     queue_places[ns.bit_length()] += 1
             if self._first_responses is not None:
                 self._first_responses.add_all(requests, end)
+            if self._summaries is not None:
+                self._summaries.add_all(requests, (start, end), input_ns, infer_ns, output_ns)
             self._last_inference_ns = end
             self._inference_count += size - batch.fillers - failed_rows
             self._execution_count += 1
@@ -303,6 +257,10 @@ class ModelStatistics:
                 latencies.compute_input[(input_end - start).bit_length()] += 1
                 latencies.compute_infer[(end - input_end - output_ns).bit_length()] += 1
                 latencies.compute_output[output_ns.bit_length()] += 1
+            if self._summaries is not None and not again:
+                total_ns, queue_ns = end - request.received_ns, start - request.queued_ns
+                input_ns, infer_ns = input_end - start, end - input_end - output_ns
+                self._summaries.add(end, REQUEST, total_ns, queue_ns, input_ns, infer_ns, output_ns)
 
     def record_failure(self, ns: int, in_model: bool = False) -> None:
         """Counts one request that failed `ns` nanoseconds after receipt.
@@ -365,12 +323,18 @@ class ModelStatistics:
             if latencies is not None:
                 latencies.request[success_ns.bit_length()] += 1
                 latencies.queue[queue_ns.bit_length()] += 1
+            if self._summaries is not None:
+                now = time.monotonic_ns()
+                self._summaries.add(now, REQUEST, success_ns, queue_ns)
+                self._summaries.add(now, CACHE_HIT, lookup_ns)
 
     def record_miss(self, ns: int, count: int = 1) -> None:
         """Counts a request the response cache had no answer to, or, with a count of 0, more time for one."""
         with self._lock:
             self._misses += count
             self._miss_ns += ns
+            if self._summaries is not None and count:
+                self._summaries.add(time.monotonic_ns(), CACHE_MISS, ns)
 
     @property
     def mark(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from conch.core.buffers import copied
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 
 Array = npt.NDArray[Any]
@@ -172,7 +173,7 @@ class Tensor:
         if array is not None:
             return Tensor(name, self.datatype, self.shape, None, array.copy())
         assert data is not None, "a tensor holds data or an array"
-        return Tensor(name, self.datatype, self.shape, bytes(data))
+        return Tensor(name, self.datatype, self.shape, copied(data))
 
     def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The same elements under another name and another shape of the same size, without a copy.

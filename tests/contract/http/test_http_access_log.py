@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
-from tests.support.servers import ServerProcess, eventually, serving, write_model
+from tests.support.servers import ServerProcess, client_of, eventually, serving, tensor, write_model
+from tritonclient.utils import InferenceServerException
 
 MOST_BYTES = 1 << 20
 BAD_DATA = "Unable to parse 'data'"
@@ -156,3 +158,35 @@ def test_generate(site: Site) -> None:
         assert response.status_code == 200
         assert (line["model"], line["code"], line["responses"]) == ("same", "OK", 1)
         assert line["bytes_out"] > 0
+
+
+def test_who_lacks_a_secret_is_told_of(tmp_path: Path) -> None:
+    """With the model, where the path says it, over either protocol."""
+    write_model(tmp_path / "models", "same", CONFIG, {"model.py": MODEL})
+    log = tmp_path / "access.log"
+    flags = [
+        f"--access-log={log}",
+        "--http-restricted-api=inference,metadata:key=secret",
+        "--grpc-restricted-protocol=inference,metadata:key=secret",
+    ]
+    with serving(tmp_path / "models", flags=flags) as server:
+        with httpx.Client(base_url=f"http://{server.http_address}") as client:
+            site = Site(server, log, client)
+            for path in ("infer", "versions/1/infer", "generate", "versions/1/generate_stream"):
+                response, line = site.line(lambda path=path: client.post(f"/v2/models/same/{path}"))  # type: ignore[misc]
+                assert response.status_code == 403
+                assert (line["code"], line["error"]) == ("UNAUTHENTICATED", response.json()["error"])
+                version = "1" if "versions" in path else ""
+                assert (line["model"], line["version"], line["protocol"]) == ("same", version, "http")
+                assert line["client"].startswith("127.0.0.1:")
+            assert client.get("/v2/models/same").status_code == 403
+        before = len(log.read_text().splitlines())
+        with client_of(server) as grpc_client:
+            with pytest.raises(InferenceServerException):
+                grpc_client.get_server_metadata()
+            with pytest.raises(InferenceServerException):
+                grpc_client.infer("same", [tensor("IN", np.zeros(1, np.float32))])
+        eventually(lambda: len(log.read_text().splitlines()) > before, "the line is written")
+        (line,) = [json.loads(text) for text in log.read_text().splitlines()[before:]]
+        assert (line["protocol"], line["code"]) == ("grpc", "UNAUTHENTICATED")
+        assert "restricted" in line["error"]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.support.raw_http import Response, head, infer_body, raw_http, request
 from tests.support.servers import ServerProcess, eventually, serving, write_probe
@@ -84,3 +85,78 @@ def test_what_came_before_an_error_is_answered_first(
     assert responses[0].status == 200 and b"1.5" in responses[0].body
     later = [response.status for response in responses[1:]]
     assert later in ([], [400], [200]) if wrong.startswith(LIVE) else later in ([], [400])
+
+
+def binary_body(count: int) -> tuple[bytes, str]:
+    """A body with so many bytes of a binary tensor, which also the answer is to have; and its header."""
+    tensor = {
+        "name": "IN",
+        "datatype": "FP32",
+        "shape": [1, count],
+        "parameters": {"binary_data_size": 4 * count},
+    }
+    output = {"name": "OUT", "parameters": {"binary_data": True}}
+    text = json.dumps({"inputs": [tensor], "outputs": [output]}).encode()
+    return text + np.arange(
+        count, dtype=np.float32
+    ).tobytes(), f"Inference-Header-Content-Length: {len(text)}"
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_a_long_answer_and_what_comes_behind_it(tmp_path: Path, restricted: bool) -> None:
+    """It is sent in pieces, as its client reads; the next request, which has come already, waits for it."""
+    write_probe(tmp_path / "models")
+    flags = ["--http-restricted-api=inference:key=secret"] if restricted else []
+    body, length = binary_body(3 << 20)
+    infer = request("POST", INFER, body, length, "key: secret")
+    with (
+        serving(tmp_path / "models", flags=flags) as server,
+        raw_http(server.http_address, receive_buffer=64 << 10) as connection,
+    ):
+        for _ in range(2):
+            connection.send(infer + LIVE)
+            answer, live = connection.response(), connection.response()
+            assert answer is not None and answer.status == 200
+            assert answer.body.endswith(body[-(12 << 20) :])
+            assert live is not None and live.status == 200
+        connection.send(infer)  # whose answer nobody reads
+
+
+def test_a_client_may_leave_in_the_middle_of_a_long_answer(server: ServerProcess) -> None:
+    body, length = binary_body(3 << 20)
+    with raw_http(server.http_address, receive_buffer=64 << 10) as connection:
+        connection.send(request("POST", INFER, body, length))
+        assert connection.socket.recv(100).startswith(b"HTTP/1.1 200")
+    with raw_http(server.http_address) as connection:
+        connection.send(LIVE)
+        live = connection.response()
+        assert live is not None and live.status == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "deflate,chunked", "x-own, chunked"])
+def test_transfer_codings_but_chunks_are_not_known(server: ServerProcess, coding: str) -> None:
+    body = infer_body("IN", "FP32", [2.5])
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    with raw_http(server.http_address) as connection:
+        connection.send(LIVE)
+        assert connection.response() is not None
+        connection.send(head("POST", INFER, f"Transfer-Encoding: {coding}") + chunks + LIVE)
+        (only,) = connection.responses()
+        assert (only.status, b"chunked" in only.body) == (501, True)
+    with raw_http(server.http_address) as connection:
+        connection.send(head("POST", INFER, f"Transfer-Encoding: {coding}") + chunks)
+        assert [response.status for response in connection.responses()] == [501]
+        assert "Traceback" not in server.errors
+
+
+def test_a_client_without_chunks_gets_events_until_the_connection_ends(server: ServerProcess) -> None:
+    body = json.dumps({"IN": [1.5]}).encode()
+    asked = request("POST", GENERATE + "_stream", body, "Connection: keep-alive")
+    with raw_http(server.http_address) as connection:
+        connection.send(asked.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        fields, _, events = connection.rest().partition(b"\r\n\r\n")
+    assert fields.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in fields.lower() and b"connection: close" in fields
+    assert b"text/event-stream" in fields
+    assert events.startswith(b"data: {") and events.endswith(b"}\n\n")
+    assert json.loads(events.removeprefix(b"data: "))["OUT"] == 1.5

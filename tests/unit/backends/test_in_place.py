@@ -12,7 +12,7 @@ from tests.support.sharing import SharedObject, shared_object
 from tests.unit.backends.harness import Answer, Harness, tensor_specs
 from tests.unit.backends.test_onnxruntime import S, graph, node
 
-from conch.backends.inplace import WritesInPlace
+from conch.backends.inplace import InPlace, WritesInPlace
 from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.core.instances.placement import place
 from conch.core.model import Model
@@ -177,3 +177,18 @@ def test_models_with_strings_do_not_write_in_place(harness: Harness, backend: On
     harness.load(backend, spec)
     function: object = backend.open(spec, place(spec.instance_groups)[0])
     assert not isinstance(function, WritesInPlace)
+
+
+def test_a_request_without_any_inputs_has_no_place(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    """All of them may be optional: then nothing says how many rows there are."""
+    spec = harness.spec(outputs=tensor_specs(OUT=("FP32", (COUNT,))), max_batch_size=8)
+
+    class Writes:
+        def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
+            """Nothing is to be run."""
+
+    request = InferenceRequest("m", "", {}, lambda request, response, final: None, 0)
+    with closing(Regions()) as regions:
+        uses = Uses(regions, None)
+        uses.attach(request)
+        assert InPlace(spec, Writes()).places(request, ("OUT",), {}) is None

@@ -65,6 +65,8 @@ def test_parse_refuses(specifications: list[str], text: str) -> None:
 
 
 class Call:
+    peer = "somewhere"
+
     def __init__(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
         self.metadata = metadata
         self.events: list[object] = []

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.server_core import IndexEntry, ServerCore
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
+from conch.frontends.http.gate import Gate
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routes.memory import cuda_registration, system_registration
@@ -309,7 +311,7 @@ def test_what_waits_when_the_pools_are_closed_is_answered(site: Site, made: Pool
         ]
         while len(site.agent.asked) < 32:
             await asyncio.sleep(0)
-        made.close(wait=False)
+        assert not made.close(lambda: 0.0)
         late = await site.rest.send("POST", "/v2/repository/models/m/load")
         go.set()
         return sorted([late.status_code, *[(await load).status_code for load in loads]])
@@ -534,3 +536,31 @@ def test_trace_settings_of_an_unknown_model(site: Site) -> None:
     assert site.rest("GET", "/v2/models/none/trace/setting") == expected
     assert site.rest("POST", "/v2/models/none/trace/setting", {}) == expected
     assert site.rest("GET", "/v2/models/m/versions/1/trace/setting")[0] == 404
+
+
+def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long(made: Pools) -> None:
+    go, begun = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        go.wait(30)
+
+    future = made.index.submit(hang)
+    begun.wait(30)
+    assert not made.close(lambda: 0.0)
+    assert future.running()
+    go.set()
+    assert made.close(lambda: 30.0)
+
+
+def test_a_front_end_that_stops_counts_what_it_refuses_to_generate() -> None:
+    gate = Gate()
+    with pools() as made, closing(Regions()) as regions:
+        services = Services(regions, LogControl(LogOptions(), None), TraceSettings())
+        rest = Rest(Router(api_routes(make_core(Agent()), services, made, MOST, gate=gate)))
+        gate.close()
+        for number, path in enumerate(("generate", "generate_stream"), 1):
+            answer = asyncio.run(rest.send("POST", f"/v2/models/m/{path}", b"{}"))
+            assert (answer.status_code, answer.json()) == (503, {"error": "Server exiting"})
+            assert answer.headers["connection"] == "close"
+            assert gate.refused == number

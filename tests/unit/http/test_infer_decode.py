@@ -19,13 +19,20 @@ from conch.frontends.http.infer.compression import accepted, decompressed
 from conch.frontends.http.infer.decode import RequestDecoder
 from conch.frontends.http.infer.elements import tensor_bytes
 from conch.frontends.http.infer.headers import head_length
-from conch.frontends.http.infer.response import json_elements
+from conch.frontends.http.infer.response import write_elements
 from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
 from conch.frontends.http.jsontext.load import load
 from conch.memory.regions import Regions
 
 MOST = 1 << 26
+
+
+def json_text(tensor: Tensor) -> bytes:
+    """A tensor's elements as JSON."""
+    parts: list[bytes] = []
+    write_elements(tensor, parts)
+    return b"".join(parts)
 
 
 def nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
@@ -161,14 +168,14 @@ def test_numbers_there_and_back(data: st.DataObject, datatype: str) -> None:
         assert all((int(got) - sent) % 2**bits == 0 for got, sent in zip(array, values, strict=True))
     else:
         np.testing.assert_array_equal(array, np.array(values, array.dtype))
-    written = load(b"[%b]" % json_elements(Tensor("x", datatype, (len(values),), raw)))
+    written = load(b"[%b]" % json_text(Tensor("x", datatype, (len(values),), raw)))
     np.testing.assert_array_equal(np.array(flattened(written)[0], array.dtype), array)
 
 
 @given(st.lists(st.binary(max_size=6) | st.text(st.characters(exclude_categories=["Cs"])).map(str.encode)))
 def test_strings_there_and_back(elements: list[bytes]) -> None:
     tensor = Tensor.from_array("x", np.array([*elements, b""], object)[:-1])
-    given_back = load(b"[%b]" % json_elements(tensor))
+    given_back = load(b"[%b]" % json_text(tensor))
     assert tensor_bytes(given_back, "BYTES", len(elements)) == tensor.data
 
 

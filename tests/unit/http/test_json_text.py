@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from conch.frontends.http.jsontext import bulk
 from conch.frontends.http.jsontext.bulk import BulkArray, flattened
+from conch.frontends.http.jsontext.errors import JsonSyntaxError
 from conch.frontends.http.jsontext.load import load
-from conch.frontends.http.jsontext.scan import JsonSyntaxError, scan
+from conch.frontends.http.jsontext.scan import scan
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = (

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tests.support.core import make_request, make_spec
 from tests.support.metrics import Samples, families, of_model, samples, value
 
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.scheduler.base import Batch
+from conch.core.spec import InstanceGroup
 from conch.core.stats import ModelStatistics
 from conch.observe.metrics.breaks import Breaks
 from conch.observe.metrics.exposition import Exposition, Format
@@ -46,13 +47,13 @@ class Served:
 class Site:
     """Metrics of some models."""
 
-    def __init__(self, *models: Served, counters: bool = True) -> None:
+    def __init__(self, *models: Served, counters: bool = True, gpu_uuids: tuple[str, ...] = ()) -> None:
         self.registry = Registry()
         self.loads = LoadStatistics()
         self.others = CollectorRegistry()
         for model in models:
             self.publish(model)
-        metrics = ModelMetrics(self.registry, self.loads.snapshot, counters)
+        metrics = ModelMetrics(self.registry, self.loads.snapshot, counters, gpu_uuids=gpu_uuids)
         state = StateMetrics(self.registry, self.loads.snapshot)
         self.exposition = Exposition(metrics, [state], self.others)
 
@@ -274,3 +275,37 @@ def test_no_model_is_kept_until_the_next_scrape() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_metrics_of_others_with_our_names_are_left_out(
+    openmetrics: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(Served("m"))
+    Counter("nv_inference_count", "not ours", registry=site.others).inc(5)
+    Histogram("conch_requests_rejected", "not ours", registry=site.others).observe(1)
+    Gauge("conch_batch_size_sum", "not ours", registry=site.others).set(7)
+    Counter("theirs", "told", registry=site.others).inc(5)
+    for _ in range(2):
+        text = site.text(Format(openmetrics)).decode()
+    assert "not ours" not in text and "theirs_total 5.0" in text
+    families(text, openmetrics)
+    assert len(caplog.messages) == 3
+
+
+def test_models_on_one_gpu_say_which() -> None:
+    def on(name: str, *groups: tuple[int, ...]) -> Served:
+        model = Served(name)
+        made = [InstanceGroup("g", "GPU" if gpus else "CPU", 1, gpus) for gpus in groups]
+        model.spec = replace(model.spec, instance_groups=tuple(made))
+        return model
+
+    models = on("one", (1,), (1,)), on("two", (0, 1)), on("both", (1,), ()), on("none", ()), on("new", (7,))
+    site = Site(*models, gpu_uuids=("GPU-a", "GPU-b"))
+    found = site.samples()
+    name = "nv_inference_request_success"
+    assert of_model(found, "one", name, gpu_uuid="GPU-b") == 0
+    assert f'{name}{{gpu_uuid="GPU-b",model="one",version="1"}} 0\n' in site.text().decode()
+    assert [of_model(found, model.spec.name, name) for model in models] == [None, 0, 0, 0, 0]
+    models[0].spec = replace(models[0].spec, instance_groups=(InstanceGroup("g", "GPU", 1, (0,)),))
+    assert of_model(site.samples(), "one", name, gpu_uuid="GPU-a") == 0

@@ -18,7 +18,7 @@ from conch.observe.metrics.exposition import Format
 from conch.observe.metrics.gpus import open_gpus
 from conch.observe.metrics.machine import CpuTimes, MachineMetrics, parse_cpu_times, parse_memory
 from conch.observe.metrics.negotiation import wanted_format
-from conch.observe.metrics.options import MetricsOptions, read_settings
+from conch.observe.metrics.options import MetricsOptions, MetricsSettings, read_settings
 from conch.observe.metrics.polled import Polled, Source
 from conch.observe.metrics.state import StateMetrics
 
@@ -201,11 +201,15 @@ def test_the_format_that_clients_ask_for(accept: str, coding: str, expected: For
 
 
 def test_metrics_config() -> None:
-    assert read_settings([]) == (True, False)
+    assert read_settings([]) == MetricsSettings(True, False, ())
     settings = ["counter_latencies=on", "summary_latencies=false", "summary_quantiles=0.5:0.05"]
-    assert read_settings(settings) == (True, False)
-    assert read_settings(["counter_latencies=false", "histogram_latencies=0"]) == (False, False)
-    assert read_settings(["histogram_latencies=on"]) == (True, True)
+    assert read_settings(settings) == MetricsSettings(True, False, ())
+    off = ["counter_latencies=false", "histogram_latencies=0"]
+    assert read_settings(off) == MetricsSettings(False, False, ())
+    assert read_settings(["histogram_latencies=on"]) == MetricsSettings(True, True, ())
+    assert read_settings(["summary_latencies=true"]).quantiles == (0.5, 0.9, 0.95, 0.99, 0.999)
+    chosen = ["summary_quantiles=0.9:0.01,0.25:0.5", "summary_latencies=1"]
+    assert read_settings(chosen).quantiles == (0.25, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,12 @@ def test_metrics_config() -> None:
         ("prometheus,a=1", "--metrics-config option format is '<setting>=<value>'. Got prometheus,a=1"),
         ("summaries=true", "--metrics-config: unknown setting 'summaries'; there are counter_latencies, "),
         ("counter_latencies=2", "--metrics-config: counter_latencies must be true or false, got '2'"),
-        ("summary_latencies=true", "--metrics-config: summary_latencies=true is not supported; quantiles "),
+        (
+            "summary_quantiles=0.5",
+            "--metrics-config: summary_quantiles must be <quantile>:<error>,..., both ",
+        ),
+        ("summary_quantiles=1.5:0.1", "--metrics-config: summary_quantiles must be <quantile>:<error>,..., "),
+        ("summary_quantiles=nan:0.1", "--metrics-config: summary_quantiles must be <quantile>:<error>,..., "),
     ],
 )
 def test_metrics_config_that_cannot_be(setting: str, text: str) -> None:

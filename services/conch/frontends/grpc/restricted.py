@@ -6,7 +6,7 @@ Source: Triton's ``--grpc-restricted-protocol=<group,group>:<key>=<value>``; a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hmac import compare_digest
 
 from conch.core.errors import UnavailableError
@@ -36,6 +36,13 @@ GROUPS: dict[str, tuple[str, ...]] = {
 Restrictions = Mapping[str, tuple[str, str]]
 """Group name to the (key, value) its calls must carry."""
 
+Refused = Callable[[str, str, int], None]
+"""Is told of calls to run models that were refused: why, from which client, how long the request was."""
+
+
+def _untold(text: str, client: str, size: int) -> None:
+    """Where nobody wants to know."""
+
 
 def parse_restrictions(specifications: list[str]) -> dict[str, tuple[str, str]]:
     """Reads ``<group,group>:<key>=<value>`` specifications.
@@ -59,40 +66,56 @@ def _secret_of(restrictions: Restrictions, method: str) -> tuple[str, str] | Non
     )
 
 
-def restrict(handlers: Mapping[str, UnaryHandler], restrictions: Restrictions) -> dict[str, UnaryHandler]:
+def _runs_models(method: str) -> bool:
+    return method.rpartition("/")[2] in GROUPS["inference"]
+
+
+def restrict(
+    handlers: Mapping[str, UnaryHandler], restrictions: Restrictions, refused: Refused = _untold
+) -> dict[str, UnaryHandler]:
     """The handlers, those of restricted groups behind a check; the others are left untouched."""
 
-    def guarded(handler: UnaryHandler, key: str, value: str) -> UnaryHandler:
+    def guarded(method: str, handler: UnaryHandler, key: str, value: str) -> UnaryHandler:
+        tell = refused if _runs_models(method) else _untold
+
         def handle(call: UnaryCall, message: bytes) -> None:
             if _carries(call.metadata, key, value):
                 handler(call, message)
             else:
                 call.abort(UnavailableError.grpc_status, _text(key))
+                tell(_text(key), call.peer, len(message))
 
         return handle
 
     return {
-        method: handler if (secret := _secret_of(restrictions, method)) is None else guarded(handler, *secret)
+        method: handler
+        if (secret := _secret_of(restrictions, method)) is None
+        else guarded(method, handler, *secret)
         for method, handler in handlers.items()
     }
 
 
 def restrict_streams(
-    handlers: Mapping[str, StreamHandler], restrictions: Restrictions
+    handlers: Mapping[str, StreamHandler], restrictions: Restrictions, refused: Refused = _untold
 ) -> dict[str, StreamHandler]:
     """As `restrict`, for streams; they are checked once, when they are opened."""
 
-    def guarded(handler: StreamHandler, key: str, value: str) -> StreamHandler:
+    def guarded(method: str, handler: StreamHandler, key: str, value: str) -> StreamHandler:
+        tell = refused if _runs_models(method) else _untold
+
         def handle(call: StreamCall) -> None:
             if _carries(call.metadata, key, value):
                 handler(call)
             else:
                 call.refuse(UnavailableError.grpc_status, _text(key))
+                tell(_text(key), call.peer, 0)
 
         return handle
 
     return {
-        method: handler if (secret := _secret_of(restrictions, method)) is None else guarded(handler, *secret)
+        method: handler
+        if (secret := _secret_of(restrictions, method)) is None
+        else guarded(method, handler, *secret)
         for method, handler in handlers.items()
     }
 

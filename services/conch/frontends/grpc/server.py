@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import UnavailableError
+from conch.core.errors import UnauthenticatedError, UnavailableError
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
 from conch.frontends.grpc.control import ControlHandlers
@@ -20,6 +19,7 @@ from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_str
 from conch.frontends.grpc.settings import settings_handlers
 from conch.frontends.grpc.sharing import SharedMemoryHandlers
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
+from conch.frontends.pool import Pool
 from conch.memory.regions import Regions
 from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
@@ -119,12 +119,12 @@ class GrpcFrontEnd:
         regions = regions or Regions()
         self._options = options
         # Apart, so that loads, however many and slow, hold up nothing but further loads.
-        self._quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-grpc-repository")
+        self._quick = Pool(_QUICK_THREADS, "conch-grpc-repository")
         # An index may wait for storage that hangs; whoever wants a model gone must not.
-        self._unloads = ThreadPoolExecutor(_UNLOAD_THREADS, "conch-grpc-unload")
-        self._slow = ThreadPoolExecutor(_SLOW_THREADS, "conch-grpc-load")
-        self._checks = ThreadPoolExecutor(_CHECK_THREADS, "conch-grpc-ready")
-        self._memory = ThreadPoolExecutor(_MEMORY_THREADS, "conch-grpc-memory")
+        self._unloads = Pool(_UNLOAD_THREADS, "conch-grpc-unload")
+        self._slow = Pool(_SLOW_THREADS, "conch-grpc-load")
+        self._checks = Pool(_CHECK_THREADS, "conch-grpc-ready")
+        self._memory = Pool(_MEMORY_THREADS, "conch-grpc-memory")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         unary: dict[str, UnaryHandler] = ControlHandlers(
@@ -139,9 +139,14 @@ class GrpcFrontEnd:
             "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(*shared)
         }
         streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
+
+        def refused(text: str, client: str, size: int) -> None:
+            if core.request_log is not None:
+                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", client, size, clock())
+
         self._server = Server(
-            restrict(unary, options.restrictions),
-            restrict_streams(streams, options.restrictions),
+            restrict(unary, options.restrictions, refused),
+            restrict_streams(streams, options.restrictions, refused),
             channel_arguments(options),
             options.pollers,
         )
@@ -179,13 +184,9 @@ class GrpcFrontEnd:
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
         self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
-        # A load may take longer than the grace; its thread ends when the load does.
-        self._quick.shutdown(wait=ended)
-        self._unloads.shutdown(wait=ended)
-        self._checks.shutdown(wait=ended)
-        self._memory.shutdown(wait=ended)
-        self._slow.shutdown(wait=ended, cancel_futures=True)
-        return ended
+        # What hangs with its storage may hang for longer than the client has waited for it.
+        pools = (self._quick, self._unloads, self._checks, self._memory, self._slow)
+        return all([pool.close(max(end - time.monotonic(), 0.0)) for pool in pools]) and ended
 
     def _refuse(self, timeout_s: float) -> None:
         """Refuses requests until clients have noticed.

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from conch.frontends.http.infer.asgi import answer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.replies import text_error
-from conch.frontends.http.routing import Restrictions, Router, refusal
+from conch.frontends.http.routing import Refused, Restrictions, Router, refusal, untold
 
 _INFER = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
 
@@ -21,10 +21,14 @@ class HttpApp:
         infer: Answers those to run models.
         router: Answers all others.
         restrictions: Categories that need a secret.
+        refused: Is told of requests that lack theirs.
     """
 
-    def __init__(self, infer: InferRoute, router: Router, restrictions: Restrictions) -> None:
+    def __init__(
+        self, infer: InferRoute, router: Router, restrictions: Restrictions, refused: Refused = untold
+    ) -> None:
         self._infer = infer
+        self._refused = refused
         self._router = router
         self._restrictions = restrictions if "inference" in restrictions else None
 
@@ -37,6 +41,8 @@ class HttpApp:
         if self._restrictions is not None:
             refused = refusal(scope, "inference", self._restrictions)
             if refused is not None:
+                name, version = found.groups()
+                self._refused(scope, name.decode(errors="replace"), (version or b"").decode())
                 await refused(scope, receive, send)
                 return
         if scope["method"] != "POST":

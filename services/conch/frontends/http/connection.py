@@ -7,17 +7,19 @@ third of the time. All others, and those that come while one is answered, go uvi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from conch.frontends.http.flow import MUCH_BYTES, Flow
+from conch.frontends.http.gathered import Gathered
 from conch.frontends.http.patience import Progress, Seen, Waits
+from conch.frontends.http.shortcut import Direct, DirectCycle
 
 CONNECTION = "conch.connection"
 """The key of a scope under which its `Connection` is found."""
@@ -25,90 +27,15 @@ CONNECTION = "conch.connection"
 RAW_NAMES = "conch.raw_headers"
 """The key of a scope under which its headers are found with names as the client wrote them."""
 
+_CODING = b"transfer-encoding"
+_CODING_LENGTH = len(_CODING)
 _MOST_HEADER_BYTES = 128 << 10  # to take a header costs far more than its bytes
 _MOST_CHUNKS = 65536
-_MOST_ANNOUNCED = 1 << 30
-_JOINED_BYTES = 64 * 1024
 
 TOO_MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
     f"chunks."
 )
-
-
-class Gathered:
-    """A body, or what has come of it so far.
-
-    Args:
-        length: How long it will be; None if nobody knows.
-        most: How long it may be.
-
-    Attributes:
-        size: How much has come.
-        most: How long it may be.
-    """
-
-    def __init__(self, length: int | None, most: int) -> None:
-        # The system gives memory only as it is written to, so a client has to send what it announces.
-        known = length is not None and length <= _MOST_ANNOUNCED
-        self._block = bytearray(length) if length is not None and known else None
-        self._parts: list[bytes] = []
-        self.size = 0
-        self.most = most
-
-    def add(self, part: bytes) -> None:
-        """Adds a piece."""
-        block = self._block
-        if block is None:
-            self._parts.append(part)
-        else:
-            block[self.size : self.size + len(part)] = part
-        self.size += len(part)
-
-    def body(self) -> memoryview:
-        """The body, once it is complete; may copy all of it."""
-        if self._block is not None:
-            return memoryview(self._block)[: self.size].toreadonly()
-        return memoryview(b"".join(self._parts))
-
-
-class DirectCall(Protocol):
-    """A request that is answered directly."""
-
-    @property
-    def length(self) -> int | None:
-        """How long its body is to be; None where nobody knows."""
-
-    @property
-    def most(self) -> int:
-        """How long its body may be."""
-
-    @property
-    def expects_continue(self) -> bool:
-        """Whether the client waits for leave to send the body."""
-
-    def complete(self, body: Gathered) -> None:
-        """Takes the body, once it has come."""
-
-    def refuse_size(self, size: int) -> None:
-        """Says that the body is longer than it may be: as long as this, or longer."""
-
-    def refuse_chunks(self) -> None:
-        """Says that the body comes in too many pieces."""
-
-    def abandon(self) -> None:
-        """Says that the client is gone."""
-
-
-class Answering(Protocol):
-    """Where a direct call is answered."""
-
-    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
-        """Sends the response, once; on the loop."""
-
-
-Direct = Callable[["Connection", "Answering"], DirectCall | None]
-"""Takes a request whose headers have come, or leaves it; may answer it before it returns."""
 
 
 class ClosingState(ServerState):
@@ -147,6 +74,8 @@ class Connection(HttpToolsProtocol):
         lost: Whether the client is gone.
     """
 
+    flow: Flow
+
     def __init__(
         self,
         config: Config,
@@ -163,6 +92,7 @@ class Connection(HttpToolsProtocol):
         self._requests = 0
         self._reading = _Reading.NOTHING
         self._broken = False
+        self._unknown_coding = False
         self.progress = Progress()
         self.on_disconnect: Callable[[], None] | None = None
         self.chunks = 0
@@ -173,11 +103,14 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
-        self.flow = _Flow(transport, self.pipeline)
+        self.flow = Flow(transport, self.loop, self.pipeline)
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client has sent."""
-        self._received += len(data)
+        size = len(data)
+        self._received += size
+        if size >= MUCH_BYTES:
+            self.flow.has_read(size)
         if self._broken:
             return
         try:
@@ -216,7 +149,7 @@ class Connection(HttpToolsProtocol):
 
     def give_up(self) -> None:
         """Ends the connection as its client takes too long."""
-        if self.transport.is_closing() or self.transport.get_write_buffer_size():
+        if self.transport.is_closing() or self._unsent():
             self.transport.abort()
         elif self._reading is _Reading.NOTHING:
             self.transport.close()
@@ -228,7 +161,7 @@ class Connection(HttpToolsProtocol):
         cycle: Any = self.cycle
         if self._reading is _Reading.BODY:
             if not self.pipeline:
-                if cycle.response_complete or (type(cycle) is not _DirectCycle and cycle.response_started):
+                if cycle.response_complete or (type(cycle) is not DirectCycle and cycle.response_started):
                     self.transport.close()
                 else:
                     self._refuse(status, text)
@@ -251,7 +184,7 @@ class Connection(HttpToolsProtocol):
     def seen(self) -> Seen:
         """What it looks like now."""
         transport, cycle = self.transport, self.cycle
-        unsent = transport.get_write_buffer_size()
+        unsent = self._unsent()
         if transport.is_closing():
             waits = Waits.CLOSE
         elif unsent:
@@ -263,6 +196,10 @@ class Connection(HttpToolsProtocol):
         else:
             waits = Waits.REQUEST if self._reading is _Reading.NOTHING else Waits.REST
         return Seen(waits, self._requests, self._received, unsent)
+
+    def _unsent(self) -> int:
+        """How many bytes wait for the client to read them."""
+        return self.transport.get_write_buffer_size() + self.flow.unsent
 
     def shutdown(self) -> None:
         """Ends the connection once the requests that have come on it are answered."""
@@ -276,12 +213,18 @@ class Connection(HttpToolsProtocol):
         self._requests += 1
         self.url = b""
         self._raw = []
+        self._unknown_coding = False
         self.chunks = 0
 
     @property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers with names as the client wrote them."""
         return self._raw
+
+    @property
+    def running(self) -> Any:
+        """The cycle of the request that runs."""
+        return self._running
 
     @property
     def peer(self) -> str:
@@ -291,14 +234,21 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
         self._raw.append((name, value))
+        if len(name) == _CODING_LENGTH and name.lower() == _CODING and value.strip().lower() != b"chunked":
+            self._unknown_coding = True
 
     def on_headers_complete(self) -> None:
         """The headers have come: takes the direct way if there is one, else uvicorn's."""
         self._received_before = self._received
+        if self._broken:
+            return
+        if self._unknown_coding:
+            self._give_up(501, "Of transfer encodings only 'chunked' is supported.")
+            return
         if self.parser.should_upgrade():
             return  # see `_feed`
         if self._direct is not None and self._free():
-            cycle = _DirectCycle(self)
+            cycle = DirectCycle(self)
             call = self._direct(self, cycle)
             if call is not None:
                 any_cycle: Any = cycle
@@ -370,8 +320,10 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""
         self._received_before = self._received
+        if self._reading is not _Reading.BODY:
+            return  # that of a request that has been refused
         cycle: Any = self.cycle
-        if type(cycle) is _DirectCycle:
+        if type(cycle) is DirectCycle:
             cycle.add(body)
         elif self._gathered is None or cycle.response_complete:
             super().on_body(body)
@@ -386,7 +338,7 @@ class Connection(HttpToolsProtocol):
             return  # see `_feed`
         self._reading = _Reading.NOTHING
         cycle: Any = self.cycle
-        if type(cycle) is _DirectCycle:
+        if type(cycle) is DirectCycle:
             cycle.complete()
             return
         self._gathered = None
@@ -409,117 +361,8 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
         self._running = None
         self.pipeline.clear()
+        self.flow.stop()
         super().connection_lost(exc)
         if on_disconnect is not None:
             on_disconnect()
         self._state.on_lost()
-
-
-class _Flow(FlowControl):
-    """Reads no more from a client while requests of it wait that it has sent ahead.
-
-    Args:
-        transport: The connection.
-        waiting: These requests.
-    """
-
-    def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
-        super().__init__(transport)
-        self._waiting = waiting
-
-    def resume_reading(self) -> None:
-        """Reads on, unless there are any."""
-        if not self._waiting:
-            super().resume_reading()
-
-
-class _DirectCycle:
-    """What stands where uvicorn has its cycle of request and response, while a request is answered directly.
-
-    Attributes:
-        response_complete: Whether the response has been sent.
-        keep_alive: Whether the connection goes on after it.
-        disconnected: Set by uvicorn.
-        message_event: Set by uvicorn; nobody waits for it.
-    """
-
-    __slots__ = (
-        "_body",
-        "_call",
-        "_connection",
-        "disconnected",
-        "keep_alive",
-        "message_event",
-        "response_complete",
-    )
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._call: DirectCall | None = None
-        self._body: Gathered | None = None
-        self.response_complete = False
-        self.keep_alive: bool = connection.parser.should_keep_alive()
-        self.disconnected = False
-        self.message_event = _NO_EVENT
-
-    def begin(self, call: DirectCall) -> None:
-        """Begins to read the body, unless it has been answered already."""
-        if self.response_complete:
-            return
-        connection = self._connection
-        self._call = call
-        self._body = Gathered(call.length, call.most)
-        connection.on_disconnect = call.abandon
-        if call.expects_continue:
-            connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def add(self, part: bytes) -> None:
-        """Takes a piece of the body."""
-        if self.response_complete or self._body is None or self._call is None:
-            return
-        body = self._body
-        if self._connection.too_many_chunks:
-            self._call.refuse_chunks()
-            return
-        body.add(part)
-        if body.size > body.most:
-            self._call.refuse_size(body.size)
-
-    def complete(self) -> None:
-        """The body has come."""
-        body, self._body = self._body, None
-        if body is not None and self._call is not None and not self.response_complete:
-            self._call.complete(body)
-
-    def send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, closes: bool) -> None:
-        """Sends the response, once."""
-        connection = self._connection
-        self.response_complete = True
-        self._call = self._body = None
-        connection.on_disconnect = None
-        transport = connection.transport
-        if transport.is_closing():
-            return
-        if closes:
-            self.keep_alive = False
-        lines = [STATUS_LINE[status]]
-        for name, value in headers:
-            lines += (name, b": ", value, b"\r\n")
-        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
-        if len(body) <= _JOINED_BYTES:
-            lines.append(body)
-            transport.write(b"".join(lines))
-        else:
-            transport.writelines((b"".join(lines), body))
-        if not self.keep_alive:
-            transport.close()
-        elif connection.pipeline:
-            connection.on_response_complete()
-        # Else there is nothing to do: reading goes on, and a client may be idle for as long as it likes.
-
-
-class _NoEvent(asyncio.Event):
-    """An event that nobody waits for."""
-
-
-_NO_EVENT = _NoEvent()

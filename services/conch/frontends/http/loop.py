@@ -17,8 +17,9 @@ import uvloop
 from uvicorn.config import Config
 
 from conch.core.errors import UnavailableError
-from conch.frontends.http.connection import ClosingState, Connection, Direct
+from conch.frontends.http.connection import ClosingState, Connection
 from conch.frontends.http.patience import Patience
+from conch.frontends.http.shortcut import Direct
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TypeVar
 
 from conch.core.errors import UnavailableError
+from conch.frontends.pool import Pool
 
 T = TypeVar("T")
 
@@ -15,6 +16,7 @@ _QUICK_THREADS = 2
 _UNLOAD_THREADS = 2
 _LOAD_THREADS = 32
 _CHECK_THREADS = 4
+_PARSE_THREADS = 2
 
 
 class Pools:
@@ -26,23 +28,28 @@ class Pools:
         unloads: Runs unloads.
         loads: Runs loads, however many and slow.
         checks: Waits for models that look whether they are ready.
+        parsing: Reads and writes large bodies of infer requests.
     """
 
     def __init__(self) -> None:
-        self.index = ThreadPoolExecutor(_QUICK_THREADS, "conch-http-index")
-        self.quick = ThreadPoolExecutor(_QUICK_THREADS, "conch-http-quick")
-        self.unloads = ThreadPoolExecutor(_UNLOAD_THREADS, "conch-http-unload")
-        self.loads = ThreadPoolExecutor(_LOAD_THREADS, "conch-http-load")
-        self.checks = ThreadPoolExecutor(_CHECK_THREADS, "conch-http-ready")
+        self.index = Pool(_QUICK_THREADS, "conch-http-index")
+        self.quick = Pool(_QUICK_THREADS, "conch-http-quick")
+        self.unloads = Pool(_UNLOAD_THREADS, "conch-http-unload")
+        self.loads = Pool(_LOAD_THREADS, "conch-http-load")
+        self.checks = Pool(_CHECK_THREADS, "conch-http-ready")
+        self.parsing = Pool(_PARSE_THREADS, "conch-http-parse")
 
-    def close(self, wait: bool) -> None:
-        """Takes no more work, and gives up what has not begun.
+    def close(self, left: Callable[[], float]) -> bool:
+        """Takes no more work, gives up what has not begun, and waits for what has.
 
         Args:
-            wait: Whether to wait for what has; a load may take longer than anybody waits.
+            left: How many seconds there are left for that.
+
+        Returns:
+            Whether all has ended.
         """
-        for pool in (self.index, self.quick, self.unloads, self.checks, self.loads):
-            pool.shutdown(wait=wait, cancel_futures=True)
+        pools = (self.parsing, self.index, self.quick, self.unloads, self.checks, self.loads)
+        return all([pool.close(left()) for pool in pools])
 
 
 async def run_on(pool: Executor, work: Callable[..., T], *arguments: object) -> T:

@@ -8,6 +8,7 @@ import orjson
 from starlette.responses import Response
 
 from conch.core.errors import ConchError
+from conch.frontends.http.gate import ExitingError
 
 JSON = "application/json"
 
@@ -34,7 +35,9 @@ def text_error(text: str, status: int) -> Response:
 
 def error_reply(error: ConchError) -> Response:
     """An error with its HTTP status, and when to try again where that is known."""
-    headers = None
+    headers = {}
     if error.retry_after_ms is not None:
-        headers = {"retry-after": str(-(-error.retry_after_ms // 1000))}
+        headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
+    if isinstance(error, ExitingError):
+        headers["connection"] = "close"
     return Response(error_body(error.message), error.http_status, headers, JSON)

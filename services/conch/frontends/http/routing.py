@@ -26,6 +26,13 @@ Endpoint = Callable[..., Awaitable[Response]]
 Restrictions = Mapping[str, tuple[str, str]]
 """Category to the header, in lower case, and the value that its requests must carry."""
 
+Refused = Callable[[Scope, str, str], None]
+"""Is told of requests to run a model, by its name and version, that were refused."""
+
+
+def untold(scope: Scope, model: str, version: str) -> None:
+    """Where nobody wants to know."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
@@ -58,7 +65,12 @@ def refusal(scope: Scope, category: str, restrictions: Restrictions) -> Response
     name, secret = key.encode(), value.encode()
     if any(header == name and compare_digest(given, secret) for header, given in scope["headers"]):
         return None
-    return text_error(f"This API is restricted, expecting header '{key}'", 403)
+    return text_error(restricted_text(key), 403)
+
+
+def restricted_text(key: str) -> str:
+    """What clients are told that lack a header."""
+    return f"This API is restricted, expecting header '{key}'"
 
 
 def raw_path(scope: Scope) -> str | None:
@@ -78,9 +90,16 @@ class Router:
     Args:
         routes: The table; the first route whose pattern matches a path has it.
         restrictions: Categories that need a secret.
+        refused: Is told of requests that lack theirs.
     """
 
-    def __init__(self, routes: Sequence[ApiRoute], restrictions: Restrictions | None = None) -> None:
+    def __init__(
+        self,
+        routes: Sequence[ApiRoute],
+        restrictions: Restrictions | None = None,
+        refused: Refused = untold,
+    ) -> None:
+        self._refused = refused
         self._routes = tuple(routes)
         self._restrictions = restrictions or {}
 
@@ -101,6 +120,8 @@ class Router:
         target, groups = found
         refused = refusal(request.scope, target.category, self._restrictions)
         if refused is not None:
+            if target.category == "inference":
+                self._refused(request.scope, groups.get("model", ""), groups.get("version", ""))
             return refused
         if request.method not in target.methods:
             return text_error("Method Not Allowed", 405)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from starlette.types import Scope
+
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import UnavailableError
+from conch.core.errors import UnauthenticatedError, UnavailableError
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
 from conch.frontends.http.app import HttpApp
+from conch.frontends.http.gate import Gate
 from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes
-from conch.frontends.http.routing import Restrictions, Router
+from conch.frontends.http.routing import Refused, Restrictions, Router, restricted_text, untold
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
-_PARSE_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +110,25 @@ class HttpFrontEnd:
     ) -> None:
         self._options = options
         self._thread = thread
-        self._parsing = ThreadPoolExecutor(_PARSE_THREADS, "conch-http-parse")
         self._pools = Pools()
+        self._gate = Gate()
         most_bytes = options.max_input_bytes
-        self._infer = InferRoute(
-            core, thread, self._parsing, services.regions, clock, most_bytes, options.header_forward_pattern
+        infer = InferRoute(
+            core,
+            thread,
+            self._pools.parsing,
+            services.regions,
+            clock,
+            most_bytes,
+            options.header_forward_pattern,
+            self._gate,
         )
-        routes = api_routes(core, services, self._pools, most_bytes, clock)
-        self._app = HttpApp(self._infer, Router(routes, options.restrictions), options.restrictions)
+        routes = api_routes(core, services, self._pools, most_bytes, clock, self._gate)
+        refused = _telling(core, options.restrictions, clock)
+        router = Router(routes, options.restrictions, refused)
+        self._app = HttpApp(infer, router, options.restrictions, refused)
         # Whether a request may be restricted is not for the direct way to tell.
-        self._direct = None if "inference" in options.restrictions else direct_infer(self._infer)
+        self._direct = None if "inference" in options.restrictions else direct_infer(infer)
         self._listener: Listener | None = None
 
     def start(self) -> int:
@@ -150,16 +161,35 @@ class HttpFrontEnd:
         if self._listener is not None:
             self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
             ended = self._listener.close(max(end - time.monotonic(), 0.0))
-        self._parsing.shutdown(wait=ended, cancel_futures=True)
-        self._pools.close(wait=ended)
-        return ended
+        # What hangs with its storage may hang for longer than the client has waited for it.
+        return self._pools.close(lambda: max(end - time.monotonic(), 0.0)) and ended
 
     def _refuse(self, timeout_s: float) -> None:
         """Refuses requests until clients have noticed: one on its way to a closed connection is lost."""
-        self._infer.refuse()
+        gate = self._gate
+        gate.close()
         never = threading.Event()
         end = time.monotonic() + timeout_s
         refused = -1
-        while refused != self._infer.refused and time.monotonic() < end:
-            refused = self._infer.refused
+        while refused != gate.refused and time.monotonic() < end:
+            refused = gate.refused
             never.wait(_QUIET_S)
+
+
+def _telling(core: ServerCore, restrictions: Restrictions, clock: Clock) -> Refused:
+    """What has the log told of requests to run models that lack the header they need."""
+    told = core.request_log
+    if told is None or "inference" not in restrictions:
+        return untold
+    error = UnauthenticatedError(restricted_text(restrictions["inference"][0]))
+
+    def refused(scope: Scope, model: str, version: str) -> None:
+        now, client = clock(), scope.get("client")
+        request = InferenceRequest(model, version, {}, _nobody, now)
+        told.refuse(request, error, "http", f"{client[0]}:{client[1]}" if client else "", 0, now)
+
+    return refused
+
+
+def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that was not let in."""

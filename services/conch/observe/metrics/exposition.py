@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import prometheus_client
+from prometheus_client import Metric
 from prometheus_client import exposition as plain
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from conch.core.custom_metrics import family_names
 from conch.observe.metrics.breaks import Breaks
 from conch.observe.metrics.models import ModelMetrics
 from conch.observe.metrics.polled import Source
@@ -63,16 +65,19 @@ class Exposition:
         self._sources = sources
         self._registry = registry
         self._breaks = Breaks()
+        self._left_out: set[str] = set()
 
     def render(self, wanted: Format) -> list[bytes]:
         """All metrics, in pieces: to join megabytes would hold up all threads for milliseconds."""
         self._breaks.begin()
-        parts = [*self._own(wanted.openmetrics), self._others(wanted.openmetrics)]
+        taken: set[str] = set()
+        parts = [*self._own(wanted.openmetrics, taken)]
+        parts.append(self._others(wanted.openmetrics, taken))
         if wanted.openmetrics:
             parts.append(_END)
         return _compressed(parts) if wanted.compressed else parts
 
-    def _own(self, in_openmetrics: bool) -> Iterable[bytes]:
+    def _own(self, in_openmetrics: bool, taken: set[str]) -> Iterable[bytes]:
         found = self._models.render(self._breaks.step)
         for source in self._sources:
             try:
@@ -80,17 +85,45 @@ class Exposition:
             except Exception:  # one that fails must not take the others with it
                 log.exception("some metrics can't be had")
         for family, pieces in found:
+            taken |= family_names(family.name, family.kind)
             if pieces:
                 yield _text(family, pieces, in_openmetrics)
                 self._breaks.step()
 
-    def _others(self, in_openmetrics: bool) -> bytes:
+    def _others(self, in_openmetrics: bool, taken: Set[str]) -> bytes:
         generate = openmetrics.generate_latest if in_openmetrics else plain.generate_latest
         try:
-            return bytes(generate(self._registry)).removesuffix(_END)
+            return bytes(generate(_Others(self._registry, taken, self._left_out))).removesuffix(_END)
         except Exception:  # a collector of a model's, for instance
             log.exception("the metrics in prometheus_client's registry can't be had")
             return b""
+
+
+class _Others:
+    """What there is in a registry but families that have names of ours: nobody could tell them apart.
+
+    Args:
+        registry: The registry.
+        taken: Our names.
+        left_out: Names of families that have been left out before; others are told of.
+    """
+
+    def __init__(self, registry: Collector, taken: Set[str], left_out: set[str]) -> None:
+        self._registry = registry
+        self._left_out = left_out
+        self._taken = taken
+
+    def collect(self) -> Iterator[Metric]:
+        """The families."""
+        for family in self._registry.collect():
+            names = family_names(family.name, family.type) | {sample.name for sample in family.samples}
+            if names.isdisjoint(self._taken):
+                yield family
+            elif family.name not in self._left_out:
+                self._left_out.add(family.name)
+                log.warning(
+                    "'%s' in prometheus_client's registry is left out: its name is taken", family.name
+                )
 
 
 def _compressed(parts: Iterable[bytes]) -> list[bytes]:

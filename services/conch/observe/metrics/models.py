@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.loads import LoadCounts
 from conch.core.registry import Registry
 from conch.core.servable import Servable
-from conch.core.spec import ModelSpec
+from conch.core.spec import InstanceGroup, ModelSpec
 from conch.core.stats import ModelStatistics
 from conch.observe.metrics.families import (
     FIRST_RESPONSE,
@@ -21,6 +22,7 @@ from conch.observe.metrics.families import (
     Counted,
     first_responses,
 )
+from conch.observe.metrics.summaries import SummaryMetrics
 from conch.observe.metrics.text import Family, ModelLabels
 
 _COUNTED = (*TRITON, *OURS)
@@ -35,11 +37,13 @@ class _Rendered:
 
     Attributes:
         mark: That of the statistics that it says.
+        groups: Its instances then: where they are is among the labels.
         labels: The labels.
         chunks: The samples of each family, that of first responses last; empty where the version has none.
     """
 
     mark: tuple[int, ...]
+    groups: Sequence[InstanceGroup]
     labels: ModelLabels
     chunks: tuple[str, ...]
 
@@ -51,10 +55,24 @@ class ModelMetrics:
         registry: The models.
         loads: What is counted of loads.
         counters: Whether Triton's counters count; else they stay at 0.
+        quantiles: Those of Triton's summaries; empty for no summaries.
+        clock: Monotonic time in nanoseconds.
+        gpu_uuids: The UUIDs of GPUs by their numbers; empty where they are not known.
     """
 
-    def __init__(self, registry: Registry, loads: Callable[[], LoadCounts], counters: bool = True) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        loads: Callable[[], LoadCounts],
+        counters: bool = True,
+        quantiles: Sequence[float] = (),
+        clock: Clock = monotonic_ns,
+        gpu_uuids: Sequence[str] = (),
+    ) -> None:
         self._registry = registry
+        self._clock = clock
+        self._gpu_uuids = gpu_uuids
+        self._summaries = SummaryMetrics(quantiles) if quantiles else None
         self._loads = loads
         self._counters = counters
         # Not by model: one that is unloaded must not stay until the next scrape, which may never come.
@@ -69,6 +87,7 @@ class ModelMetrics:
         seconds = self._loads().seconds
         rendered: dict[object, _Rendered] = {}
         live: list[list[str]] = [[] for _ in _LIVE]
+        summed: list[list[str]] = []
         for model in self._models():
             text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
@@ -77,6 +96,8 @@ class ModelMetrics:
             for pieces, template, value in zip(live, _LIVE, values, strict=True):
                 if value is not None:
                     pieces.append(template.render(text.labels, (value,)))
+            if self._summaries is not None:
+                summed.append(self._summed(self._summaries, model, text.labels))
             step()
         self._rendered = rendered
         counted = zip(*(text.chunks for text in rendered.values()), strict=True)
@@ -84,7 +105,21 @@ class ModelMetrics:
             (family, [chunk for chunk in chunks if chunk])
             for family, chunks in zip(_FAMILIES, counted, strict=False)
         ]
+        if self._summaries is not None:
+            columns = zip(*summed, strict=True)
+            found += [
+                (family, [piece for piece in pieces if piece])
+                for family, pieces in zip(self._summaries.families, columns, strict=False)
+            ]
         return [*found, *((template.family, pieces) for template, pieces in zip(_LIVE, live, strict=True))]
+
+    def _summed(self, summaries: SummaryMetrics, model: Servable, labels: ModelLabels) -> list[str]:
+        """A model version's samples of the summaries; what they say of late changes without any request."""
+        statistics = model.statistics
+        quantiles = statistics.quantiles(self._clock(), summaries.quantiles)
+        if quantiles is None:
+            return [""] * len(summaries.families)
+        return summaries.render(labels, statistics.snapshot(), quantiles, model.spec.cached)
 
     def _models(self) -> Iterator[Servable]:
         for _, entry in sorted(self._registry.entries.items()):
@@ -95,10 +130,12 @@ class ModelMetrics:
         statistics = model.statistics
         mark = statistics.mark  # before the snapshot: what comes in between is rendered again
         before = self._rendered.get(statistics.identity)
-        if before is not None and before.mark == mark:
-            return before
         spec = model.spec
-        labels = _labels(spec) if before is None else before.labels
+        if before is not None and before.mark == mark and before.groups is spec.instance_groups:
+            return before
+        groups = spec.instance_groups
+        known = before is not None and before.groups is groups
+        labels = before.labels if known and before is not None else self._labels(spec)
         snapshot = statistics.snapshot()
 
         def chunk(family: Counted) -> str:
@@ -109,9 +146,13 @@ class ModelMetrics:
 
         firsts = snapshot.first_responses
         first = "" if firsts is None else first_responses(labels, firsts)
-        return _Rendered(mark, labels, (*map(chunk, _COUNTED), first))
+        return _Rendered(mark, groups, labels, (*map(chunk, _COUNTED), first))
 
-
-def _labels(spec: ModelSpec) -> ModelLabels:
-    tags = spec.config.get("metric_tags")
-    return ModelLabels.of(spec.name, spec.version, tags if isinstance(tags, Mapping) else {}, spec.namespace)
+    def _labels(self, spec: ModelSpec) -> ModelLabels:
+        tags = spec.config.get("metric_tags")
+        gpus = {gpu for group in spec.instance_groups for gpu in (group.gpus or (-1,))}
+        number = gpus.pop() if len(gpus) == 1 else -1
+        # What is counted is counted for all instances together: there is no telling GPUs apart.
+        gpu = self._gpu_uuids[number] if 0 <= number < len(self._gpu_uuids) else ""
+        tagged = tags if isinstance(tags, Mapping) else {}
+        return ModelLabels.of(spec.name, spec.version, tagged, spec.namespace, gpu)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _COUNTERS = "counter_latencies"
 _FIRST_RESPONSES = "histogram_latencies"
-_OFF_ONLY = "summary_latencies"
-_SUMMARY = "summary_quantiles"
+_SUMMARIES = "summary_latencies"
+_QUANTILES_KEY = "summary_quantiles"
+_QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class MetricsOptions:
         interval_ms: How often those two are read at most, in milliseconds.
         counters: Whether Triton's counters count.
         first_responses: Whether there is Triton's histogram of first responses.
+        quantiles: Those of Triton's summaries; empty for no summaries.
     """
 
     address: str = "0.0.0.0"
@@ -33,6 +35,7 @@ class MetricsOptions:
     interval_ms: int = 2000
     counters: bool = True
     first_responses: bool = False
+    quantiles: tuple[float, ...] = ()
 
     @property
     def reuse_port(self) -> bool:
@@ -46,36 +49,63 @@ class MetricsOptions:
         return f"[{self.address}]:{self.port}" if bare else f"{self.address}:{self.port}"
 
 
-def read_settings(settings: Iterable[str]) -> tuple[bool, bool]:
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """What ``--metrics-config`` says.
+
+    Attributes:
+        counters: Whether Triton's counters count.
+        first_responses: Whether there is Triton's histogram of first responses.
+        quantiles: Those of Triton's summaries; empty for no summaries.
+    """
+
+    counters: bool = True
+    first_responses: bool = False
+    quantiles: tuple[float, ...] = ()
+
+
+def read_settings(settings: Iterable[str]) -> MetricsSettings:
     """Reads Triton's ``--metrics-config``.
 
     Args:
         settings: Each of the form ``<setting>=<value>``.
 
-    Returns:
-        Whether Triton's counters count, and whether there is its histogram of first responses.
-
     Raises:
-        ValueError: One is malformed, unknown, or asks for what there is not; the text says which.
+        ValueError: One is malformed or unknown; the text says which.
     """
-    wanted = {_COUNTERS: True, _FIRST_RESPONSES: False, _OFF_ONLY: False}
+    wanted = {_COUNTERS: True, _FIRST_RESPONSES: False, _SUMMARIES: False}
+    quantiles = _QUANTILES
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not (key and equals and value) or "," in key:
             raise ValueError(f"--metrics-config option format is '<setting>=<value>'. Got {setting}")
-        if key == _SUMMARY:
-            continue  # how the summaries are to be, if there are to be some
+        if key == _QUANTILES_KEY:
+            quantiles = _read_quantiles(value)
+            continue
         if key not in wanted:
-            raise ValueError(
-                f"--metrics-config: unknown setting '{key}'; there are {', '.join(wanted)} and {_SUMMARY}"
-            )
+            known = ", ".join((*wanted, _QUANTILES_KEY))
+            raise ValueError(f"--metrics-config: unknown setting '{key}'; there are {known}")
         on = _BOOLEANS.get(value.lower())
         if on is None:
             raise ValueError(f"--metrics-config: {key} must be true or false, got '{value}'")
         wanted[key] = on
-        if wanted[_OFF_ONLY]:
+    return MetricsSettings(
+        wanted[_COUNTERS], wanted[_FIRST_RESPONSES], quantiles if wanted[_SUMMARIES] else ()
+    )
+
+
+def _read_quantiles(value: str) -> tuple[float, ...]:
+    """The quantiles of pairs of a quantile and its error; what we tell is nearer than any error asked for."""
+    found: set[float] = set()
+    for pair in value.split(","):
+        try:
+            quantile, error = map(float, pair.split(":"))
+        except ValueError:
+            quantile = error = -1.0
+        if not (0 <= quantile <= 1 and 0 <= error <= 1):
             raise ValueError(
-                f"--metrics-config: {key}=true is not supported; quantiles can be had of the histograms "
-                f"conch_*_duration_seconds, which are always there"
+                f"--metrics-config: {_QUANTILES_KEY} must be <quantile>:<error>,..., both from 0 to 1, got "
+                f"'{value}'"
             )
-    return wanted[_COUNTERS], wanted[_FIRST_RESPONSES]
+        found.add(quantile)
+    return tuple(sorted(found))

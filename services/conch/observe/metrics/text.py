@@ -99,7 +99,9 @@ class ModelLabels:
     all: str
 
     @classmethod
-    def of(cls, name: str, version: int, tags: Mapping[str, str], namespace: str = "") -> ModelLabels:
+    def of(
+        cls, name: str, version: int, tags: Mapping[str, str], namespace: str = "", gpu_uuid: str = ""
+    ) -> ModelLabels:
         """The labels of a model version.
 
         Args:
@@ -107,8 +109,11 @@ class ModelLabels:
             version: Its version.
             tags: What its config tags it with; the labels are named as the keys, with a ``_`` in front.
             namespace: What tells the model from others of its name; empty where names are unique.
+            gpu_uuid: The GPU that all its instances are on; empty for none, or several.
         """
         own = {label_name(f"_{key}"): value for key, value in tags.items()}
+        if gpu_uuid:
+            own["gpu_uuid"] = gpu_uuid
         before = labels({**own, **model_labels(name, namespace)})
         after = labels({"version": str(version)})
         return cls(before, after, f"{before},{after}")
@@ -117,7 +122,8 @@ class ModelLabels:
 class Template:
     """All samples of one family that a model version has, but for its labels and the values.
 
-    Labels of the samples' own stand where Triton has them: in alphabetical order, and ``le`` last.
+    Labels of the samples' own stand where Triton has them: in alphabetical order, but ``le`` and ``quantile``
+    last.
 
     Args:
         family: The family.
@@ -146,7 +152,7 @@ def _sample(name: str, label: str, value: str) -> str:
     own = f'{label}="{escaped(value)}"'.replace("%", "%%")
     if not label:
         inside = _ALL
-    elif label == "le":
+    elif label in ("le", "quantile"):
         inside = f"{_ALL},{own}"
     else:
         inside = f"{_BEFORE},{own},{_AFTER}"

@@ -18,6 +18,7 @@ from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.http.bodies import MOST_BYTES, read_body
+from conch.frontends.http.gate import Gate
 from conch.frontends.http.generate.answer import answer_object
 from conch.frontends.http.generate.document import parse_document
 from conch.frontends.http.generate.mapper import map_request
@@ -25,6 +26,7 @@ from conch.frontends.http.generate.outbox import Item, Outbox
 from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import JSON, error_body
 from conch.frontends.http.routing import ApiRoute, route
+from conch.frontends.http.unframed import sender
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,11 @@ _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 
 
 def generate_routes(
-    core: ServerCore, pools: Pools, most_bytes: int = MOST_BYTES, clock: Clock = monotonic_ns
+    core: ServerCore,
+    pools: Pools,
+    most_bytes: int = MOST_BYTES,
+    clock: Clock = monotonic_ns,
+    gate: Gate | None = None,
 ) -> list[ApiRoute]:
     """The table.
 
@@ -48,8 +54,9 @@ def generate_routes(
         pools: Where large bodies are taken apart.
         most_bytes: The largest body, and the most bytes that its tensors may have together.
         clock: Monotonic time in nanoseconds.
+        gate: Lets requests in until the front end stops; None lets all in.
     """
-    submit = Submission(core, pools, most_bytes, clock)
+    submit = Submission(core, pools, most_bytes, clock, gate or Gate())
 
     async def generate(request: Request, model: str, version: str) -> Response:
         exchange = await submit(request, model, version)
@@ -156,13 +163,15 @@ class Submission:
         pools: Where large bodies are taken apart.
         most_bytes: The largest body, and the most bytes that its tensors may have together.
         clock: Monotonic time in nanoseconds.
+        gate: Lets requests in until the front end stops.
     """
 
-    def __init__(self, core: ServerCore, pools: Pools, most_bytes: int, clock: Clock) -> None:
+    def __init__(self, core: ServerCore, pools: Pools, most_bytes: int, clock: Clock, gate: Gate) -> None:
         self._core = core
         self._pools = pools
         self._most_bytes = most_bytes
         self._clock = clock
+        self._gate = gate
 
     async def __call__(self, request: Request, name: str, version: str) -> Exchange:
         """Submits a request.
@@ -172,6 +181,7 @@ class Submission:
         """
         made = _Made(name, version, self._clock())
         try:
+            self._gate.check()
             self._core.check_running()
             model = self._core.model(name, version)
             if request.headers.get("content-encoding", "identity") not in ("identity", ""):
@@ -275,6 +285,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends what comes, as fast as the client reads."""
+        send = sender(scope, send)
         item: Item | None = self._first
         try:
             await send(

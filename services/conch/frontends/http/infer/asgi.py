@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 
 from conch.frontends.http.connection import CONNECTION, RAW_NAMES, Connection
+from conch.frontends.http.flow import AT_ONCE_BYTES, body_pieces, body_size
 from conch.frontends.http.infer.call import InferCall
 from conch.frontends.http.infer.reply import Reply
 from conch.frontends.http.infer.route import InferRoute
@@ -69,11 +70,20 @@ async def answer(
                 connection.on_disconnect = None
     if reply is None:
         return
+    await _send(reply, send)
+
+
+async def _send(reply: Reply, send: Any) -> None:
     status, fields, body, closes = reply
     if closes:
         fields = [*fields, (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+    if body_size(body) > AT_ONCE_BYTES:
+        for piece in body_pieces(body):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # which lets other connections have their turn
+        body = b""
+    await send({"type": "http.response.body", "body": body if isinstance(body, bytes) else b"".join(body)})
 
 
 async def _read(

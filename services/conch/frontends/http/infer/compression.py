@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.tensor import Buffer
 
 ENCODINGS = (b"gzip", b"deflate")
 """What is understood, in both directions."""
@@ -42,10 +43,10 @@ def decompressed(body: memoryview, most_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def compressed(parts: list[bytes | bytearray | memoryview], encoding: bytes) -> list[bytes]:
+def compressed(parts: list[Buffer], encoding: bytes) -> list[Buffer]:
     """A body compressed for a client."""
     deflate = zlib.compressobj(wbits=zlib.MAX_WBITS | (16 if encoding == b"gzip" else 0))
-    out = [deflate.compress(part) for part in parts]
+    out: list[Buffer] = [deflate.compress(part) for part in parts]
     out.append(deflate.flush())
     return out
 

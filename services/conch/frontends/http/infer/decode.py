@@ -118,7 +118,7 @@ class RequestDecoder:
     def _parse(
         self,
         model: tuple[str, str],
-        text: bytes | bytearray,
+        text: bytes | memoryview,
         body: memoryview,
         head: int | None,
         responder: Responder,
@@ -152,7 +152,7 @@ class RequestDecoder:
         request: InferenceRequest,
         inputs: list[Any],
         tensors: memoryview | None,
-        text: bytes | bytearray,
+        text: bytes | memoryview,
         uses: Uses,
     ) -> tuple[list[int], bool]:
         """Reads the inputs; returns the sizes of those that are binary, and whether any lies in a region."""
@@ -236,12 +236,10 @@ def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
     return region, offset, _parsed(size, access.unsigned, parameters.get(size, 0))
 
 
-def _text(body: memoryview, length: int) -> bytes | bytearray:
-    """The JSON at the start of a body; not a copy where it is the whole of a large one."""
-    whole = body.obj
-    if length > QUICK_BYTES and isinstance(whole, bytes | bytearray) and len(whole) == length:
-        return whole
-    return bytes(body[:length])
+def _text(body: memoryview, length: int) -> bytes | memoryview:
+    """The JSON at the start of a body; not a copy where it is long."""
+    text = body[:length]
+    return text if length > QUICK_BYTES else bytes(text)
 
 
 def _inputs(document: Any) -> list[Any]:

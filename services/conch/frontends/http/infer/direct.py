@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-from conch.frontends.http.connection import Answering, Connection, Direct, Gathered
+from conch.frontends.http.connection import Connection
+from conch.frontends.http.gathered import Gathered
 from conch.frontends.http.infer.call import InferCall
 from conch.frontends.http.infer.reply import Reply
 from conch.frontends.http.infer.route import InferRoute
+from conch.frontends.http.shortcut import Answering, Direct
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?", re.DOTALL)
 

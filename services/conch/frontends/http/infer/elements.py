@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, encode_bytes
 from conch.core.validation import shape_text
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
+from conch.frontends.http.turns import give_way
 
 MOST_DEPTH: Final = 100
 _MOST_ELEMENTS: Final = 2**63 - 1
@@ -85,29 +87,34 @@ def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buf
         raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})")
     if datatype == "BYTES":
         joined = bytearray()  # which grows bit by bit, as what is joined at once does not
-        while pieces:
-            for part in _parts(pieces.pop()):
-                joined += _strings(part)
+        for part in _parts(pieces):
+            joined += _strings(part)
         return joined
     filled = 0
     whole = np.empty(count, NUMPY_DTYPES[datatype])
-    while pieces:
-        for part in _parts(pieces.pop()):
-            converted = _converted(part, datatype)
-            if filled + len(converted) > count:
-                raise InternalError(_TOO_MANY)
-            whole[filled : filled + len(converted)] = converted
-            filled += len(converted)
+    for part in _parts(pieces):
+        converted = _converted(part, datatype)
+        if filled + len(converted) > count:
+            raise InternalError(_TOO_MANY)
+        whole[filled : filled + len(converted)] = converted
+        filled += len(converted)
     if filled < count:
         raise InternalError(_TOO_FEW)
     return whole.data.cast("B") if count else b""
 
 
-def _parts(piece: list[Any] | Array) -> list[list[Any] | Array]:
-    """Pieces small enough not to hold up other threads."""
-    if len(piece) <= WINDOW:
-        return [piece]
-    return [piece[start : start + WINDOW] for start in range(0, len(piece), WINDOW)]
+def _parts(pieces: list[list[Any] | Array]) -> Iterator[list[Any] | Array]:
+    """Takes pieces from a list, the last first, in parts small enough not to hold up other threads."""
+    done = 0
+    while pieces:
+        piece = pieces.pop()
+        for start in range(0, len(piece), WINDOW):
+            if done >= WINDOW:
+                done = 0
+                give_way()
+            part = piece[start : start + WINDOW]
+            yield part
+            done += len(part)
 
 
 def _converted(part: list[Any] | Array, datatype: str) -> Array:

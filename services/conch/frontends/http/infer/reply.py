@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError, UnsupportedError
+from conch.core.buffers import copied
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
+from conch.core.tensor import Buffer
+from conch.frontends.http.flow import AT_ONCE_BYTES, Body, body_size
+from conch.frontends.http.gate import ExitingError
 from conch.frontends.http.infer.compression import compressed
 from conch.frontends.http.infer.headers import HEAD_LENGTH
 from conch.frontends.http.replies import error_body
@@ -28,7 +32,7 @@ class Reply(NamedTuple):
 
     status: int
     headers: Headers
-    body: bytes
+    body: Body
     closes: bool = False
 
 
@@ -44,19 +48,17 @@ class TooManyChunksError(InvalidArgumentError):
     """A body comes in so many pieces that the connection is given up."""
 
 
-class ExitingError(UnavailableError):
-    """The front end takes no more requests."""
-
-
-def success(head: bytes, tail: list[Any], encoding: bytes | None) -> Reply:
+def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Reply:
     """A response of JSON and the binary tensors behind it, compressed if an encoding says so."""
-    parts = [head, *tail]
-    headers = [_OCTETS, (HEAD_LENGTH, b"%d" % len(head))] if tail else [_JSON]
+    parts = [*head, *tail]
+    headers = [_OCTETS, (HEAD_LENGTH, b"%d" % body_size(head))] if tail else [_JSON]
     if encoding is not None:
         parts = compressed(parts, encoding)
         headers.append((b"content-encoding", encoding))
-    body = head if len(parts) == 1 and encoding is None else b"".join(parts)
-    headers.append((b"content-length", b"%d" % len(body)))
+    size = body_size(parts)
+    headers.append((b"content-length", b"%d" % size))
+    # Models may write to what they have sent: it is copied, together if that does not take long.
+    body: Body = b"".join(parts) if size <= AT_ONCE_BYTES else [copied(part) for part in parts]
     return Reply(200, headers, body)
 
 

@@ -12,6 +12,7 @@ from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedEr
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.frontends.http.infer.wanted import Wanted
+from conch.frontends.http.turns import give_way
 from conch.memory.uses import PlacedTensor
 
 _MOST_CACHED = 4096
@@ -32,7 +33,7 @@ class ResponseEncoder:
 
     def __call__(
         self, request: InferenceRequest, response: InferenceResponse, wanted: Wanted
-    ) -> tuple[bytes, list[Buffer]]:
+    ) -> tuple[list[bytes], list[Buffer]]:
         """Makes a body.
 
         Args:
@@ -41,7 +42,7 @@ class ResponseEncoder:
             wanted: Which outputs are sent in binary form.
 
         Returns:
-            The JSON, and the bytes of binary outputs that follow it.
+            The JSON in pieces, and the bytes of binary outputs that follow it.
 
         Raises:
             ConchError: Something in it can't be sent; texts are Triton's.
@@ -71,9 +72,9 @@ class ResponseEncoder:
                 if size:
                     binary.append(data)
             else:
-                parts.append(self._json(tensor))
+                self._json(tensor, parts)
         parts.append(b"]}" if response.outputs else b',"outputs":[]}')
-        return b"".join(parts), binary
+        return parts, binary
 
     def _binary(self, tensor: Tensor, size: int) -> bytes:
         key = (tensor.name, tensor.datatype, tensor.shape, size)
@@ -83,13 +84,15 @@ class ResponseEncoder:
             _remember(self._outputs, key, found)
         return found
 
-    def _json(self, tensor: Tensor) -> bytes:
+    def _json(self, tensor: Tensor, parts: list[bytes]) -> None:
         key = (tensor.name, tensor.datatype, tensor.shape, -1)
         found = self._outputs.get(key)
         if found is None:
             found = _start(tensor) + b',"data":['
             _remember(self._outputs, key, found)
-        return b"%b%b]}" % (found, json_elements(tensor))
+        parts.append(found)
+        write_elements(tensor, parts)
+        parts.append(b"]}")
 
 
 def _start(tensor: Tensor) -> bytes:
@@ -137,10 +140,14 @@ def is_long(response: InferenceResponse, wanted: Wanted) -> bool:
     )
 
 
-def json_elements(tensor: Tensor) -> bytes:
-    """The elements of a tensor as JSON, flat and without brackets.
+def write_elements(tensor: Tensor, parts: list[bytes]) -> None:
+    """Writes the elements of a tensor as JSON, flat and without brackets.
 
-    They are written in slices, none of which holds up other threads for long.
+    They are written in slices, none of which holds up other threads for long, and which nobody may join.
+
+    Args:
+        tensor: The tensor.
+        parts: Gets what is written.
 
     Raises:
         InvalidArgumentError: JSON has nothing for the datatype.
@@ -154,9 +161,10 @@ def json_elements(tensor: Tensor) -> bytes:
     if not array.flags.aligned:
         array = array.copy()
     write = _strings if tensor.datatype == "BYTES" else _numbers
-    if array.size <= _SLICE:
-        return write(array)
-    return b",".join([write(array[start : start + _SLICE]) for start in range(0, array.size, _SLICE)])
+    parts.append(write(array[:_SLICE]))
+    for start in range(_SLICE, array.size, _SLICE):
+        give_way()
+        parts += (b",", write(array[start : start + _SLICE]))
 
 
 def _numbers(array: Array) -> bytes:

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
+from conch.core.buffers import copied
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
+from conch.core.tensor import Buffer
 from conch.core.watch import watch_of
 from conch.frontends.grpc.single import SingleResponse
 from conch.frontends.http.connection import TOO_MANY_CHUNKS
 from conch.frontends.http.exchange import Mailbox
+from conch.frontends.http.flow import body_size
+from conch.frontends.http.gate import Gate
 from conch.frontends.http.infer.call import InferCall, no_body
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
 from conch.frontends.http.infer.decode import RequestDecoder
@@ -23,7 +27,6 @@ from conch.frontends.http.infer.headers import body_length, check_head, head_len
 from conch.frontends.http.infer.raw import raw_tensor
 from conch.frontends.http.infer.reply import (
     Answer,
-    ExitingError,
     Reply,
     TooManyChunksError,
     UnsupportedEncodingError,
@@ -56,9 +59,7 @@ class InferRoute:
         clock: Monotonic time in nanoseconds.
         most_bytes: Largest JSON, raw or decompressed body.
         forward_pattern: Which headers become request parameters; empty for none.
-
-    Attributes:
-        refused: How many requests came after `refuse`.
+        gate: Lets requests in until the front end stops; None lets all in.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class InferRoute:
         clock: Clock,
         most_bytes: int,
         forward_pattern: str = "",
+        gate: Gate | None = None,
     ) -> None:
         self._core = core
         self._workers = workers
@@ -80,12 +82,7 @@ class InferRoute:
         self._encode = ResponseEncoder()
         self._forward = forwarder(forward_pattern)
         self._log = core.request_log
-        self._refusing = False
-        self.refused = 0
-
-    def refuse(self) -> None:
-        """Takes no more requests."""
-        self._refusing = True
+        self._gate = gate or Gate()
 
     def cancel(self, request: InferenceRequest) -> None:
         """Says that nobody waits for a request any more."""
@@ -99,9 +96,7 @@ class InferRoute:
         """
         call.received_ns = self._clock()
         try:
-            if self._refusing:
-                self.refused += 1
-                raise ExitingError("Server exiting")
+            self._gate.check()
             self._find(call)
             headers = call.headers
             encoding = headers.get(b"content-encoding")
@@ -256,7 +251,9 @@ class InferRoute:
             answer = failure(InternalError(f"the response could not be sent: {error}"))
         if self._log is not None and (watch := watch_of(request)) is not None:
             # What a worker has yet to make is told by its tensors: the line does not wait for it.
-            watch.bytes_out += len(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
+            watch.bytes_out += (
+                body_size(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
+            )
         self._mailbox.put(call, answer)
 
     def _success(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Answer:
@@ -269,10 +266,10 @@ class InferRoute:
             )
             return lambda: self._long(request, kept, call)
         head, tail = self._encode(request, response, wanted)
-        if encoding is None or len(head) + sum(map(len, tail)) <= _QUICK_COMPRESSION:
+        if encoding is None or body_size(head) + body_size(tail) <= _QUICK_COMPRESSION:
             return success(head, tail, encoding)
-        copied = [b"".join(tail)] if tail else []
-        return lambda: success(head, copied, encoding)
+        behind: list[Buffer] = [copied(data) for data in tail]
+        return lambda: success(head, behind, encoding)
 
     def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
         head, tail = self._encode(request, response, call.wanted)

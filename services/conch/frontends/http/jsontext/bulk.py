@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from conch.core.tensor import Array
+from conch.core.tensor import Array, Buffer
+from conch.frontends.http.turns import give_way
 
 WINDOW = 64 * 1024
 """Bytes that are parsed at once."""
@@ -25,6 +26,7 @@ _NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n\[\]NaInfity]+")
 _STRINGS = re.compile(rb'(?:[ \t\r\n]*"[^"\\\x00-\x1f]*(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*)*"[ \t\r\n]*,)+')
 _WORDS = re.compile(rb"(?:[ \t\r\n]*(?:true|false|null)[ \t\r\n]*,)+")
 _LEAST = 32
+_WINDOWS_BETWEEN = 2
 
 
 class BulkArray:
@@ -142,7 +144,7 @@ def _compact(elements: list[Any]) -> list[Any] | Array:
     return elements
 
 
-def take_elements(text: bytes | bytearray, position: int, array: BulkArray) -> int:
+def take_elements(text: Buffer, position: int, array: BulkArray) -> int:
     """Moves elements of an array from a text to `array`, all that are plain, up to the array's end.
 
     Args:
@@ -153,7 +155,11 @@ def take_elements(text: bytes | bytearray, position: int, array: BulkArray) -> i
     Returns:
         Where the next element begins, or what follows the array if that `closes`.
     """
+    windows = 0
     while True:
+        windows += 1
+        if not windows % _WINDOWS_BETWEEN:
+            give_way()
         taken = _take_window(text, position, array)
         if taken == position or array.closes:
             return taken
@@ -162,7 +168,7 @@ def take_elements(text: bytes | bytearray, position: int, array: BulkArray) -> i
         position = found.end()
 
 
-def _take_window(text: bytes | bytearray, position: int, array: BulkArray) -> int:
+def _take_window(text: Buffer, position: int, array: BulkArray) -> int:
     most = min(position + WINDOW, len(text))
     byte = text[position] if position < most else 0
     if byte == 0x22:
@@ -194,9 +200,7 @@ def _take_window(text: bytes | bytearray, position: int, array: BulkArray) -> in
     return _take(run[:cut], position, cut + 1, int(depth[:cut].max(initial=0)) + 1, array)
 
 
-def _take_run(
-    pattern: re.Pattern[bytes], text: bytes | bytearray, position: int, most: int, array: BulkArray
-) -> int:
+def _take_run(pattern: re.Pattern[bytes], text: Buffer, position: int, most: int, array: BulkArray) -> int:
     found = pattern.match(text, position, most)
     if found is None or found.end() - position < _LEAST:
         return position

@@ -20,7 +20,7 @@ _VALUES = {
 }
 
 
-def without_literals(text: bytes | bytearray) -> tuple[bytes, list[float]] | None:
+def without_literals(text: bytes) -> tuple[bytes, list[float]] | None:
     """Puts ``null`` in place of such numbers.
 
     Args:
@@ -34,7 +34,7 @@ def without_literals(text: bytes | bytearray) -> tuple[bytes, list[float]] | Non
         return None
     values: list[float] = []
     parts: list[bytes] = []
-    for number, part in enumerate(bytes(text).split(b'"')):
+    for number, part in enumerate(text.split(b'"')):
         inside = number % 2  # of a string
         parts.append(part if inside else _replaced(part, values))
     return (b'"'.join(parts), values) if values else None

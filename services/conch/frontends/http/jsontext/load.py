@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from conch.core.tensor import Buffer
 from conch.frontends.http.jsontext.literals import put_back, without_literals
 from conch.frontends.http.jsontext.scan import scan
 
@@ -13,13 +14,14 @@ QUICK_BYTES = 64 * 1024
 """Up to this size parsing takes less than a millisecond."""
 
 
-def load(text: bytes | bytearray) -> Any:
+def load(text: Buffer) -> Any:
     """Parses a text; long arrays may come as `BulkArray`.
 
     Raises:
         JsonSyntaxError: It is no JSON.
     """
     if len(text) <= QUICK_BYTES:
+        text = bytes(text)
         values: list[float] = []
         try:
             value = orjson.loads(text)

@@ -10,33 +10,16 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-import orjson
-
-from conch.core.errors import InternalError
+from conch.core.tensor import Buffer
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, take_elements
+from conch.frontends.http.jsontext.errors import JsonSyntaxError
+from conch.frontends.http.jsontext.strings import read_string
 
 INT64_LEAST: Final = -(2**63)
 UINT64_MOST: Final = 2**64 - 1
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]*)?")
-_PLAIN = re.compile(rb'[^"\\\x00-\x1f]{0,65536}')
-_ESCAPED_RUN = re.compile(
-    rb'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"
-)
-_ESCAPED_WINDOW = 16 * 1024
-_HEX = re.compile(rb"[0-9a-fA-F]{4}")
-_ESCAPES = {
-    0x22: b'"',
-    0x5C: b"\\",
-    0x2F: b"/",
-    0x62: b"\b",
-    0x66: b"\f",
-    0x6E: b"\n",
-    0x72: b"\r",
-    0x74: b"\t",
-}
 _WORDS: dict[bytes, Any] = {
     b"true": True,
     b"false": False,
@@ -52,14 +35,7 @@ _OPENED: Final = object()
 """Stands for a value that is still to come."""
 
 
-class JsonSyntaxError(InternalError):
-    """A text is not JSON; a client's fault with the status that Triton gives it."""
-
-    def __init__(self, reason: str, position: int) -> None:
-        super().__init__(f"failed to parse the request JSON buffer: {reason} at {position}")
-
-
-def scan(text: bytes | bytearray) -> Any:
+def scan(text: Buffer) -> Any:
     """Parses a text.
 
     Strings are decoded with ``surrogateescape``. Of members with the same name the first counts. Long arrays
@@ -74,14 +50,14 @@ def scan(text: bytes | bytearray) -> Any:
 class _Scanner:
     """The state of one parse: the text, where it is, and the containers that are open."""
 
-    def __init__(self, text: bytes | bytearray) -> None:
+    def __init__(self, text: Buffer) -> None:
         self._text = text
         self._end = len(text)
         # Open containers, the innermost last; those of objects with the name of the member to come.
         self._stack: list[tuple[dict[str, Any] | list[Any] | BulkArray, str]] = []
         self._next_bulk = 0
         self._pause = 0
-        self._position = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+        self._position = 3 if text[:3] == b"\xef\xbb\xbf" else 0
 
     def document(self) -> Any:
         """The only value of the text."""
@@ -194,7 +170,7 @@ class _Scanner:
     def _name(self) -> str:
         if self._peek() != 0x22:
             raise JsonSyntaxError("Missing a name for object member.", self._position)
-        name = self._string()
+        name, self._position = read_string(self._text, self._position)
         self._space()
         if self._peek() != 0x3A:
             raise JsonSyntaxError("Missing a colon after a name of object member.", self._position)
@@ -204,7 +180,8 @@ class _Scanner:
 
     def _scalar(self, byte: int) -> Any:
         if byte == 0x22:
-            return self._string()
+            text, self._position = read_string(self._text, self._position)
+            return text
         words = _FIRST.get(byte)
         if words is not None:
             return _WORDS[self._word(words)]
@@ -212,7 +189,7 @@ class _Scanner:
 
     def _word(self, words: tuple[bytes, ...]) -> bytes:
         for word in words:
-            if self._text.startswith(word, self._position):
+            if self._text[self._position : self._position + len(word)] == word:
                 self._position += len(word)
                 return word
         # The position of the first byte that is wrong.
@@ -249,82 +226,3 @@ class _Scanner:
         if number in (float("inf"), float("-inf")):
             raise JsonSyntaxError("Number too big to be stored in double.", start)
         return number
-
-    def _string(self) -> str:
-        self._position += 1
-        parts: list[str] = []
-        pending = b""  # bytes of a character that the last piece ended in
-        text = self._text
-        while True:
-            found = _PLAIN.match(text, self._position)
-            assert found is not None
-            piece = pending + found.group()
-            self._position = found.end()
-            byte = self._peek()
-            if byte == 0x22:
-                parts.append(piece.decode("utf-8", "surrogateescape"))
-                self._position += 1
-                return "".join(parts) if len(parts) > 1 else parts[0]
-            if byte == 0x5C:
-                parts.append(piece.decode("utf-8", "surrogateescape"))
-                pending = b""
-                parts.append(self._escape())
-            elif byte == 0:
-                reason = "Missing a closing quotation mark in string."
-                if self._position < self._end:
-                    reason = "Invalid encoding in string."
-                raise JsonSyntaxError(reason, self._position)
-            elif byte < 0x20:
-                raise JsonSyntaxError("Invalid escape character in string.", self._position)
-            else:
-                whole = _whole_characters(piece)
-                parts.append(piece[:whole].decode("utf-8", "surrogateescape"))
-                pending = piece[whole:]
-
-    def _escape(self) -> str:
-        """What begins with an escape: many of them at once if they are plain."""
-        start = self._position
-        run = _ESCAPED_RUN.match(self._text, start, start + _ESCAPED_WINDOW)
-        if run is not None:
-            try:
-                escaped: str = orjson.loads(b'"%b"' % run.group())
-            except orjson.JSONDecodeError:
-                pass  # not UTF-8, or the window ends inside of a character
-            else:
-                self._position = run.end()
-                return escaped
-        byte = self._text[start + 1] if start + 1 < self._end else 0
-        plain = _ESCAPES.get(byte)
-        if plain is not None:
-            self._position += 2
-            return plain.decode()
-        if byte != 0x75:
-            raise JsonSyntaxError("Invalid escape character in string.", start)
-        code = self._hex(start, start + 2)
-        self._position = start + 6
-        if 0xD800 <= code <= 0xDFFF:
-            low = 0
-            if code <= 0xDBFF and self._text[start + 6 : start + 8] == b"\\u":
-                low = self._hex(start, start + 8)
-            if not 0xDC00 <= low <= 0xDFFF:
-                raise JsonSyntaxError("The surrogate pair in string is invalid.", start)
-            self._position = start + 12
-            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
-        return chr(code)
-
-    def _hex(self, start: int, position: int) -> int:
-        found = _HEX.match(self._text, position)
-        if found is None:
-            raise JsonSyntaxError("Incorrect hex digit after \\u escape in string.", start)
-        return int(found.group(), 16)
-
-
-def _whole_characters(piece: bytes) -> int:
-    """Up to where a piece of UTF-8 surely ends with a whole character."""
-    for back in range(1, min(4, len(piece)) + 1):
-        byte = piece[-back]
-        if byte < 0x80:
-            return len(piece) - back + 1
-        if byte >= 0xC0:
-            return len(piece) - back
-    return len(piece)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.server_core import ServerCore
 from conch.frontends.http.bodies import MOST_BYTES
+from conch.frontends.http.gate import Gate
 from conch.frontends.http.generate.route import generate_routes
 from conch.frontends.http.openapi import openapi_routes
 from conch.frontends.http.pools import Pools
@@ -42,6 +43,7 @@ def api_routes(
     pools: Pools,
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
+    gate: Gate | None = None,
 ) -> list[ApiRoute]:
     """All tables in one.
 
@@ -51,13 +53,14 @@ def api_routes(
         pools: Where requests wait.
         most_bytes: The largest body of JSON.
         clock: Monotonic time in nanoseconds.
+        gate: Lets requests to run models in until the front end stops; None lets all in.
     """
     return [
         *health_routes(core, pools),
         *model_routes(core),
         *repository_routes(core, pools, most_bytes),
         *memory_routes(services.regions, pools, most_bytes),
-        *generate_routes(core, pools, most_bytes, clock),
+        *generate_routes(core, pools, most_bytes, clock, gate),
         *openapi_routes(core.version),
         *settings_routes(core, services.logs, services.traces, most_bytes),
     ]
