@@ -50,6 +50,9 @@ FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 0.25
 """How long one waits at most before looking up again."""
 
+CONFIRM_S = 0.005
+"""How long one waits between two looks that find the call waiting for ever."""
+
 GRACE_NS = 2_000_000_000
 """How long a model may go on calling others when nobody waits for its answer any more.
 
@@ -215,7 +218,6 @@ class Call:
             f"for its own answer any more"
         )
 
-
     def _unwanted(self, now_ns: int) -> bool:
         """Whether nobody waits for the caller any more, as far as is known."""
         for parent in self.parents or ():
@@ -290,6 +292,8 @@ class WaitingCall(Call):
                 patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
             self._seen, for_ever = waits_for_ever(self, self._seen)
+            if self._seen:
+                patience = CONFIRM_S  # others wait for the same
             if for_ever:
                 text = STUCK.format(model=self.core.model_name)
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
