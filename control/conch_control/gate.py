@@ -12,8 +12,8 @@ from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
 class ForModels:
     """The agent as models see it.
 
-    A load that a model asks for in its `initialize` runs while that model's own load goes on, and must not wait
-    for its end to get its turn.
+    A load that a model asks for in its `initialize` runs while that model's own load goes on, and must not
+    wait for its end to get its turn.
 
     Args:
         agent: The agent.

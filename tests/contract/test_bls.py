@@ -16,9 +16,9 @@ from tritonclient.utils import InferenceServerException
 
 NOT_READY = "Failed for execute the inference request. Model '{0}' is not ready."
 DECOUPLED = (
-    "Model stream is using the decoupled. The current BLS request call doesn't support models using the decoupled "
-    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
-    "models.'"
+    "Model stream is using the decoupled. The current BLS request call doesn't support models using the "
+    "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls "
+    "for decoupled models.'"
 )
 WRONG = "Model {0} - Error when running inference: {1}"
 SCRIPTS = {
@@ -43,7 +43,9 @@ SCRIPTS = {
     + repr(WRONG.format("nope", NOT_READY.format("nope")))
     + "]",
     "(lambda all: (len(list(all)), len(list(all)), raised(lambda: next(all))))"
-    "(call('stream', 3).exec(decoupled=True))": "(4, 4, 'StopIteration: Iteration is done for the responses.')",
+    "(call('stream', 3).exec(decoupled=True))": (
+        "(4, 4, 'StopIteration: Iteration is done for the responses.')"
+    ),
     "(lambda all: (shown(next(all)), len(list(all)), len(list(all))))"
     "(call('stream', 3, 0).exec(decoupled=True))": "([[3.0, 0.0]], 2, 3)",
     "raised(lambda: call('echo', 1, correlation_id=1.5))": (
@@ -59,8 +61,8 @@ SCRIPTS = {
     "pb_utils.is_model_ready('echo'), pb_utils.is_model_ready('echo', '1')": "(True, True)",
     "pb_utils.is_model_ready('echo', '7'), pb_utils.is_model_ready('nope')": "(False, False)",
     "raised(lambda: pb_utils.load_model('nope'))": (
-        "TritonModelException: Failed to load model: Failed to process the request for model 'script_0', message: "
-        "failed to load 'nope', failed to poll from model repository"
+        "TritonModelException: Failed to load model: Failed to process the request for model 'script_0', "
+        "message: failed to load 'nope', failed to poll from model repository"
     ),
     "pb_utils.unload_model('nope')": "None",
 }
@@ -158,7 +160,8 @@ def test_text_goes_to_another_model_and_comes_back(client: triton.InferenceServe
 def test_answers_belong_to_the_caller(client: triton.InferenceServerClient) -> None:
     code = (
         "tensor = call('echo', 1, 2).inputs()[0]\n"
-        "made = pb_utils.InferenceRequest(model_name='echo', requested_output_names=['OUT'], inputs=[tensor])\n"
+        "made = pb_utils.InferenceRequest(\n"
+        "    model_name='echo', requested_output_names=['OUT'], inputs=[tensor])\n"
         "first, second = [made.exec().output_tensors()[0].as_numpy() for _ in range(2)]\n"
         "first[0] = 9\n"
         "result = tensor.as_numpy().tolist(), second.tolist()"
@@ -175,7 +178,8 @@ def test_answers_belong_to_the_caller(client: triton.InferenceServerClient) -> N
         "with ThreadPoolExecutor(4) as pool:\n"
         "    result = [shown(one) for one in pool.map(pb_utils.InferenceRequest.exec, made)]",
         "async def work():\n"
-        "    return [shown(one) for one in await asyncio.gather(*[call('echo', n).async_exec() for n in range(3)])]\n"
+        "    calls = [call('echo', n).async_exec() for n in range(3)]\n"
+        "    return [shown(one) for one in await asyncio.gather(*calls)]\n"
         "result = asyncio.run(work())",
     ],
 )
@@ -217,8 +221,7 @@ def test_calls_that_nobody_could_serve_fail(
 
 def test_a_full_queue_is_an_answer(client: triton.InferenceServerClient) -> None:
     code = (
-        "inputs = [pb_utils.Tensor('IN', np.array([b'time.sleep(0.02); result = 0'], object))]\n"
-        "made = pb_utils.InferenceRequest(model_name='short', requested_output_names=['OUT'], inputs=inputs)\n"
+        "made = texts('short', 'time.sleep(0.02); result = 0')\n"
         "all = await asyncio.gather(*[made.async_exec() for _ in range(20)])\n"
         "refused = [one.error() for one in all if one.has_error()]\n"
         "return len(refused) < 20 and {(one.code(), 'queue' in one.message()) "
@@ -277,8 +280,7 @@ def test_an_iterator_cancels(client: triton.InferenceServerClient, repository: P
 def test_a_cancelled_task_cancels_its_call(client: triton.InferenceServerClient, repository: Path) -> None:
     inner = "import time\\nwhile not request.is_cancelled(): time.sleep(0.002)\\nresult = 0"
     code = (
-        f"inputs = [pb_utils.Tensor('IN', np.array(['{inner}'], object))]\n"
-        "made = pb_utils.InferenceRequest(model_name='script', requested_output_names=['OUT'], inputs=inputs)\n"
+        f"made = texts('script', '{inner}')\n"
         "async def work(): return await made.async_exec()\n"
         "task = asyncio.create_task(work())\n"
         "await asyncio.sleep(0.02)\n"
@@ -318,7 +320,8 @@ def test_a_model_loads_others(client: triton.InferenceServerClient, repository: 
         "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
     }
     code = (
-        f"pb_utils.load_model('fails', config={json.dumps(override)!r}, files={{'file:1/model.py': {model.encode()!r}}})\n"
+        f"files = {{'file:1/model.py': {model.encode()!r}}}\n"
+        f"pb_utils.load_model('fails', config={json.dumps(override)!r}, files=files)\n"
         "result = shown(call('fails', 1).exec())\n"
         "pb_utils.unload_model('fails')\n"
         "pb_utils.load_model('fails')\n"

@@ -37,6 +37,14 @@ def call(model, *values, outputs=("OUT",), **more):
     )
 
 
+def texts(model, code, **more):
+    """A request to a model that runs some code."""
+    inputs = [pb_utils.Tensor("IN", np.array([code.encode()], object))]
+    return pb_utils.InferenceRequest(
+        model_name=model, requested_output_names=["OUT"], inputs=inputs, **more
+    )
+
+
 def shown(response):
     """A response as text, or its error."""
     if response.has_error():
