@@ -40,6 +40,7 @@ from conch.core.errors import ConchError, InternalError, NotFoundError, as_conch
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.servable import Leadable, Servable
+from conch.core.watch import watch_of
 
 if TYPE_CHECKING:
     from conch.backends.python.request import InferenceRequest
@@ -148,9 +149,15 @@ class Call:
                     f"models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
+            # The line of the access log that it belongs to, where that is one.
+            if self.parents and len(self.parents) == 1 and (watch := watch_of(self.parents[0])) is not None:
+                watch.step(core, model, "model-call")
             return server.submit(core, may_lead, model)
-        except Exception as error:
-            shown = as_triton_error(as_conch_error(error))
+        except Exception as raised:
+            error = as_conch_error(raised)
+            if (watch := watch_of(core)) is not None:
+                watch.refused(core, error)
+            shown = as_triton_error(error)
             text = f"Model {name} - Error when running inference: {shown.message()}"
             self.end(TritonError(text, shown.code()))
             return None
