@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.support.calling import run, write_callers
 from tests.support.ensembles import request as ensemble_request
 from tests.support.ensembles import write_ensembles
 from tests.support.servers import (
@@ -270,6 +271,23 @@ def test_ensembles_have_a_line_and_their_steps_if_asked(tmp_path: Path) -> None:
     assert len(steps) == 2
     assert {(step["id"], step["model"]) for step in steps} == {("an id", "spy"), ("an id", "spy2")}
     assert all(step["batch_size"] for step in steps)
+
+
+def test_calls_of_models_have_lines_if_asked(tmp_path: Path) -> None:
+    write_callers(tmp_path / "models")
+    code = "result = [call(name, 1, request_id=name).exec().has_error() for name in ('echo', 'fails')]"
+    with recorded(tmp_path, "--log-verbose=1") as (server, lines), client_of(server) as client:
+        assert run(client, code) == "[False, True]"
+        code = "result = call('echo', 1, outputs=['X'], request_id='wrong').exec().has_error()"
+        assert run(client, code) == "True"
+        told = [(line["protocol"], line["id"], line["model"], line["code"]) for line in lines(5)]
+    assert told == [
+        ("model-call", "echo", "echo", "OK"),
+        ("model-call", "fails", "fails", "NOT_FOUND"),
+        ("grpc", "", "script", "OK"),
+        ("model-call", "wrong", "echo", "INVALID_ARG"),
+        ("grpc", "", "script", "OK"),
+    ]
 
 
 def test_text_on_standard_output(tmp_path: Path) -> None:

@@ -58,8 +58,14 @@ class Watch(Protocol):
     times: RunTimes | None
     bytes_out: int
 
-    def step(self, request: InferenceRequest, model: Servable) -> None:
-        """Takes notice of a request that an ensemble makes of the watched one, before it is submitted."""
+    def step(self, request: InferenceRequest, model: Servable, kind: str = "ensemble-step") -> None:
+        """Takes notice of a request that is made for the watched one, before it is submitted.
+
+        Args:
+            request: The request.
+            model: The model that is to serve it.
+            kind: ``ensemble-step``, or ``model-call`` where a model makes it.
+        """
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
         """Takes notice that the watched request was not taken, and is not answered through its responder."""

@@ -22,7 +22,6 @@ from conch.observe.writer import LineWriter
 log = logging.getLogger(__name__)
 
 OK = "OK"
-_STEP = "ensemble-step"
 _BYTES = 512  # what a record takes up, roughly
 _GATHER_S = 0.05
 _PATIENCE_S = 2.0
@@ -34,8 +33,8 @@ class AccessRecord:
 
     Attributes:
         ts: When it was answered, in seconds since 1970.
-        protocol: ``http``, ``grpc``, ``grpc-stream``, or ``ensemble-step`` for what an ensemble has asked of
-            one of its models.
+        protocol: ``http``, ``grpc``, ``grpc-stream``, ``ensemble-step`` for what an ensemble has asked of one
+            of its models, or ``model-call`` for what a model has asked of another one.
         client: Address of the client.
         id: The client's request id, or empty.
         model: Name of the model, or empty if the request could not be read.
@@ -191,10 +190,10 @@ class _Entry:
                     code = "CANCELLED"  # the model went on to its end, and nobody got what it said
                 self._end(request, code, "" if error is None else error.message)
 
-    def step(self, request: InferenceRequest, model: Servable) -> None:
-        """Watches over a step of an ensemble, if such are to be told; see `Watch`."""
+    def step(self, request: InferenceRequest, model: Servable, kind: str = "ensemble-step") -> None:
+        """Watches over a request that is made for this one, if such are to be told; see `Watch`."""
         if self._log.steps():
-            self._log.begin(request, model, _STEP, self._client, 0)
+            self._log.begin(request, model, kind, self._client, 0)
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
         """Tells that it was answered with an error by whoever submitted it; see `Watch`."""

@@ -6,10 +6,18 @@ import inspect
 import json
 import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
+from threading import get_ident
 from typing import Any, ClassVar
 
 from conch.backends.padding import Padder
-from conch.backends.python.errors import TritonModelException, describe, failure_text, in_model
+from conch.backends.python.caller import Caller
+from conch.backends.python.errors import (
+    CallsEnded,
+    TritonModelException,
+    describe,
+    failure_text,
+    in_model,
+)
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.flights import Flights, inflight_limit
 from conch.backends.python.loading import ModelCode
@@ -19,8 +27,16 @@ from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.sender import SenderContext
 from conch.backends.python.steps import Steps
 from conch.core.backend import BackendInstance
+from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError, as_conch_error
+from conch.core.errors import (
+    CancelledError,
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+    as_conch_error,
+)
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
@@ -36,8 +52,14 @@ FAILED = "Failed to process the request(s) for model '%s', message: %s: %s"
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
-def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
+def load_code(name: str, version_directory: Any, file_name: str, owner: object | None = None) -> ModelCode:
     """Loads a model's file.
+
+    Args:
+        name: The model's name.
+        version_directory: Where the file is.
+        file_name: The name of the file.
+        owner: On whose behalf its modules run.
 
     Raises:
         ConchError: It is missing, fails, or has no `TritonPythonModel` that can execute.
@@ -48,7 +70,7 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
             f"Failed to preinitialize Python stub: Python model file not found in '{path}'"
         )
     try:
-        code = ModelCode(name, version_directory, file_name)
+        code = ModelCode(name, version_directory, file_name, owner)
     except BaseException as error:
         log.error("model '%s' can't be imported", name, exc_info=in_model(error))
         raise InternalError(describe(error)) from error
@@ -63,17 +85,29 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
     return code
 
 
-def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
+def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | None = None) -> PythonInstance:
     """Loads a model and makes an instance of it.
+
+    Args:
+        spec: The model version.
+        placement: Where the instance is.
+        calls: The server, for the model's calls; None where it can't make any.
 
     Raises:
         ConchError: The model can't be loaded, or its `initialize` failed.
     """
     _only_cpu_inputs(spec)
-    code = load_code(spec.name, spec.version_directory, spec.model_file)
+    caller = Caller(calls, placement.name, spec)
+    caller.opening = True
+    try:
+        code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
+    except BaseException:
+        caller.close()
+        raise
     try:
         inflight_limit(spec, _is_concurrent(code.module.TritonPythonModel.execute))
     except BaseException:
+        caller.close()
         code.close()
         raise
     try:
@@ -82,10 +116,12 @@ def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
             model.initialize(_arguments(spec, placement))
     except BaseException as error:
         log.error("initialize of model '%s' failed", placement.name, exc_info=in_model(error))
+        caller.close()
         code.close()
         raise InternalError(describe(error)) from error
+    caller.opening = False
     kind = AsyncPythonInstance if _is_concurrent(model.execute) else PythonInstance
-    return kind(spec, placement, code, model)
+    return kind(spec, placement, code, model, caller)
 
 
 def _is_concurrent(execute: Any) -> bool:
@@ -122,8 +158,11 @@ def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
 class PythonInstance(BackendInstance):
     """Runs batches on a model's object, on the thread that calls."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any) -> None:
+    def __init__(
+        self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any, caller: Caller
+    ) -> None:
         self._name = placement.name
+        self._caller = caller
         self._code = code
         self._model = model
         self._execute = model.execute
@@ -154,7 +193,8 @@ class PythonInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
         """Runs a batch; see `BackendInstance.execute`."""
-        context = self._context
+        context, caller = self._context, self._caller
+        caller.running, caller.thread = batch, get_ident()
         requests = [ReceivedRequest(core, batch, context) for core in batch.requests]
         if self._iterative:
             _resume(requests)
@@ -181,6 +221,8 @@ class PythonInstance(BackendInstance):
             if self._decoupled or any(request._sender is None for request in requests):
                 raise failure from None
             return [None] * len(requests)  # their senders have said so, to those that had no answer yet
+        finally:
+            caller.running = None
 
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
@@ -197,6 +239,7 @@ class PythonInstance(BackendInstance):
             log.error("finalize of model '%s' failed", self._name, exc_info=in_model(error))
         finally:
             self.readiness = self._check = None
+            self._caller.close()
             del self._model, self._execute
             self._code.close()
 
@@ -211,7 +254,8 @@ class PythonInstance(BackendInstance):
         if self._flights is None:
             self._loop = self._loop or EventLoop(self._name)
             self._flights = Flights(self._loop, self._limit)
-        outcome = self._flights.run(returned, lambda outcome: self._ended(batch, requests, outcome))
+        with self._caller.coroutine(batch):
+            outcome = self._flights.run(returned, lambda outcome: self._ended(batch, requests, outcome))
         if outcome is None and self._decoupled:
             batch.compute_output_start_ns = monotonic_ns()
         return outcome
@@ -303,15 +347,17 @@ class PythonInstance(BackendInstance):
                 f"return None."
             )
 
-    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> InternalError:
+    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> ConchError:
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
         message = failure_text(self._name, error)
-        log.error(FAILED, self._name, type(error).__name__, error, exc_info=in_model(error))
+        ended = isinstance(error, CallsEnded)
+        if not ended:
+            log.error(FAILED, self._name, type(error).__name__, error, exc_info=in_model(error))
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:
                 request._sender._fail(message)
-        return InternalError(message)
+        return CancelledError(str(error)) if ended else InternalError(message)
 
 
 def _check_rescheduled(requests: list[ReceivedRequest], returned: list[Any]) -> None:

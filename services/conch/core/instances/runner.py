@@ -186,6 +186,17 @@ class Runner:
             end = None if budget_ns is None else self._clock() + budget_ns
         return self._run(instance, batch, end)
 
+    def lead_one(self) -> bool:
+        """Keeps a promise with one batch, and has others woken for what is left meanwhile.
+
+        Returns:
+            Whether something is ready afterwards and the promise has been given again.
+        """
+        with self._lock:
+            self._promised = False
+            work = self._take(True)
+        return work is not None and self._run(*work, 0)
+
     def hand_over(self) -> None:
         """Gives a promise back: the model's own threads run the batches."""
         with self._lock:
