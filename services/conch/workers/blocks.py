@@ -14,7 +14,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 
@@ -88,7 +87,8 @@ class Pool:
         self._idle_bytes = 0
         self._next = 1
         self._dropped: list[int] = []
-        self._returned: deque[int] = deque()
+        self._watch = _Watch()
+        self._returned = self._watch.gone
 
     @property
     def lent(self) -> int:
@@ -144,7 +144,7 @@ class Pool:
             # The array that is watched must be one that others refer to and can't see through: numpy gives
             # views the array as their base whose own base is not an array.
             root: Array = np.frombuffer(memoryview(block.memory).toreadonly(), np.uint8)
-        _when_gone(root, number, self._returned.append)
+        self._watch.add(root, number)
         return root
 
     def take_dropped(self) -> list[int]:
@@ -210,7 +210,8 @@ class Mappings:
     def __init__(self, writable: bool) -> None:
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, Array] = {}
-        self._released: deque[int] = deque()
+        self._watch = _Watch()
+        self._released = self._watch.gone
 
     @property
     def count(self) -> int:
@@ -246,7 +247,7 @@ class Mappings:
         if memory is None:
             raise WireError(f"there is no block {number}")
         root: Array = np.frombuffer(memoryview(memory), np.uint8)
-        _when_gone(root, number, self._released.append)
+        self._watch.add(root, number)
         return root
 
     def drop(self, number: int) -> None:
@@ -277,17 +278,19 @@ class Mappings:
         self._maps.clear()
 
 
-_watched: dict[int, weakref.ref[Array]] = {}
+class _Watch:
+    """Has a block's number put into a queue when an array goes; does nothing else, as that may be anywhere."""
 
-
-def _when_gone(root: Array, number: int, then: Callable[[int], None]) -> None:
-    """Has a number appended to a queue when an array goes; nothing else, as that may happen anywhere."""
     # weakref.finalize would do, but costs ten times as much and runs at exit too.
-    key = id(root)
+    def __init__(self) -> None:
+        self.gone: deque[int] = deque()
+        self._references: dict[int, weakref.ref[Array]] = {}
 
-    def gone(reference: weakref.ref[Array]) -> None:
-        if _watched.get(key) is reference:
-            del _watched[key]
-        then(number)
+    def add(self, root: Array, number: int) -> None:
+        key, references, gone = id(root), self._references, self.gone
 
-    _watched[key] = weakref.ref(root, gone)
+        def on_gone(reference: weakref.ref[Array]) -> None:
+            references.pop(key, None)
+            gone.append(number)
+
+        references[key] = weakref.ref(root, on_gone)
