@@ -15,7 +15,6 @@ from conch.workers.channel import BUFFER_BYTES, Channel
 from conch.workers.wire import RETURNED, Kind, Layouts, Message, Place, Reader, TensorLayout, WireError
 
 _ALIGNMENT = 64
-_MANY_RELEASED = 16
 
 Memory = memoryview | Array
 
@@ -160,7 +159,7 @@ class Exchange:
     def __init__(self, channel: Channel, in_worker: bool) -> None:
         self.channel = channel
         self.pool = Pool()
-        self.mappings = Mappings(writable=in_worker)
+        self.mappings = Mappings(in_worker, self._release_many)
         self.received = Layouts()
         self.make: Callable[[TensorLayout, memoryview, Place], Tensor] = (
             worker_tensor if in_worker else server_tensor
@@ -213,11 +212,9 @@ class Exchange:
         if new:
             block.sent()
 
-    def release_many(self) -> None:
-        """Gives back what waits for it if that is much; never waits, whatever its caller is in the middle of."""
+    def _release_many(self) -> None:
+        """Gives back what waits for it; never waits itself, whatever its caller is in the middle of."""
         mappings = self.mappings
-        if mappings.waiting < _MANY_RELEASED:
-            return
         released = mappings.take_released(wire.MOST_RELEASED)
         if not self.channel.try_send([wire.encode(Kind.RELEASE, released=released)]):
             mappings.put_back(released)
