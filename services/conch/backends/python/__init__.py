@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.instances.placement import Placement
 from conch.core.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from conch.core.calls import ServerCalls
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +39,28 @@ class PythonBackend(Backend):
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads nothing yet: each instance loads the file for itself, as if it had its own process."""
+        return self._load(spec, None)
+
+    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        """The same, for models that may call the server."""
+        return self._load(spec, calls)
+
+    def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
                 "request as it is and answers it by itself",
                 spec.name,
             )
-        return _PythonModel(spec)
+        return _PythonModel(spec, calls)
 
 
 class _PythonModel(BackendModel):
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, calls: ServerCalls | None) -> None:
         self._spec = spec
+        self._calls = calls
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         from conch.backends.python.instance import open_instance
 
-        return open_instance(self._spec, placement)
+        return open_instance(self._spec, placement, self._calls)
