@@ -160,7 +160,10 @@ def test_large_tensors_take_one_block_that_goes_back_with_the_last_view() -> Non
 
 def test_small_tensors_take_no_block() -> None:
     with exchanges() as (server, worker):
-        small = [Tensor.from_array("A", LARGE[:10]), Tensor.from_array("B", np.array([b"x", b""], np.object_))]
+        small = [
+            Tensor.from_array("A", LARGE[:10]),
+            Tensor.from_array("B", np.array([b"x", b""], np.object_)),
+        ]
         one, two = send(server, worker, [*small, Tensor.from_array("C", LARGE[:0])])[:2]
         assert (one.numpy() == LARGE[:10]).all()
         assert two.numpy().tolist() == [b"x", b""]
@@ -210,9 +213,7 @@ def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
 def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
     with exchanges() as (server, worker):
         for source in (5, 5 | wire.RETURNED):
-            fields = wire.encode_tensors(
-                wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(source, 0, 4)]
-            )
+            fields = wire.encode_tensors(wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(source, 0, 4)])
             worker.send(Kind.DONE, 0, fields)
             with pytest.raises(WireError):
                 server.receive().tensors()

@@ -17,7 +17,9 @@ from conch.workers.specs import placement_from_json, placement_to_json, spec_fro
 from conch.workers.wire import WireError
 
 TEXT = st.text(st.characters(), max_size=8)
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner, max_size=2))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner, max_size=2)
+)
 
 st.register_type_strategy(Path, TEXT.map(lambda text: Path("/models", text.replace("\0", "_"))))
 st.register_type_strategy(float, st.floats(allow_nan=False))

@@ -137,9 +137,7 @@ def test_tensors_come_back(key: wire.LayoutKey, source: int, offset: int, twice:
     sent, received = Layouts(), Layouts()
     for _ in range(1 + twice):  # the second time out of what is remembered
         places = [Place(source, offset, max(layout.nbytes, 0)) for layout in _layouts(key)]
-        tensors = wire.decode_tensors(
-            received, Reader(memoryview(wire.encode_tensors(sent, key, places)))
-        )
+        tensors = wire.decode_tensors(received, Reader(memoryview(wire.encode_tensors(sent, key, places))))
         assert [(layout.name, layout.datatype, layout.shape) for layout, _ in tensors] == list(key)
         assert [place for _, place in tensors] == places
 
@@ -230,9 +228,7 @@ VALID = [
 @pytest.mark.parametrize("packet", VALID)
 @pytest.mark.parametrize("decoder", DECODERS)
 @given(data=st.data())
-def test_damaged_messages_raise_wire_errors_and_nothing_else(
-    decoder: Any, packet: bytes, data: Any
-) -> None:
+def test_damaged_messages_raise_wire_errors_and_nothing_else(decoder: Any, packet: bytes, data: Any) -> None:
     damaged = bytearray(packet)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
