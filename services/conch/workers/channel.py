@@ -101,7 +101,11 @@ class Channel:
             WireError: What came can't be a message.
         """
         try:
-            size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            try:
+                size, ancillary, flags, _ = self._receive(buffer)
+            except ConnectionResetError:
+                # The other side has gone without reading everything. What it had sent is still there.
+                size, ancillary, flags, _ = self._receive(buffer)
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
         fds = _descriptors(ancillary) if ancillary else []
@@ -132,6 +136,9 @@ class Channel:
         with self._lock:
             self._drop_backlog()
             self._sock.close()
+
+    def _receive(self, buffer: bytearray) -> tuple[int, list[tuple[int, int, bytes]], int, object]:
+        return self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
 
     def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
         flags = socket.MSG_NOSIGNAL if self._patient else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
