@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import threading
 from collections import deque
@@ -121,6 +122,15 @@ class Channel:
         except BaseException:
             _close(fds)
             raise
+
+    def ready(self, timeout_s: float) -> bool:
+        """Waits until there is something to receive, or the end; returns whether there is."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000))
+        except (OSError, ValueError):
+            return True  # it is closed, as receiving will tell
 
     def shut(self) -> None:
         """Ends the conversation: whoever sends or receives on either side is told at once."""

@@ -312,10 +312,10 @@ def test_what_was_sent_before_the_other_side_went_is_received() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     here, there = Channel(ours), Channel(theirs)
     here.send([b"unread"])
-    there.send([b"last words"])
+    there.send([wire.encode(Kind.DONE, 5)])
     there.close()
     buffer = bytearray(BUFFER_BYTES)
-    assert bytes(here.receive(buffer)[0]) == b"last words"
+    assert wire.decode(here.receive(buffer)[0]).subject == 5
     with pytest.raises(ChannelClosedError):
         here.receive(buffer)
     here.close()

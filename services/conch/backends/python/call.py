@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import queue
 import sys
+from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,10 @@ LONGEST_LOOK_S = 0.25
 
 Answer = tuple[InferenceResponse | None, bool]
 """An answer, or None for a final flag with nothing to say; and whether it is the last."""
+
+
+Wait = Callable[[Callable[[], bool], float], object]
+"""Waits until something has come, but no longer than so many seconds."""
 
 
 class Call:
@@ -273,13 +278,28 @@ class WaitingCall(Call):
     def _wait(self) -> Answer:
         patience = FIRST_LOOK_S
         while True:
-            try:
-                return self._answers.get(timeout=patience)
-            except queue.Empty:
-                patience = min(2 * patience, LONGEST_LOOK_S)
+            answer = self._get(patience)
+            if answer is not None:
+                return answer
+            patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
             self._seen, for_ever = waits_for_ever(self, self._seen)
             if for_ever:
                 self.cancel()
                 text = STUCK.format(model=self.core.model_name)
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
+
+    def _get(self, patience_s: float) -> Answer | None:
+        """The next answer; None if it does not come in time."""
+        wait: Wait | None = getattr(self.caller.known_server, "wait", None)
+        try:
+            if wait is None:
+                return self._answers.get(timeout=patience_s)
+            # In a worker: the thread that waits also receives, so that no other one has to wake it.
+            wait(self._has_come, patience_s)
+            return self._answers.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _has_come(self) -> bool:
+        return not self._answers.empty()

@@ -84,6 +84,9 @@ class Tensor:
             on_device: Whether it may stay on its device.
         """
         tensor = cls._of(core)
+        if core.writable:
+            tensor._batch = _Uncounted()
+            return tensor  # nobody else has its memory as it is
         if isinstance(core, DeviceTensor) and core.on_device:
             if on_device and (memory := core.memory.another(core.nbytes)) is not None:
                 memory.write([core.memory])
