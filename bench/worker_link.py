@@ -78,7 +78,9 @@ def round_trips(nbytes: int, seconds: float) -> None:
             over.wait()
     times = sorted(times[len(times) // 10 :])
     shown = [times[int(len(times) * share)] / 1000 for share in (0.5, 0.1, 0.99)]
-    print(f"round trip of {nbytes:>8} bytes: p50 {shown[0]:7.1f}  p10 {shown[1]:7.1f}  p99 {shown[2]:7.1f} us")
+    print(
+        f"round trip of {nbytes:>8} bytes: p50 {shown[0]:7.1f}  p10 {shown[1]:7.1f}  p99 {shown[2]:7.1f} us"
+    )
 
 
 def streams(seconds: float) -> None:

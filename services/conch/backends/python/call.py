@@ -59,6 +59,11 @@ Wait = Callable[[Callable[[], bool], float], object]
 """Waits until something has come, but no longer than so many seconds."""
 
 
+def refusal(model_name: str, message: str) -> str:
+    """The text of the error of a call that was not even queued."""
+    return f"Model {model_name} - Error when running inference: {message}"
+
+
 class Call:
     """One request to another model; subclasses say what becomes of its answers.
 
@@ -142,8 +147,7 @@ class Call:
             return server.submit(core, may_lead, model)
         except Exception as error:
             shown = as_triton_error(as_conch_error(error))
-            text = f"Model {name} - Error when running inference: {shown.message()}"
-            self.end(TritonError(text, shown.code()))
+            self.end(TritonError(refusal(name, shown.message()), shown.code()))
             return None
 
     def _find(self, name: str) -> Servable:
