@@ -53,29 +53,31 @@ TENSORS = {
 
 def round_trips(nbytes: int, seconds: float) -> None:
     """One batch of one request after the other, each begun where the one before was done."""
-    with tempfile.TemporaryDirectory() as directory:
-        with worker(model_spec(Path(directory), IDENTITY, **TENSORS)) as running:
-            array = np.zeros(nbytes // 4, np.float32)
-            times: list[int] = []
-            over = threading.Event()
-            end = time.monotonic() + seconds
-            start = 0
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        worker(model_spec(Path(directory), IDENTITY, **TENSORS)) as running,
+    ):
+        array = np.zeros(nbytes // 4, np.float32)
+        times: list[int] = []
+        over = threading.Event()
+        end = time.monotonic() + seconds
+        start = 0
 
-            def begin() -> None:
-                nonlocal start
-                request, _ = request_of(IN=array)
-                start = time.perf_counter_ns()
-                running.link.begin(batch_of(request), done)
+        def begin() -> None:
+            nonlocal start
+            request, _ = request_of(IN=array)
+            start = time.perf_counter_ns()
+            running.link.begin(batch_of(request), done)
 
-            def done(outcome: Outcome) -> None:
-                times.append(time.perf_counter_ns() - start)
-                if time.monotonic() < end:
-                    begin()
-                else:
-                    over.set()
+        def done(outcome: Outcome) -> None:
+            times.append(time.perf_counter_ns() - start)
+            if time.monotonic() < end:
+                begin()
+            else:
+                over.set()
 
-            begin()
-            over.wait()
+        begin()
+        over.wait()
     times = sorted(times[len(times) // 10 :])
     shown = [times[int(len(times) * share)] / 1000 for share in (0.5, 0.1, 0.99)]
     print(
