@@ -65,6 +65,9 @@ RULES = (
         "google.protobuf",
     ),
     rule("conch.memory", "numpy", "conch.core", "conch.memory"),
+    # What a worker imports, in whatever interpreter and environment: nothing that is not in these.
+    rule("conch.workers.host", "numpy", "conch.core", "conch.backends", "conch.workers"),
+    rule("conch.workers", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.observe.metrics", "prometheus_client", "conch.core", "conch.observe.metrics"),
     rule("conch.observe", "conch.core", "conch.observe"),
     rule("conch.protocol", "conch.protocol", "google.protobuf"),

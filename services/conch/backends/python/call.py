@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import queue
 import sys
+from collections.abc import Callable
 from contextvars import Context
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,15 @@ That is for models that have noticed and tidy up; one that has not must not go o
 
 Answer = tuple[InferenceResponse | None, bool]
 """An answer, or None for a final flag with nothing to say; and whether it is the last."""
+
+
+Wait = Callable[[Callable[[], bool], float], object]
+"""Waits until something has come, but no longer than so many seconds."""
+
+
+def refusal(model_name: str, message: str) -> str:
+    """The text of the error of a call that was not even queued."""
+    return f"Model {model_name} - Error when running inference: {message}"
 
 
 class Call:
@@ -158,8 +168,7 @@ class Call:
             if (watch := watch_of(core)) is not None:
                 watch.refused(core, error)
             shown = as_triton_error(error)
-            text = f"Model {name} - Error when running inference: {shown.message()}"
-            self.end(TritonError(text, shown.code()))
+            self.end(TritonError(refusal(name, shown.message()), shown.code()))
             return None
 
     def _find(self, name: str) -> Servable:
@@ -293,10 +302,10 @@ class WaitingCall(Call):
     def _wait(self) -> Answer:
         patience = FIRST_LOOK_S
         while True:
-            try:
-                return self._answers.get(timeout=patience)
-            except queue.Empty:
-                patience = min(2 * patience, LONGEST_LOOK_S)
+            answer = self._get(patience)
+            if answer is not None:
+                return answer
+            patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
             self._seen, for_ever = waits_for_ever(self, self._seen)
             if self._seen:
@@ -305,3 +314,18 @@ class WaitingCall(Call):
                 text = STUCK.format(model=self.core.model_name)
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
                 self.cancel()
+
+    def _get(self, patience_s: float) -> Answer | None:
+        """The next answer; None if it does not come in time."""
+        wait: Wait | None = getattr(self.caller.known_server, "wait", None)
+        try:
+            if wait is None:
+                return self._answers.get(timeout=patience_s)
+            # In a worker: the thread that waits also receives, so that no other one has to wake it.
+            wait(self._has_come, patience_s)
+            return self._answers.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _has_come(self) -> bool:
+        return not self._answers.empty()

@@ -224,6 +224,10 @@ class PythonInstance(BackendInstance):
         finally:
             caller.running = None
 
+    def leave_shaping(self, spec: ModelSpec) -> None:
+        """Leaves what senders send as the model made it: whoever gets it gives it its shape for clients."""
+        self._context.leave_shaping(spec)
+
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import Converter, InferenceResponse
@@ -13,6 +14,7 @@ from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.scheduler.sequence.state import SequenceStates
+from conch.core.spec import ModelSpec
 
 
 class SenderContext:
@@ -71,6 +73,11 @@ class SenderContext:
             self.states.collect(request, response)
         if response.error is None and (self.shaper.reshapes_outputs or request.classes is not None):
             self.shaper.shape_response(request, response)
+
+    def leave_shaping(self, spec: ModelSpec) -> None:
+        """Has responses sent as the model made them; see `PythonInstance.leave_shaping`."""
+        self.shaper = Shaper(replace(spec, inputs=(), outputs=(), padding=None))
+        self.states = None
 
 
 class ResponseSender:

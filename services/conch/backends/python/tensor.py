@@ -84,6 +84,9 @@ class Tensor:
             on_device: Whether it may stay on its device.
         """
         tensor = cls._of(core)
+        if core.writable:
+            tensor._batch = _Uncounted()
+            return tensor  # nobody else has its memory as it is
         if isinstance(core, DeviceTensor) and core.on_device:
             if on_device and (memory := core.memory.another(core.nbytes)) is not None:
                 memory.write([core.memory])
@@ -129,11 +132,14 @@ class Tensor:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if batch is None:
             return core.numpy()
+        if core.writable:
+            # In a worker, whose memory the inputs have been copied to.
+            own = core.numpy()
+            self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
+            self._batch = None
+            return own
         dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
-        if dtype is None:
-            array: Array = core.numpy().copy()
-        else:
-            array = _array_of(core, dtype)
+        array: Array = core.numpy().copy() if dtype is None else _array_of(core, dtype)
         batch.bytes_copied += array.nbytes
         self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
         self._batch = None
