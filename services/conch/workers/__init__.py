@@ -1,0 +1,1 @@
+"""Python models in processes of their own."""
