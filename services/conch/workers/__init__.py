@@ -1,0 +1,1 @@
+"""Processes of their own for instances of models: started, talked to, watched."""
