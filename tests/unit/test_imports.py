@@ -59,6 +59,8 @@ RULES = (
         "google.protobuf",
     ),
     rule("conch.memory", "numpy", "conch.core", "conch.memory"),
+    rule("conch.workers.environments", "conch.core", "conch.backends", "conch.workers.environments"),
+    rule("conch.workers", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.observe.metrics", "prometheus_client", "conch.core", "conch.observe.metrics"),
     rule("conch.observe", "conch.core", "conch.observe"),
     rule("conch.protocol", "conch.protocol", "google.protobuf"),

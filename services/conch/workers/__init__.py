@@ -1,1 +1,1 @@
-"""Python models in processes of their own."""
+"""Processes of their own for instances of models: started, talked to, watched."""
