@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import IO
 
 from conch.core.errors import UnavailableError
+from conch.workers.environments import Environment
 from conch.workers.monitor import Monitor
 from conch.workers.output import Lines, Tail
 
 log = logging.getLogger(__name__)
 _printed = logging.getLogger("conch.workers.output")
+
+_ROOT = Path(__file__).parents[2]
+"""Where this package is, for interpreters that do not have it installed."""
 
 _READ_BYTES = 65_536
 _MOST_AT_END_BYTES = 1 << 20
@@ -108,12 +113,6 @@ class WorkerProcess:
     def errors(self) -> str:
         """The end of what it has written to standard error."""
         return self._tail.text()
-
-    def limit_data(self, mebibytes: int) -> None:
-        """Limits its memory from here on; see ``RLIMIT_DATA``."""
-        with self._lock:
-            if not self._how:
-                resource.prlimit(self.pid, resource.RLIMIT_DATA, (mebibytes << 20, mebibytes << 20))
 
     def abort(self) -> None:
         """Has it write its stacks to standard error and end, as faulthandler does for SIGABRT."""
@@ -217,3 +216,38 @@ def split_errors(errors: str) -> tuple[str, str]:
     if not errors.startswith(_FATAL, start):
         return "", errors
     return errors[start:].rstrip(), errors[:start]
+
+
+def start_worker(
+    monitor: Monitor,
+    name: str,
+    environment: Environment,
+    script: Path,
+    kind: socket.SocketKind,
+    on_end: Callable[[], None] = lambda: None,
+) -> tuple[WorkerProcess, socket.socket]:
+    """Starts ``script FD PATH...`` in an environment; returns the process and our end of its socket.
+
+    Args:
+        monitor: The thread that starts it.
+        name: Whose it is, for the log.
+        environment: Where.
+        script: What.
+        kind: The kind of the socket.
+        on_end: See `WorkerProcess`.
+
+    Raises:
+        UnavailableError: It can't be started.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with theirs:
+        paths = [*environment.paths, _ROOT]
+        command = [environment.python, "-X", "faulthandler", script, theirs.fileno(), *paths]
+        try:
+            process = WorkerProcess(
+                monitor, name, [*map(str, command)], environment.variables, [theirs.fileno()], on_end
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours

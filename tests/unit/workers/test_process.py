@@ -80,7 +80,6 @@ def test_killing_what_has_ended_does_nothing(run: Run) -> None:
     assert process.wait(WAIT_S)
     process.kill()
     process.abort()
-    process.limit_data(100)
     assert process.how == "exited with status 0"
 
 
@@ -121,22 +120,6 @@ def test_megabytes_of_output_are_cut(run: Run, caplog: pytest.LogCaptureFixture)
     assert any("(4995904 more bytes)" in message for message in caplog.messages)
     assert any("more lines are left out" in message for message in caplog.messages)
     assert len(process.errors) < 100_000
-
-
-def test_memory_limit(run: Run, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    process = run(
-        "import os, time\n"
-        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
-        "try:\n"
-        "    bytearray(500 << 20)\n"
-        "except MemoryError:\n"
-        "    os._exit(7)"
-    )
-    process.limit_data(200)
-    go.touch()
-    assert process.wait(WAIT_S)
-    assert process.how == "exited with status 7"
 
 
 def test_what_can_not_be_started() -> None:
