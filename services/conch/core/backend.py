@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +24,23 @@ if TYPE_CHECKING:
 
 Outcome = Sequence[InferenceResponse | None] | BaseException | None
 """What `BackendInstance.execute` returns, or raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What an instance's process of its own is in.
+
+    Attributes:
+        state: ``starting``, ``serving``, ``lost``, ``waiting`` for its next try, or ``closed``.
+        restarts: How often it was started again.
+        pid: The number of the process; None while there is none.
+        reason: Why it does not serve; empty if it does.
+    """
+
+    state: str
+    restarts: int
+    pid: int | None
+    reason: str
 
 
 class BackendInstance(ABC):
@@ -72,6 +90,10 @@ class BackendInstance(ABC):
             again: Called once it can, if it can't now; from any thread, but not from within this.
         """
         return True
+
+    def worker(self) -> WorkerStatus | None:
+        """What its process is in, if it has one of its own."""
+        return None
 
     def close(self) -> None:
         """Frees what the instance holds; called once, when nothing runs on it any more."""

@@ -12,9 +12,8 @@ from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
 from conch.workers.environments import Environment
 from conch.workers.monitor import Monitor
 from conch.workers.process import start_worker
-from conch.workers.reports import crashed
+from conch.workers.reports import crashed, sentence
 
-_SCRIPT = Path(__file__).parent / "host" / "complete.py"
 _END_S = 5.0
 """How long a process may take to end once it has answered."""
 
@@ -42,7 +41,7 @@ def complete_in_worker(
     """
     name = config.get("name", "")
     asked = {"config": config, "directory": str(directory), "file_name": file_name}
-    process, ours = start_worker(monitor, name, environment, _SCRIPT, socket.SOCK_STREAM)
+    process, ours = start_worker(monitor, name, environment, "complete")
     end = None if timeout_s is None else time.monotonic() + timeout_s
     with ours:
         try:
@@ -60,7 +59,7 @@ def complete_in_worker(
     try:
         result: dict[str, Any] = json.loads(answer)
     except ValueError:  # nothing, or not all of it
-        raise crashed(name, process) from None
+        raise crashed(name, sentence(process.how), process.errors) from None
     if "code" in result:
         raise ERRORS_BY_CODE.get(result["code"], InternalError)(result["message"])
     completed: dict[str, Any] = result["config"]

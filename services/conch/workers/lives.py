@@ -99,6 +99,11 @@ class Life:
         self.phase = Phase.CLOSED
 
     @property
+    def next_wait_ns(self) -> int:
+        """How long it will wait once its worker, which is lost, has ended."""
+        return self._next_wait_ns
+
+    @property
     def hopeful(self) -> bool:
         """Whether requests had better wait for it: it serves, or will soon."""
         if self.phase is Phase.WAITING:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from conch.core.errors import UnavailableError
 from conch.workers.environments import Environment
@@ -21,8 +21,12 @@ from conch.workers.output import Lines, Tail
 log = logging.getLogger(__name__)
 _printed = logging.getLogger("conch.workers.output")
 
-_ROOT = Path(__file__).parents[2]
-"""Where this package is, for interpreters that do not have it installed."""
+Role = Literal["serve", "complete"]
+"""What a worker is for: running batches, or completing a config."""
+
+_PACKAGE = Path(__file__).parents[1]
+_UTILS = _PACKAGE.parent / "triton_python_backend_utils.py"
+_MAIN = Path(__file__).parent / "host" / "main.py"
 
 _READ_BYTES = 65_536
 _MOST_AT_END_BYTES = 1 << 20
@@ -222,27 +226,26 @@ def start_worker(
     monitor: Monitor,
     name: str,
     environment: Environment,
-    script: Path,
-    kind: socket.SocketKind,
+    role: Role,
     on_end: Callable[[], None] = lambda: None,
 ) -> tuple[WorkerProcess, socket.socket]:
-    """Starts ``script FD PATH...`` in an environment; returns the process and our end of its socket.
+    """Starts ``host/main.py`` in an environment; returns the process and our end of its socket.
 
     Args:
         monitor: The thread that starts it.
         name: Whose it is, for the log.
         environment: Where.
-        script: What.
-        kind: The kind of the socket.
+        role: What it is for.
         on_end: See `WorkerProcess`.
 
     Raises:
         UnavailableError: It can't be started.
     """
+    kind = socket.SOCK_SEQPACKET if role == "serve" else socket.SOCK_STREAM
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with theirs:
-        paths = [*environment.paths, _ROOT]
-        command = [environment.python, "-X", "faulthandler", script, theirs.fileno(), *paths]
+        arguments = [role, theirs.fileno(), _PACKAGE, _UTILS, *environment.paths]
+        command = [environment.python, "-X", "faulthandler", _MAIN, *arguments]
         try:
             process = WorkerProcess(
                 monitor, name, [*map(str, command)], environment.variables, [theirs.fileno()], on_end

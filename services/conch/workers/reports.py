@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch.core.errors import UnavailableError
-from conch.workers.process import WorkerProcess, split_errors
+from conch.workers.process import split_errors
 
 _SHOWN_BYTES = 2_048
 _REPORTED_BYTES = 16_384
@@ -17,16 +17,39 @@ def not_healthy(name: str) -> str:
     return f"Stub process '{name}' is not healthy."
 
 
-def crashed(name: str, process: WorkerProcess) -> UnavailableError:
-    """The error of a load whose worker has died before it could answer.
+def sentence(how: str, why: str = "") -> str:
+    """How a process ended as a sentence, with what was wrong with it where it did not end by itself."""
+    verb = "was " if how.startswith("killed") else ""
+    return f"Its process {verb}{how or 'does not end'}{f': {why}' if why else ''}."
+
+
+def in_flight_error(name: str, detail: str, retry_after_ms: int) -> UnavailableError:
+    """What requests are told whose instance has no worker any more.
 
     Args:
         name: The instance's name.
-        process: The process, which has ended.
+        detail: What is known beside that.
+        retry_after_ms: When it may have one again.
     """
-    text = f"{not_healthy(name)} Its process {process.how}."
-    stack, before = split_errors(process.errors)
-    last = _end(f"{before}{stack}".rstrip(), _SHOWN_BYTES)
+    healthy = not_healthy(name)
+    message = detail if detail.startswith(healthy) else f"{healthy} {detail}"
+    error = UnavailableError(
+        f"Failed to process the request(s) for model instance '{name}', message: {message.strip()}"
+    )
+    error.retry_after_ms = max(retry_after_ms, 1)
+    return error
+
+
+def crashed(name: str, how: str, errors: str) -> UnavailableError:
+    """The error of a start whose worker has died before it could answer.
+
+    Args:
+        name: The instance's name.
+        how: How it ended, as a sentence.
+        errors: The end of what it wrote to standard error.
+    """
+    text = f"{not_healthy(name)} {how}"
+    last = _end(errors.rstrip(), _SHOWN_BYTES)
     return UnavailableError(f"{text} The last it wrote to standard error:\n{last}" if last else text)
 
 
@@ -38,13 +61,13 @@ def crash_report(
     Args:
         name: The instance's name.
         pid: The number of its process.
-        how: How it ended.
+        how: How it ended, as a sentence.
         errors: The end of what it wrote to standard error.
         requests: The ids of the requests that it had.
         executing_s: How long the oldest of their batches had been executed; None if there was none.
     """
     stack, before = split_errors(errors)
-    lines = [f"worker of '{name}' (pid {pid}) {how}"]
+    lines = [f"worker of '{name}' (pid {pid}) died. {how}"]
     if requests:
         more = f" and {len(requests) - _MOST_IDS} more" if len(requests) > _MOST_IDS else ""
         ids = ", ".join(f"'{each}'" for each in requests[:_MOST_IDS])
