@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from conch.core.backend import BackendModel
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError, UnavailableError
+from conch.core.instances.beginning import BeginningRunner
+from conch.core.instances.beginning_limited import LimitedBeginningRunner
 from conch.core.instances.execution import Executor
 from conch.core.instances.fleet import Fleet, Resize
 from conch.core.instances.limited import LimitedRunner
@@ -80,21 +82,17 @@ class Model:
         executor = self._executor = Executor(spec, self.statistics, clock)
         scheduler = scheduler_for(spec, len(active))
         order = ResponseOrder() if keeps_order(spec) else None
-        self._runner = (
-            LimitedRunner(
-                spec.name,
-                scheduler,
-                active,
-                executor,
-                clock,
-                fleet.limiter,
-                fleet.claims,
-                named=spec.sequence is not None,
-                order=order,
-            )
-            if fleet.limiter is not None and fleet.claims
-            else Runner(spec.name, scheduler, active, executor, clock, order)
-        )
+        named = spec.sequence is not None
+        shared = spec.name, scheduler, active, executor, clock
+        begins = bool(active) and all(instance.begins for instance in active)
+        self._runner: Runner
+        if fleet.limiter is not None and fleet.claims:
+            limited = LimitedBeginningRunner if begins else LimitedRunner
+            self._runner = limited(*shared, fleet.limiter, fleet.claims, named=named, order=order)
+        elif begins:
+            self._runner = BeginningRunner(*shared, named=named, order=order)
+        else:
+            self._runner = Runner(*shared, order)
 
     @classmethod
     def create(
@@ -183,6 +181,7 @@ class Model:
         cancelled = self._runner.cancel(request)
         if request.state is RequestState.RUNNING:
             self._executor.cancels = True
+            self._executor.tell_cancelled(request)
         for each in cancelled:
             if not each.answered:
                 self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)
