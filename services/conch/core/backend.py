@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,29 +17,13 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
+from conch.core.workers import WorkerStatus
 
 if TYPE_CHECKING:
     from conch.core.calls import ServerCalls
 
 Outcome = Sequence[InferenceResponse | None] | BaseException | None
 """What `BackendInstance.execute` returns, or raises."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
-    """What an instance's process of its own is in.
-
-    Attributes:
-        state: ``starting``, ``serving``, ``lost``, ``waiting`` for its next try, or ``closed``.
-        restarts: How often it was started again.
-        pid: The number of the process; None while there is none.
-        reason: Why it does not serve; empty if it does.
-    """
-
-    state: str
-    restarts: int
-    pid: int | None
-    reason: str
 
 
 class BackendInstance(ABC):

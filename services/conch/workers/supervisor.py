@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from conch.backends.python.settings import Settings
-from conch.core.backend import BackendInstance, Outcome, WorkerStatus
+from conch.core.backend import BackendInstance, Outcome
 from conch.core.calls import ServerCalls
 from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError, as_conch_error
 from conch.core.instances.placement import Placement
@@ -17,6 +17,7 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
+from conch.core.workers import WorkerStatus
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.hangs import HangDetector
@@ -85,6 +86,7 @@ class WorkerInstance(BackendInstance):
         self._timer: Timer | None = None
         self._thread: threading.Thread | None = None
         self._start_ns = 0
+        self._closed = False
         limit_s = settings.max_execution_s
         self._hangs = None if limit_s is None else HangDetector(monitor, limit_s, self._hung)
         self._hung_numbers: set[int] = set()
@@ -144,7 +146,7 @@ class WorkerInstance(BackendInstance):
         if self._link is not None:
             return True
         with self._team.lock:
-            if self._link is not None or self._team.hopeless or self._life.phase is Phase.CLOSED:
+            if self._link is not None or self._team.hopeless or self._closed:
                 return True
             self._member.again.append(again)
             return False
@@ -161,6 +163,7 @@ class WorkerInstance(BackendInstance):
         with self._team.lock:
             serving = self._life.phase is Phase.SERVING
             self._life.close()
+            self._closed = True
             link, self._link = self._link, None
             attempt, thread, timer = self._attempt, self._thread, self._timer
         self._team.leave(self._member)
@@ -170,8 +173,11 @@ class WorkerInstance(BackendInstance):
             ended = serving and link is not None and link.close(_CLOSE_S)
             if not ended:
                 if serving:
-                    log.error("worker of '%s' (pid %d) did not finalize its model in time and is killed",
-                              self._name, attempt.process.pid)
+                    log.error(
+                        "worker of '%s' (pid %d) did not finalize its model in time and is killed",
+                        self._name,
+                        attempt.process.pid,
+                    )
                 attempt.process.kill()
             if not attempt.process.wait(_END_S):
                 attempt.process.kill()
@@ -192,7 +198,7 @@ class WorkerInstance(BackendInstance):
         start_ns = self._monitor.clock()
         attempt = _Attempt(self)
         with self._team.lock:
-            closed = self._life.phase is Phase.CLOSED
+            closed = self._closed
             self._attempt = attempt
         try:
             if closed:
@@ -207,7 +213,7 @@ class WorkerInstance(BackendInstance):
     def _serve(self, attempt: _Attempt) -> None:
         """Has a worker that has loaded the model serve."""
         with self._team.lock:
-            if self._life.phase is Phase.CLOSED:
+            if self._closed:
                 return  # `close` sees to the worker
             self._life.served(self._monitor.clock())
             self._member.check = attempt.link.readiness
@@ -233,7 +239,7 @@ class WorkerInstance(BackendInstance):
         except BaseException as error:
             reason = as_conch_error(error).message
             with self._team.lock:
-                if self._life.phase is Phase.CLOSED:
+                if self._closed:
                     return
                 self._life.failed(self._monitor.clock(), reason)
             log.error(
@@ -242,7 +248,9 @@ class WorkerInstance(BackendInstance):
             )
             self._wait()
         else:
-            log.info("worker of '%s' serves again (pid %d, restart %d)", self._name, attempt.process.pid, number)
+            log.info(
+                "worker of '%s' serves again (pid %d, restart %d)", self._name, attempt.process.pid, number
+            )
             self._serve(attempt)
 
     def _wait(self) -> None:
@@ -256,7 +264,7 @@ class WorkerInstance(BackendInstance):
     def _run(self, step: Callable[[], None]) -> None:
         """Runs a step on a thread of its own: starting and answering take time, the monitor has none."""
         with self._team.lock:
-            if self._life.phase is Phase.CLOSED:
+            if self._closed:
                 return
             before = self._thread
 
@@ -366,9 +374,7 @@ class _Attempt:
         channel = self._channel = Channel(sock, patient=False)
         if self.process.how:
             channel.shut()
-        self.link = Link(
-            channel, self._name, instance._spec, instance._calls, self._link_lost, self._explain
-        )
+        self.link = Link(channel, self._name, instance._spec, instance._calls, self._link_lost, self._explain)
 
     @property
     def how(self) -> str:
@@ -413,9 +419,7 @@ class _Attempt:
         ids = [each for batch in self._in_flight for each in batch.request_ids]
         since = min((batch.since_ns for batch in self._in_flight), default=None)
         executing_s = None if since is None else (self._ended_ns - since) / 1e9
-        return crash_report(
-            self._name, self.process.pid, self.how, self.process.errors, ids, executing_s
-        )
+        return crash_report(self._name, self.process.pid, self.how, self.process.errors, ids, executing_s)
 
     def _on_loaded(self, error: ConchError | None) -> None:
         self._error = error

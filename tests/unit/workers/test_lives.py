@@ -115,5 +115,6 @@ def test_quorum_is_half_rounded_up(phases: str, quorum: bool) -> None:
 def test_requests_wait_for_as_long_as_any_instance_is_hopeful() -> None:
     patient, quiet = (Life(Phase.WAITING, wait_ns=wait) for wait in (QUIET_WAIT_NS, QUIET_WAIT_NS + 1))
     assert all_hopeless([quiet, Life(Phase.CLOSED)])
-    for other in (patient, Life(Phase.STARTING, wait_ns=LONGEST_WAIT_NS), Life(Phase.LOST), Life(Phase.SERVING)):
+    others = (Life(phase, wait_ns=LONGEST_WAIT_NS) for phase in (Phase.STARTING, Phase.LOST, Phase.SERVING))
+    for other in (patient, *others):
         assert not all_hopeless([quiet, other])

@@ -25,11 +25,11 @@ Run = Callable[..., WorkerProcess]
 def run() -> Run:
     monitor = Monitor()
 
-    def run(code: str, on_end: Callable[[], None] = lambda: None) -> WorkerProcess:
+    def start(code: str, on_end: Callable[[], None] = lambda: None) -> WorkerProcess:
         command = [sys.executable, "-I", "-X", "faulthandler", "-c", code]
         return WorkerProcess(monitor, "model_0_0", command, os.environ, [], on_end)
 
-    return run
+    return start
 
 
 def test_exit_status(run: Run) -> None:
@@ -40,7 +40,9 @@ def test_exit_status(run: Run) -> None:
 
 def test_death_is_told_once_it_is_known_how(run: Run) -> None:
     told: list[str] = []
-    process = run("import time; print('up', flush=True); time.sleep(1000)", lambda: told.append(process.how))
+    started: list[WorkerProcess] = []
+    process = run("import time; time.sleep(1000)", lambda: told.append(started[0].how))
+    started.append(process)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait(WAIT_S)
     assert told == ["killed by signal 9 (SIGKILL)"]

@@ -1,15 +1,22 @@
-"""Runs models written for Triton's Python backend, unchanged, in this process."""
+"""Runs models written for Triton's Python backend, unchanged, in this process or in processes of their own."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from conch.backends.python.settings import Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.calls import Calls, ServerCalls
 from conch.core.instances.placement import Placement
+from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from conch.workers.placing import Workers
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +27,23 @@ class PythonBackend(Backend):
     default_model_file = "model.py"
     completion_runs_code = True
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: Workers | None = None
+
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Asks the model's `auto_complete_config`, in a load of the file that is forgotten afterwards."""
+        file_name = config.get("default_model_filename") or self.default_model_file
+        parameters = config.get("parameters") or {}
+        texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+        settings = Settings.read(config.get("name", ""), texts, options)
+        if settings.placement == "worker":
+            return self._made_workers().complete(config, version_directory, file_name, settings, options)
         from conch.backends.python.config import auto_complete
         from conch.backends.python.instance import load_code
 
-        file_name = config.get("default_model_filename") or self.default_model_file
         code = load_code(config.get("name", ""), version_directory, file_name)
         try:
             return auto_complete(code.module.TritonPythonModel, config)
@@ -35,14 +51,30 @@ class PythonBackend(Backend):
             code.close()
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads nothing yet: each instance loads the file for itself, as if it had its own process."""
+        """Loads a model that can't call the server."""
+        return self.load_within(spec, Calls(Registry()))
+
+    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        """Loads nothing yet: each instance loads the file for itself, as if or because it has its own process."""
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
                 "request as it is and answers it by itself",
                 spec.name,
             )
+        settings = Settings.of(spec)
+        if settings.placement == "worker":
+            return self._made_workers().load(spec, settings, calls)
+        settings.check_in_process(spec)
         return _PythonModel(spec)
+
+    def _made_workers(self) -> Workers:
+        from conch.workers.placing import Workers
+
+        with self._lock:
+            if self._workers is None:
+                self._workers = Workers()
+            return self._workers
 
 
 class _PythonModel(BackendModel):
