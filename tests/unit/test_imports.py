@@ -36,7 +36,11 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
     # It chooses whether a model runs here or in a worker; what runs in a worker imports no conch.workers of it.
-    rule("conch.backends.python", *("numpy", "conch.core", "conch.backends", "conch.workers")),
+    rule(
+        "conch.backends.python",
+        *("numpy", "conch.core", "conch.backends", "conch.workers"),
+        lazy=frozenset({"conch.memory"}),
+    ),
     rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS | {"conch.memory"}),
     rule("conch.caches.redis", "redis", "conch.core", "conch.caches"),
     rule("conch.caches", "conch.core", "conch.caches", lazy=frozenset({"blake3"})),
