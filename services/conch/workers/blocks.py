@@ -27,6 +27,10 @@ MOST_IDLE_BYTES = 256 * 1024 * 1024
 IDLE_NS = 30_000_000_000
 """How long a block may be idle."""
 
+MANY = 16
+MANY_BYTES = 32 * 1024 * 1024
+"""When released blocks are given back although there is no message that they could travel with."""
+
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NEEDED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -88,7 +92,8 @@ class Pool:
         self._idle_bytes = 0
         self._next = 1
         self._dropped: list[int] = []
-        self._returned: deque[int] = deque()
+        self._watch = _Watch()
+        self._returned = self._watch.gone
 
     @property
     def lent(self) -> int:
@@ -144,7 +149,7 @@ class Pool:
             # The array that is watched must be one that others refer to and can't see through: numpy gives
             # views the array as their base whose own base is not an array.
             root: Array = np.frombuffer(memoryview(block.memory).toreadonly(), np.uint8)
-        _when_gone(root, number, self._returned.append)
+        self._watch.add(root, number)
         return root
 
     def take_dropped(self) -> list[int]:
@@ -205,12 +210,17 @@ class Mappings:
 
     Args:
         writable: Whether this side may write to them.
+        on_many: Called when much is to be given back, possibly by the garbage collector in the middle of
+            anything; must not wait.
     """
 
-    def __init__(self, writable: bool) -> None:
+    def __init__(self, writable: bool, on_many: Callable[[], None]) -> None:
         self._protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         self._maps: dict[int, Array] = {}
-        self._released: deque[int] = deque()
+        self._watch = _Watch()
+        self._watch.then = self._on_released
+        self._released = self._watch.gone
+        self._on_many = on_many
 
     @property
     def count(self) -> int:
@@ -246,7 +256,7 @@ class Mappings:
         if memory is None:
             raise WireError(f"there is no block {number}")
         root: Array = np.frombuffer(memoryview(memory), np.uint8)
-        _when_gone(root, number, self._released.append)
+        self._watch.add(root, number)
         return root
 
     def drop(self, number: int) -> None:
@@ -260,6 +270,7 @@ class Mappings:
 
     def take_released(self, most: int) -> list[int]:
         """Blocks to give back to the other side now."""
+        self._watch.nbytes = 0
         released: list[int] = []
         while self._released and len(released) < most:
             try:
@@ -267,6 +278,10 @@ class Mappings:
             except IndexError:
                 break  # another thread was faster
         return released
+
+    def _on_released(self) -> None:
+        if len(self._released) >= MANY or self._watch.nbytes >= MANY_BYTES:
+            self._on_many()
 
     def put_back(self, released: list[int]) -> None:
         """Says that these could not be given back now."""
@@ -277,17 +292,30 @@ class Mappings:
         self._maps.clear()
 
 
-_watched: dict[int, weakref.ref[Array]] = {}
+class _Watch:
+    """Has a block's number put into a queue when an array goes; does little else, as that may be anywhere.
 
+    Attributes:
+        gone: The numbers.
+        nbytes: About how many bytes they are together, for whoever empties the queue to set to 0.
+        then: Called after that; must not wait for anything.
+    """
 
-def _when_gone(root: Array, number: int, then: Callable[[int], None]) -> None:
-    """Has a number appended to a queue when an array goes; nothing else, as that may happen anywhere."""
     # weakref.finalize would do, but costs ten times as much and runs at exit too.
-    key = id(root)
+    def __init__(self) -> None:
+        self.gone: deque[int] = deque()
+        self.nbytes = 0
+        self.then: Callable[[], None] | None = None
+        self._references: dict[int, weakref.ref[Array]] = {}
 
-    def gone(reference: weakref.ref[Array]) -> None:
-        if _watched.get(key) is reference:
-            del _watched[key]
-        then(number)
+    def add(self, root: Array, number: int) -> None:
+        key, references, nbytes = id(root), self._references, root.nbytes
 
-    _watched[key] = weakref.ref(root, gone)
+        def on_gone(reference: weakref.ref[Array]) -> None:
+            references.pop(key, None)
+            self.gone.append(number)
+            self.nbytes += nbytes
+            if self.then is not None:
+                self.then()
+
+        references[key] = weakref.ref(root, on_gone)

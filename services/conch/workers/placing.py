@@ -8,8 +8,9 @@ from typing import Any
 
 from conch.backends.python.settings import Settings
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.calls import ServerCalls
+from conch.core.calls import Calls, ServerCalls
 from conch.core.instances.placement import Placement
+from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.workers.completion import complete_in_worker
 from conch.workers.environments import Environment, EnvironmentCache, environment_for, server_environment
@@ -38,12 +39,19 @@ class Workers:
             self._monitor, environment, config, directory, file_name, settings.start_timeout_s
         )
 
-    def load(self, spec: ModelSpec, settings: Settings, calls: ServerCalls) -> BackendModel:
+    def load(self, spec: ModelSpec, settings: Settings, calls: ServerCalls | None) -> BackendModel:
         """Makes ready what the workers of a model version run in.
+
+        Args:
+            spec: The model version.
+            settings: How it runs.
+            calls: What the model may ask of the server; None for a server without any other model.
 
         Raises:
             ConchError: It can't be made ready.
         """
+        if calls is None:
+            calls = Calls(Registry())
         environment = environment_for(spec, EnvironmentCache.of(spec.backend_options))
         return _WorkerModel(spec, settings, environment, calls, self._monitor)
 

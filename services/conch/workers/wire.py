@@ -21,7 +21,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError
-from conch.core.tensor import ELEMENT_SIZES, Buffer
+from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 
 MAGIC = 0xC7
 VERSION = 1
@@ -58,6 +58,7 @@ class Kind(IntEnum):
     DROP = 11  # B: blocks that are not used any more
     READY = 12  # S, a question: is the model ready? W: the answer
     CLOSE = 13  # S: finalize and end
+    FORGET = 22  # S, a request: one that was to run again does not
     CALL = 14  # W, a call: a request to another model
     CALL_CANCEL = 15  # W, a call: nobody waits for it any more
     REPLY = 16  # S, a call: one response, or an error
@@ -447,7 +448,7 @@ EMPTY_FINAL = 32
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request, without its tensors.
+    """A request, without its tensors: one that a worker is to execute, or that its model makes.
 
     Attributes:
         number: Its number on this socket.
@@ -462,6 +463,7 @@ class RequestRecord:
         requested: The outputs that are wanted, or None for all.
         priority: Its priority level.
         timeout_us: Its timeout.
+        model: For a call, the name and the version of the model; empty otherwise.
         more: What else there is to say, by name.
     """
 
@@ -477,6 +479,7 @@ class RequestRecord:
     requested: tuple[str, ...] | None = None
     priority: int = 0
     timeout_us: int = 0
+    model: tuple[str, ...] = ()
     more: Mapping[str, Any] | None = None
 
     def encode(self) -> bytes:
@@ -502,6 +505,8 @@ class RequestRecord:
             rare["priority"] = self.priority
         if self.timeout_us:
             rare["timeout"] = self.timeout_us
+        if self.model:
+            rare["model"] = self.model
         if self.more:
             rare["more"] = dict(self.more)
         return encode_json(rare) if rare else b""
@@ -524,14 +529,18 @@ class RequestRecord:
     def _read(self, rare: dict[str, Any]) -> None:
         self.parameters = check_parameters(rare.get("parameters"))
         self.correlation_id = _checked(rare, "correlation", int | str, 0)
-        requested = rare.get("requested")
-        if requested is not None:
-            if not isinstance(requested, list) or not all(isinstance(name, str) for name in requested):
-                raise WireError("the requested outputs are names")
-            self.requested = tuple(requested)
+        self.requested = None if rare.get("requested") is None else _names(rare, "requested")
+        self.model = _names(rare, "model")
         self.priority = _checked(rare, "priority", int, 0)
         self.timeout_us = _checked(rare, "timeout", int, 0)
         self.more = _checked(rare, "more", dict, None)
+
+
+def _names(record: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = record.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise WireError(f"'{key}' of a request is not a list of names")
+    return tuple(names)
 
 
 def _checked(record: dict[str, Any], key: str, kind: Any, default: Any) -> Any:
@@ -675,6 +684,23 @@ class DoneRecord(NamedTuple):
             WireError: It is none.
         """
         return cls(*reader.unpack(_DONE))
+
+
+WINDOW = 64
+"""What the worker may send for one request of a decoupled model before the server has handed it on."""
+
+CREDIT_AT = WINDOW // 4
+"""The server says what it has handed on when it is that much."""
+
+_UNIT_BYTES = 64 * 1024
+
+
+def units(tensors: Sequence[Tensor]) -> int:
+    """What a response costs of its request's window."""
+    nbytes = 0
+    for tensor in tensors:
+        nbytes += tensor.nbytes
+    return 1 + nbytes // _UNIT_BYTES
 
 
 _CREDIT = struct.Struct("<I")

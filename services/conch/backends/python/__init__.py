@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from conch.backends.python.settings import Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
-from conch.core.calls import Calls, ServerCalls
 from conch.core.instances.placement import Placement
-from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from conch.core.calls import ServerCalls
     from conch.workers.placing import Workers
 
 log = logging.getLogger(__name__)
@@ -51,10 +50,14 @@ class PythonBackend(Backend):
             code.close()
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model that can't call the server."""
-        return self.load_within(spec, Calls(Registry()))
+        """Loads a model that does not call the server."""
+        return self._load(spec, None)
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        """The same, for models that may call the server."""
+        return self._load(spec, calls)
+
+    def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
         """Loads nothing yet: each instance loads the file for itself, as if or because it has its own process."""
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
@@ -66,7 +69,7 @@ class PythonBackend(Backend):
         if settings.placement == "worker":
             return self._made_workers().load(spec, settings, calls)
         settings.check_in_process(spec)
-        return _PythonModel(spec)
+        return _PythonModel(spec, calls)
 
     def _made_workers(self) -> Workers:
         from conch.workers.placing import Workers
@@ -78,10 +81,11 @@ class PythonBackend(Backend):
 
 
 class _PythonModel(BackendModel):
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, calls: ServerCalls | None) -> None:
         self._spec = spec
+        self._calls = calls
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         from conch.backends.python.instance import open_instance
 
-        return open_instance(self._spec, placement)
+        return open_instance(self._spec, placement, self._calls)

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from conch.backends.padding import Padder
+from conch.backends.python.caller import Caller
 from conch.backends.python.errors import TritonModelException, describe, is_ours
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.loading import ModelCode
@@ -18,6 +19,7 @@ from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.sender import SenderContext
 from conch.core.backend import BackendInstance
+from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.instances.placement import Placement
@@ -32,8 +34,14 @@ log = logging.getLogger(__name__)
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
-def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
+def load_code(name: str, version_directory: Any, file_name: str, owner: object | None = None) -> ModelCode:
     """Loads a model's file.
+
+    Args:
+        name: The model's name.
+        version_directory: Where the file is.
+        file_name: The name of the file.
+        owner: On whose behalf its modules run.
 
     Raises:
         ConchError: It is missing, fails, or has no `TritonPythonModel` that can execute.
@@ -44,7 +52,7 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
             f"Failed to preinitialize Python stub: Python model file not found in '{path}'"
         )
     try:
-        code = ModelCode(name, version_directory, file_name)
+        code = ModelCode(name, version_directory, file_name, owner)
     except BaseException as error:
         raise InternalError(describe(error)) from error
     model_class = getattr(code.module, "TritonPythonModel", None)
@@ -58,23 +66,30 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
     return code
 
 
-def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
+def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | None = None) -> PythonInstance:
     """Loads a model and makes an instance of it.
+
+    Args:
+        spec: The model version.
+        placement: Where the instance is.
+        calls: The server, for the model's calls; None where it can't make any.
 
     Raises:
         ConchError: The model can't be loaded, or its `initialize` failed.
     """
     _only_cpu_inputs(spec)
-    code = load_code(spec.name, spec.version_directory, spec.model_file)
+    caller = Caller(calls, placement.name, spec.namespace)
+    code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
     try:
         model = code.module.TritonPythonModel()
         if hasattr(model, "initialize"):
             model.initialize(_arguments(spec, placement))
     except BaseException as error:
+        caller.close()
         code.close()
         raise InternalError(describe(error)) from error
     kind = AsyncPythonInstance if inspect.iscoroutinefunction(model.execute) else PythonInstance
-    return kind(spec, placement, code, model)
+    return kind(spec, placement, code, model, caller)
 
 
 def _only_cpu_inputs(spec: ModelSpec) -> bool:
@@ -106,8 +121,11 @@ def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
 class PythonInstance(BackendInstance):
     """Runs batches on a model's object, on the thread that calls."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any) -> None:
+    def __init__(
+        self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any, caller: Caller
+    ) -> None:
         self._name = placement.name
+        self._caller = caller
         self._code = code
         self._model = model
         self._execute = model.execute
@@ -164,6 +182,10 @@ class PythonInstance(BackendInstance):
         except BaseException as error:  # the thread is the server's, whatever a model raises
             raise self._failure(requests, error) from None
 
+    def leave_shaping(self) -> None:
+        """Leaves what senders send as the model made it: whoever gets it gives it its shape for clients."""
+        self._context.leave_shaping()
+
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
         try:
@@ -177,6 +199,7 @@ class PythonInstance(BackendInstance):
             log.exception("finalize of model '%s' failed", self._name)
         finally:
             self.readiness = self._check = None
+            self._caller.close()
             del self._model, self._execute
             self._code.close()
 

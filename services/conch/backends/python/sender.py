@@ -64,6 +64,11 @@ class SenderContext:
         self.reschedules = reschedules
         self.rescheduled = False
 
+    def leave_shaping(self) -> None:
+        """Has responses sent as the model made them; see `PythonInstance.leave_shaping`."""
+        self.shaper = Shaper.nothing()
+        self.states = None
+
 
 class ResponseSender:
     """Sends the responses of one request."""

@@ -82,9 +82,16 @@ class Tensor:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if batch is None:
             return core.numpy()
+        array: Array
+        if core.writable:
+            # In a worker, whose memory the inputs have been copied to.
+            array = core.numpy()
+            self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
+            self._batch = None
+            return array
         dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
         if dtype is None:
-            array: Array = core.numpy().copy()
+            array = core.numpy().copy()
         elif core.nbytes < _LARGE:
             # A bytearray is a copy and writable; for small tensors it is faster than copying an array.
             array = np.ndarray(core.shape, dtype, bytearray(core.data))
