@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.leaks import no_leaks
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving
 from tests.support.workers import ask, workers_of, write_hazards
 from tritonclient.utils import InferenceServerException
@@ -34,6 +35,13 @@ def shared(repository: Path) -> Iterator[ServerProcess]:
         with client_of(server) as client:
             ask(client)
         yield server
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(shared: ServerProcess) -> Iterator[None]:
+    """As for all tests, but that the server may have other workers in place of those it had."""
+    with no_leaks(server=shared.process.pid):
+        yield
 
 
 def _refused(error: InferenceServerException) -> tuple[str, str]:
