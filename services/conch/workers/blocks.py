@@ -1,7 +1,7 @@
 """Memory for large tensors: blocks that one side makes and the other maps.
 
-A block is a memfd, sealed so that it keeps its size: whoever has mapped it can't be hurt by the other side. It
-travels once; later messages name its number. Its maker lends it with a message and has it back when the
+A block is a memfd, sealed so that it keeps its size: whoever has mapped it can't be hurt by the other side.
+It travels once; later messages name its number. Its maker lends it with a message and has it back when the
 receiver has no view of it any more. Sizes are powers of two, so that the same few blocks are used again and
 again, and what is idle beyond a cap, or for a while, is dropped on both sides.
 """
@@ -148,7 +148,7 @@ class Pool:
             block.holds += 1
             # The array that is watched must be one that others refer to and can't see through: numpy gives
             # views the array as their base whose own base is not an array.
-            root: Array = np.frombuffer(memoryview(block.memory).toreadonly(), np.uint8)
+            root: Array = np.frombuffer(block.memory.data.toreadonly(), np.uint8)
         self._watch.add(root, number)
         return root
 
@@ -255,7 +255,7 @@ class Mappings:
         memory = self._maps.get(number)
         if memory is None:
             raise WireError(f"there is no block {number}")
-        root: Array = np.frombuffer(memoryview(memory), np.uint8)
+        root: Array = np.frombuffer(memory.data, np.uint8)
         self._watch.add(root, number)
         return root
 

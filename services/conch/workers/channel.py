@@ -101,9 +101,7 @@ class Channel:
             WireError: What came can't be a message.
         """
         try:
-            size, ancillary, flags, _ = self._sock.recvmsg_into(
-                [buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC
-            )
+            size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
         fds = _descriptors(ancillary) if ancillary else []

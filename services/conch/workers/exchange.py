@@ -131,9 +131,9 @@ class Incoming:
         if not source:
             memory = self._data
         elif source & RETURNED:
-            memory = memoryview(self._exchange.pool.view(source & ~RETURNED))
+            memory = self._exchange.pool.view(source & ~RETURNED).data
         elif source == self.message.block and self._root is not None:
-            memory = memoryview(self._root)
+            memory = self._root.data
         else:
             raise WireError(f"a tensor is in block {source}, which did not come with its message")
         if offset + nbytes > memory.nbytes:
@@ -186,9 +186,7 @@ class Exchange:
             self._pack_block(payload, lists, size)
         return payload
 
-    def send(
-        self, kind: Kind, subject: int = 0, fields: bytes = b"", payload: Payload | None = None
-    ) -> None:
+    def send(self, kind: Kind, subject: int = 0, fields: bytes = b"", payload: Payload | None = None) -> None:
         """Sends a message, and with it what is to be given back.
 
         Raises:

@@ -557,13 +557,13 @@ class BatchRecord(NamedTuple):
     """A batch, without its requests.
 
     Attributes:
-        count: How many requests there are.
+        length: How many requests there are.
         size: Their rows.
         instance: Number of the instance that may run it; -1 for any.
         start_ns: Monotonic time at which the instance took it.
     """
 
-    count: int
+    length: int
     size: int
     instance: int
     start_ns: int
@@ -662,14 +662,14 @@ class DoneRecord(NamedTuple):
         input_end_ns: When its inputs were ready for the model; 0 if never.
         output_start_ns: When the model had its results; 0 if never.
         bytes_copied: Bytes copied in the worker.
-        count: How many responses follow.
+        length: How many responses follow.
         error: Bytes of the error that follows; 0 for none.
     """
 
     input_end_ns: int
     output_start_ns: int
     bytes_copied: int
-    count: int
+    length: int
     error: int
 
     def encode(self) -> bytes:

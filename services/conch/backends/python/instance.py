@@ -182,9 +182,9 @@ class PythonInstance(BackendInstance):
         except BaseException as error:  # the thread is the server's, whatever a model raises
             raise self._failure(requests, error) from None
 
-    def leave_shaping(self) -> None:
+    def leave_shaping(self, spec: ModelSpec) -> None:
         """Leaves what senders send as the model made it: whoever gets it gives it its shape for clients."""
-        self._context.leave_shaping()
+        self._context.leave_shaping(spec)
 
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""

@@ -139,9 +139,9 @@ class WorkerCalls:
         value: dict[str, Any] = answer.value
         return value
 
-    def on_answer(self, incoming: Incoming) -> None:
+    def on_answer(self, number: int, incoming: Incoming) -> None:
         """Takes the answer to a question."""
-        answer = self._asked.pop(incoming.message.subject, None)
+        answer = self._asked.pop(number, None)
         if answer is None:
             return
         fields = wire.decode_json(incoming.message.fields)
@@ -151,9 +151,8 @@ class WorkerCalls:
             answer.value = fields
         answer.here = True
 
-    def on_reply(self, incoming: Incoming) -> None:
+    def on_reply(self, number: int, incoming: Incoming) -> None:
         """Takes a response of another model."""
-        number = incoming.message.subject
         record = ResponseRecord.decode(incoming.reader)
         outputs = incoming.tensors() if record.has_tensors else []
         request = self._open.get(number)

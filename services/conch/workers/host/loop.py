@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from conch.backends.python.instance import PythonInstance, open_instance
 from conch.backends.python.metrics import keep_metrics_in
@@ -55,11 +56,23 @@ class Host:
         self._calls = WorkerCalls(self._exchange, self._reading, self._watch)
         self._families = RemoteFamilies(self)
         self._todo: deque[tuple[int, Batch] | None] = deque()
-        self._loading: Incoming | None = None
         self._load: tuple[ModelSpec, Placement] | None = None
         self._requests: Requests | None = None
         self._instance: PythonInstance | None = None
         self._decoupled = False
+        self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
+            Kind.EXECUTE: self._on_execute,
+            Kind.REPLY: self._calls.on_reply,
+            Kind.ANSWER: self._calls.on_answer,
+            Kind.CREDIT: self._on_credit,
+            Kind.CANCEL: self._on_cancel,
+            Kind.FORGET: self._on_forget,
+            Kind.READY: self._on_ready,
+            Kind.LEVEL: self._on_level,
+            Kind.CLOSE: self._on_close,
+            Kind.HELLO: self._on_hello,
+            Kind.LOAD: self._on_load,
+        }
 
     def run(self) -> None:
         """Works until the server says that it is enough."""
@@ -96,7 +109,7 @@ class Host:
             return False
         finally:
             self._watch.end()
-        instance.leave_shaping()
+        instance.leave_shaping(spec)
         self._instance = instance
         self._requests = Requests(spec, self._respond)
         facts = {"readiness": instance.readiness is not None, "leads": instance.leads}
@@ -113,42 +126,41 @@ class Host:
 
         while True:
             reading.until(something)
-            item = todo.popleft()
             watch.begin()
-            if item is None:
+            if todo[0] is None:
                 break
-            self._execute(instance, *item)
-            del item
+            self._execute(instance)
             watch.end()
         instance.close()
         self._families.flush()
 
-    def _execute(self, instance: PythonInstance, number: int, batch: Batch) -> None:
+    def _execute(self, instance: PythonInstance) -> None:
+        item = self._todo.popleft()
+        assert item is not None, "the end has been looked for"
+        number, batch = item
         outcome: Outcome
         try:
             outcome = instance.execute(batch)
         except BaseException as error:  # the process ends when the server says so, not when a model raises
             outcome = error
-        self._done(number, batch, outcome)
+        fields, payload = self._outcome(batch, outcome)
+        # The memory of the inputs goes back with this message, unless the model has kept it.
+        del item, batch, outcome
+        self._exchange.send(Kind.DONE, number, fields, payload)
         self._families.flush()
 
-    def _done(self, number: int, batch: Batch, outcome: Outcome) -> None:
+    def _outcome(self, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
         if not isinstance(outcome, BaseException):
             try:
-                message = self._responses(batch, outcome)
+                return self._responses(batch, outcome)
             except Exception as error:  # no memory for them, or they are not what they say they are
                 outcome = InternalError(f"responses can't be sent: {error}")
-        if isinstance(outcome, BaseException):
-            assert self._requests is not None, "batches come when the model is loaded"
-            error = wire.encode_error(as_conch_error(outcome))
-            for request in batch.requests:
-                assert isinstance(request, HostRequest)
-                self._requests.remove(request.number)
-            message = _times(batch, 0, len(error)) + error, None
-        fields, payload = message
-        # The inputs' memory goes back with this message, unless the model has kept it.
-        del batch, outcome
-        self._exchange.send(Kind.DONE, number, fields, payload)
+        assert self._requests is not None, "batches come when the model is loaded"
+        text = wire.encode_error(as_conch_error(outcome))
+        for request in batch.requests:
+            assert isinstance(request, HostRequest)
+            self._requests.remove(request.number)
+        return _times(batch, 0, len(text)) + text, None
 
     def _responses(
         self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
@@ -180,8 +192,6 @@ class Host:
             parts.append(record.encode())
             if record.has_tensors:
                 parts.append(next(described))
-        for request in batch.requests:
-            request.inputs = {}
         return b"".join(parts), payload
 
     # --- what any thread does -----------------------------------------------------------------------------
@@ -225,56 +235,61 @@ class Host:
 
     def _handle(self, incoming: Incoming) -> None:
         message = incoming.message
-        kind, subject = message.kind, message.subject
-        requests = self._requests
-        if kind is Kind.EXECUTE and requests is not None:
-            self._todo.append((subject, requests.batch(incoming)))
-        elif kind is Kind.REPLY:
-            self._calls.on_reply(incoming)
-        elif kind is Kind.ANSWER:
-            self._calls.on_answer(incoming)
-        elif kind is Kind.CREDIT and requests is not None:
-            request = requests.get(subject)
-            if request is not None:
-                request.credit += wire.decode_credit(message.fields)
-        elif kind is Kind.CANCEL and requests is not None:
-            request = requests.get(subject)
-            if request is not None:
-                request.cancelled = True
-                request.tell_cancelled()
-        elif kind is Kind.FORGET and requests is not None:
-            request = requests.get(subject)
-            if request is not None:
-                request.answered = True
-                request.kept = None
-                requests.remove(subject)
-        elif kind is Kind.READY:
-            threading.Thread(
-                target=self._say_ready, args=(subject,), name="conch-ready", daemon=True
-            ).start()
-        elif kind is Kind.LEVEL:
-            self._set_level(wire.decode_json(message.fields))
-        elif kind is Kind.CLOSE:
-            self._todo.append(None)
-        elif kind is Kind.HELLO:
-            wire.check_hello(message.fields, "server")
-        elif kind is Kind.LOAD and self._load is None:
-            self._begin_load(wire.decode_json(message.fields))
-        else:
-            raise WireError(f"a message {kind.name} was not expected")
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise WireError(f"a message {message.kind.name} was not expected")
+        handler(message.subject, incoming)
 
-    def _begin_load(self, fields: dict[str, object]) -> None:
+    def _on_execute(self, subject: int, incoming: Incoming) -> None:
+        self._todo.append((subject, self._received.batch(incoming)))
+
+    def _on_credit(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.credit += wire.decode_credit(incoming.message.fields)
+
+    def _on_cancel(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.cancelled = True
+            request.tell_cancelled()
+
+    def _on_forget(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.answered = True
+            request.kept = None
+            self._received.remove(subject)
+
+    def _on_ready(self, subject: int, incoming: Incoming) -> None:
+        threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
+
+    def _on_close(self, subject: int, incoming: Incoming) -> None:
+        self._todo.append(None)
+
+    def _on_hello(self, subject: int, incoming: Incoming) -> None:
+        wire.check_hello(incoming.message.fields, "server")
+
+    def _on_load(self, subject: int, incoming: Incoming) -> None:
+        if self._load is not None:
+            raise WireError("it has been told before what to load")
+        fields = wire.decode_json(incoming.message.fields)
         spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
         level = fields.get("level")
-        log_to_server(self.tell, level if isinstance(level, int) else 0)
+        log_to_server(self.tell, level if isinstance(level, int) else logging.NOTSET)
         self._load = spec, placement
 
-    def _set_level(self, fields: dict[str, object]) -> None:
-        import logging
-
-        level = fields.get("level")
+    def _on_level(self, subject: int, incoming: Incoming) -> None:
+        level = wire.decode_json(incoming.message.fields).get("level")
         if isinstance(level, int):
             logging.getLogger().setLevel(level)
+
+    @property
+    def _received(self) -> Requests:
+        requests = self._requests
+        if requests is None:
+            raise WireError("there is no model yet")
+        return requests
 
     def _say_ready(self, subject: int) -> None:
         check = None if self._instance is None else self._instance.readiness

@@ -35,9 +35,7 @@ class Finder(MetaPathFinder):
             return None
         if place.endswith(".py"):
             return spec_from_file_location(fullname, place)
-        return spec_from_file_location(
-            fullname, f"{place}/__init__.py", submodule_search_locations=[place]
-        )
+        return spec_from_file_location(fullname, f"{place}/__init__.py", submodule_search_locations=[place])
 
 
 def main(arguments: Sequence[str]) -> None:

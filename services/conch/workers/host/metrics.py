@@ -57,7 +57,7 @@ class RemoteFamilies(CustomFamilies):
         return next(self._numbers)
 
     def watch(self, thing: object, number: int) -> None:
-        """Has `flush` tell the server when something is gone; nothing is sent then, as that may be anywhere."""
+        """Has `flush` tell the server when something is gone; that may be anywhere, so nothing is sent then."""
         weakref.finalize(thing, self._forgotten.append, number).atexit = False
 
 
@@ -121,4 +121,3 @@ class RemoteMetric(CustomMetric):
 
     def _tell(self, what: str, value: float) -> None:
         self._server.tell(Message.METRIC, self._number, wire.encode_json({"do": what, "value": value}))
-

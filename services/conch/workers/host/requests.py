@@ -64,7 +64,7 @@ class Requests:
         """
         reader = incoming.reader
         record = BatchRecord.decode(reader)
-        requests = [self._request(incoming) for _ in range(record.count)]
+        requests = [self._request(incoming) for _ in range(record.length)]
         reader.end()
         batch = Batch(list(requests), record.size, None if record.instance < 0 else record.instance)
         batch.compute_start_ns = record.start_ns
