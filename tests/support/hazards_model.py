@@ -54,7 +54,9 @@ class TritonPythonModel:
             self._do(orders.get("do", ""))
             value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             pid = np.full_like(value, os.getpid())
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value), pb_utils.Tensor("PID", pid)]))
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value), pb_utils.Tensor("PID", pid)])
+            )
         return responses
 
     def finalize(self) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -102,27 +102,10 @@ def still_leaked(before: Held, grace_s: float = GRACE_S) -> list[str]:
     return found
 
 
-def _count_children(server: int | None) -> int:
-    return 0 if server is None else len(psutil.Process(server).children(recursive=True))
-
-
 @contextmanager
-def no_leaks(grace_s: float = GRACE_S, server: int | None = None) -> Iterator[None]:
-    """Raises AssertionError if the block leaves anything behind.
-
-    Args:
-        grace_s: How long it may take to go away.
-        server: A process that lives on and may have started others in place of ones that have ended; it may
-            not have more of them than before.
-    """
-    workers = _count_children(server)
+def no_leaks(grace_s: float = GRACE_S) -> Iterator[None]:
+    """Raises AssertionError if the block leaves anything behind."""
     before = held()
     yield
-    deadline = time.monotonic() + grace_s
-    while _count_children(server) > workers and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert _count_children(server) <= workers, "a server has more processes than before"
-    if server is not None:
-        before = replace(before, children=before.children | set(psutil.Process(server).children(True)))
     found = still_leaked(before, grace_s)
     assert not found, "left behind: " + "; ".join(sorted(found))

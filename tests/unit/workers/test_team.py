@@ -10,7 +10,9 @@ from conch.workers.team import NOT_READY, Member, NotReady, Team
 class _Told:
     """An instance that notes what it is told."""
 
-    def __init__(self, team: Team, phase: Phase, passive: bool = False, check: Readiness | None = None) -> None:
+    def __init__(
+        self, team: Team, phase: Phase, passive: bool = False, check: Readiness | None = None
+    ) -> None:
         self.readiness: Readiness | None = None
         self.member = Member(Life(phase), passive, self._tell, check)
         team.join(self.member)
