@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -216,13 +217,13 @@ def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int)
             for _ in range(kills):
                 os.kill(chance.choice(eventually(three, "three workers")), signal.SIGKILL)
                 killed = time.monotonic()
-                eventually(lambda killed=killed: begun_after(killed), "later requests are answered")
+                eventually(partial(begun_after, killed), "later requests are answered")
                 gaps.append(time.monotonic() - killed)
         finally:
             over.set()
             for thread in threads:
                 thread.join(WAIT_S)
-    print(f"back after {sorted(gaps)[len(gaps) // 2]:.3f} s in the median, at most {max(gaps):.3f} s")
+    assert sorted(gaps)[kills // 2] < 1.0  # most find another worker at once
     assert {refusal(error)[0] for error in failed} <= {"UNAVAILABLE"}
     assert all("was killed by signal 9 (SIGKILL)" in refusal(error)[1] for error in failed)
     assert len(failed) <= kills  # each worker runs one request at a time

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class TritonPythonModel:
             return name in parameters and Path(parameters[name]["string_value"]).exists()
 
         if told("exits"):
-            print("leaving now", file=sys.stderr, flush=True)
+            sys.stderr.write("leaving now\n")
             os._exit(3)
         if told("raises"):
             raise ValueError("told to")
@@ -52,7 +53,7 @@ class TritonPythonModel:
             if path := orders.get("started"):
                 Path(path).touch()
             self._do(orders.get("do", ""))
-            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            value = request.inputs()[0].as_numpy()
             pid = np.full_like(value, os.getpid())
             responses.append(
                 pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value), pb_utils.Tensor("PID", pid)])
@@ -65,42 +66,45 @@ class TritonPythonModel:
             self._finalized.touch()
 
     def _do(self, what: str) -> None:
-        match what:
-            case "exit":
-                os._exit(5)
-            case "raise SystemExit":
-                sys.exit(6)
-            case "crash":
-                ctypes.string_at(8)
-            case "hang":
-                time.sleep(_LONG_S)
-            case "hang in C":
-                ctypes.PyDLL(None).sleep(int(_LONG_S))  # it keeps the interpreter's lock
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "eat":
-                np.ones(1 << 30, np.uint8)
-            case "close":
-                os.closerange(3, 1000)
-                time.sleep(_LONG_S)
-            case "garbage":
-                for fd in range(3, 100):
-                    try:
-                        os.write(fd, b"garbage" * 10)
-                    except OSError:
-                        continue
-                time.sleep(_LONG_S)
-            case "print":
-                for _ in range(64):
-                    sys.stdout.write("line\n" * 20_000)
-                    sys.stderr.write("x" * 100_000)
-            case "spawn":
-                self._children += [
-                    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], close_fds=False)
-                    for _ in range(2)
-                ]
-                for _ in range(4):
-                    threading.Thread(target=time.sleep, args=(_LONG_S,)).start()
-            case "fork":
-                if os.fork() == 0:
-                    time.sleep(_LONG_S)
+        orders: dict[str, Callable[[], object]] = {
+            "": lambda: None,
+            "exit": lambda: os._exit(5),
+            "raise SystemExit": lambda: sys.exit(6),
+            "crash": lambda: ctypes.string_at(8),
+            "hang": lambda: time.sleep(_LONG_S),
+            "hang in C": lambda: ctypes.PyDLL(None).sleep(int(_LONG_S)),  # it keeps the interpreter's lock
+            "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+            "eat": lambda: np.ones(1 << 30, np.uint8),
+            "close": _close,
+            "garbage": _write_garbage,
+            "print": _write_megabytes,
+            "spawn": self._spawn,
+            "fork": lambda: os.fork() or time.sleep(_LONG_S),
+        }
+        orders[what]()
+
+    def _spawn(self) -> None:
+        code = "import time; time.sleep(1000)"
+        self._children += [subprocess.Popen([sys.executable, "-c", code], close_fds=False) for _ in range(2)]
+        for _ in range(4):
+            threading.Thread(target=time.sleep, args=(_LONG_S,)).start()
+
+
+def _close() -> None:
+    os.closerange(3, 1000)
+    time.sleep(_LONG_S)
+
+
+def _write_garbage() -> None:
+    for fd in range(3, 100):
+        try:
+            os.write(fd, b"garbage" * 10)
+        except OSError:
+            continue
+    time.sleep(_LONG_S)
+
+
+def _write_megabytes() -> None:
+    for _ in range(64):
+        sys.stdout.write("line\n" * 20_000)
+        sys.stderr.write("x" * 100_000)

@@ -35,7 +35,7 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
-    # It chooses whether a model runs here or in a worker; what runs in a worker imports no conch.workers of it.
+    # It chooses whether a model runs here or in a worker.
     rule(
         "conch.backends.python",
         *("numpy", "conch.core", "conch.backends", "conch.workers"),

@@ -21,8 +21,8 @@ from conch.core.workers import WorkerStatus
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.hangs import HangDetector
-from conch.workers.lives import Life, Phase
 from conch.workers.link import InFlight, Link
+from conch.workers.lives import Life, Phase
 from conch.workers.monitor import Monitor, Timer
 from conch.workers.process import start_worker
 from conch.workers.reports import crash_report, crashed, in_flight_error, not_healthy, sentence

@@ -71,5 +71,5 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_time_limit(tmp_path: Path) -> None:
-    with pytest.raises(ConchError, match="longer than 0.5 s, which is what 'CONCH_START_TIMEOUT_SECONDS'"):
+    with pytest.raises(ConchError, match=r"longer than 0\.5 s, which is what 'CONCH_START_TIMEOUT_SECONDS'"):
         _complete(tmp_path, "time.sleep(1000)", 0.5)

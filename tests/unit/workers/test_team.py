@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from conch.core.readiness import Readiness
 from conch.workers.lives import QUIET_WAIT_NS, Life, Phase
 from conch.workers.team import NOT_READY, Member, NotReady, Team
@@ -54,15 +56,15 @@ def test_who_waits_is_told_when_there_is_no_hope_left() -> None:
     first, second = (_Told(team, Phase.WAITING) for _ in range(2))
     told: list[int] = []
     for number, each in enumerate((first, second)):
-        each.member.again.append(lambda number=number: told.append(number))
+        each.member.again.append(partial(told.append, number))
     first.member.life.wait_ns = QUIET_WAIT_NS + 1
     team.changed()
-    assert not team.hopeless and not told
+    assert (team.hopeless, told) == (False, [])
     second.member.life.wait_ns = QUIET_WAIT_NS + 1
     team.changed()
-    assert team.hopeless and told == [0, 1]
+    assert (team.hopeless, told) == (True, [0, 1])
     team.changed()
     assert told == [0, 1]
     second.member.life.phase = Phase.STARTING
     team.changed()
-    assert not team.hopeless
+    assert (team.hopeless, told) == (False, [0, 1])

@@ -1,4 +1,4 @@
-"""Runs models written for Triton's Python backend, unchanged, in this process or in processes of their own."""
+"""Runs models written for Triton's Python backend, unchanged: in this process, or in ones of their own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PythonBackend(Backend):
         return self._load(spec, calls)
 
     def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
-        """Loads nothing yet: each instance loads the file for itself, as if or because it has its own process."""
+        # Nothing is loaded yet: each instance loads the file for itself, whether or not it has a process.
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
