@@ -46,8 +46,10 @@ def loaded(server: ServerProcess, model: str) -> Iterator[Client]:
     """A client, and a model that has never lost a worker; afterwards no process of it is left."""
     with client_of(server) as client:
         client.load_model(model)
-        yield client
-        client.unload_model(model)
+        try:
+            yield client
+        finally:
+            client.unload_model(model)
         eventually(lambda: not workers_of(server), "all workers have ended")
 
 
