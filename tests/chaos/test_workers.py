@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving, tensor
-from tests.support.workers import ask, workers_of, write_hazards
+from tests.support.hazards import ask, workers_of, write_hazards
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 

@@ -66,6 +66,8 @@ RULES = (
     ),
     rule("conch.memory", "numpy", "conch.core", "conch.memory"),
     rule("conch.workers.environments", "conch.core", "conch.backends", "conch.workers.environments"),
+    # What a worker imports, in whatever interpreter and environment: nothing that is not in these.
+    rule("conch.workers.host", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.workers", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.observe.metrics", "prometheus_client", "conch.core", "conch.observe.metrics"),
     rule("conch.observe", "conch.core", "conch.observe"),

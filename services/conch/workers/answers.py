@@ -1,4 +1,4 @@
-"""The server's side of requests that a worker's model answers itself: their responses, in order, with a window.
+"""The server's side of requests that a worker's model answers itself: their responses, in order, windowed.
 
 Handing a response over may block until a slow client has caught up. So those of decoupled models are handed
 over by threads that block for one request only, and the worker is told how much it may send on.

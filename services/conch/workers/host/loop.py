@@ -223,7 +223,10 @@ class Host:
         if final:
             self._requests.remove(request.number)
         fields = record.encode() + b"".join(payload.lists)
-        self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
+        try:
+            self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
+        except ChannelClosedError:
+            pass  # whoever reads notices, and ends the process
 
     def _step(self) -> None:
         """Receives one message and does what it says."""
