@@ -90,7 +90,7 @@ def find_python(prefix: Path, label: str) -> Path:
         if python.is_symlink():
             raise InvalidArgumentError(
                 f"{label}: 'bin/{name}' is a link to '{os.readlink(python)}', which is not on this "
-                f"machine; an environment that is moved needs its own interpreter, as conda-pack packs it, or "
+                f"machine; an environment that is moved needs an interpreter of its own, as conda's have, or "
                 f"one that is installed in the same place"
             )
     raise InvalidArgumentError(
