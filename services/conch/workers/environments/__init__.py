@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from conch.core.spec import ModelSpec
+from conch.workers.environments.asked import Asked
 from conch.workers.environments.cache import EnvironmentCache
 from conch.workers.environments.environment import Environment, server_environment
+from conch.workers.environments.obtaining import environment_as_asked, environment_for
+from conch.workers.environments.placing import check_environment, placement_of
 
-__all__ = ["Environment", "EnvironmentCache", "environment_for", "server_environment"]
-
-
-def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
-    """The environment of a model version's workers, made ready if it has to be.
-
-    Args:
-        spec: The model version.
-        cache: Where environments are kept that were unpacked or built.
-
-    Raises:
-        ConchError: It can't be made, or no model can run in it; the text says which file asks for what.
-    """
-    return server_environment()
+__all__ = [
+    "Asked",
+    "Environment",
+    "EnvironmentCache",
+    "check_environment",
+    "environment_as_asked",
+    "environment_for",
+    "placement_of",
+    "server_environment",
+]
