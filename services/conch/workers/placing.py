@@ -13,7 +13,14 @@ from conch.core.instances.placement import Placement
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.workers.completion import complete_in_worker
-from conch.workers.environments import Environment, EnvironmentCache, environment_for, server_environment
+from conch.workers.environments import (
+    Asked,
+    Environment,
+    EnvironmentCache,
+    environment_as_asked,
+    environment_for,
+    placement_of,
+)
 from conch.workers.monitor import Monitor
 from conch.workers.supervisor import WorkerInstance
 from conch.workers.team import Team
@@ -25,31 +32,66 @@ class Workers:
     def __init__(self) -> None:
         self._monitor = Monitor()
 
+    def run(self, spec: ModelSpec) -> bool:
+        """Whether the instances of a model version run in workers.
+
+        Raises:
+            InvalidArgumentError: What is said about it can't be.
+        """
+        return placement_of(spec) == "worker"
+
+    def run_completion(
+        self,
+        config: Mapping[str, Any],
+        directory: Path,
+        file_name: str,
+        parameters: Mapping[str, str],
+        options: Mapping[str, str],
+    ) -> bool:
+        """The same, for a model whose config is not complete yet.
+
+        Args:
+            config: The config in JSON form.
+            directory: The version's directory.
+            file_name: The model's file in it.
+            parameters: The config's parameters.
+            options: The backend's options.
+        """
+        name = config.get("name", "")
+        if Settings.read(name, parameters, options).placement == "worker":
+            return True
+        said = "CONCH_PLACEMENT" in parameters or "placement" in options
+        return not said and bool(Asked.read(name, directory, file_name, parameters, options).reason)
+
     def complete(
         self,
         config: dict[str, Any],
         directory: Path,
         file_name: str,
-        settings: Settings,
+        parameters: Mapping[str, str],
         options: Mapping[str, str],
     ) -> dict[str, Any]:
         """Asks a model's `auto_complete_config`; see `conch.core.backend.Backend.complete_config`."""
-        environment = server_environment()
-        return complete_in_worker(
-            self._monitor, environment, config, directory, file_name, settings.start_timeout_s
-        )
+        name = config.get("name", "")
+        asked = Asked.read(name, directory, file_name, parameters, options)
+        timeout_s = Settings.read(name, parameters, options).start_timeout_s
+        environment = environment_as_asked(name, asked, options, EnvironmentCache.of(options))
+        try:
+            return complete_in_worker(self._monitor, environment, config, directory, file_name, timeout_s)
+        finally:
+            environment.release()
 
-    def load(self, spec: ModelSpec, settings: Settings, calls: ServerCalls | None) -> BackendModel:
+    def load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
         """Makes ready what the workers of a model version run in.
 
         Args:
             spec: The model version.
-            settings: How it runs.
             calls: What the model may ask of the server; None for a server without any other model.
 
         Raises:
             ConchError: It can't be made ready.
         """
+        settings = Settings.of(spec)
         if calls is None:
             calls = Calls(Registry())
         environment = environment_for(spec, EnvironmentCache.of(spec.backend_options))

@@ -41,6 +41,8 @@ _GRACE_S = 0.2
 
 _NS_PER_MS = 1_000_000
 
+_WELL = "exited with status 0"
+
 _ABORT_NS = 1_000_000_000
 """A process that does not end when it is aborted is killed after so long."""
 
@@ -183,6 +185,8 @@ class WorkerInstance(BackendInstance):
                 attempt.process.kill()
                 attempt.process.wait()
             attempt.link.lose("it is closed")
+            if ended and attempt.process.how != _WELL:
+                log.error("%s", attempt.report())
         if thread is not None:
             thread.join()
         self._monitor.release()

@@ -37,9 +37,9 @@ class PythonBackend(Backend):
         file_name = config.get("default_model_filename") or self.default_model_file
         parameters = config.get("parameters") or {}
         texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
-        settings = Settings.read(config.get("name", ""), texts, options)
-        if settings.placement == "worker":
-            return self._made_workers().complete(config, version_directory, file_name, settings, options)
+        workers = self._made_workers()
+        if workers.run_completion(config, version_directory, file_name, texts, options):
+            return workers.complete(config, version_directory, file_name, texts, options)
         from conch.backends.python.config import auto_complete
         from conch.backends.python.instance import load_code
 
@@ -48,6 +48,11 @@ class PythonBackend(Backend):
             return auto_complete(code.module.TritonPythonModel, config)
         finally:
             code.close()
+
+    def check(self, spec: ModelSpec) -> None:
+        """Checks how the model is to run, without making an environment for it or running its code."""
+        if not self._made_workers().run(spec):
+            Settings.of(spec).check_in_process(spec)
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model that does not call the server."""
@@ -65,10 +70,10 @@ class PythonBackend(Backend):
                 "request as it is and answers it by itself",
                 spec.name,
             )
-        settings = Settings.of(spec)
-        if settings.placement == "worker":
-            return self._made_workers().load(spec, settings, calls)
-        settings.check_in_process(spec)
+        workers = self._made_workers()
+        if workers.run(spec):
+            return workers.load(spec, calls)
+        Settings.of(spec).check_in_process(spec)
         return _PythonModel(spec, calls)
 
     def _made_workers(self) -> Workers:
