@@ -24,6 +24,9 @@ from conch.workers.wire import RETURNED, WireError
 
 LEAST_BYTES = 64 * 1024
 MOST_IDLE_BYTES = 256 * 1024 * 1024
+MOST_IDLE = 16
+"""How many blocks may be idle: each takes a descriptor on both sides."""
+
 IDLE_NS = 30_000_000_000
 """How long a block may be idle."""
 
@@ -90,6 +93,7 @@ class Pool:
         self._blocks: dict[int, Block] = {}
         self._idle: dict[int, list[Block]] = {}
         self._idle_bytes = 0
+        self._idle_count = 0
         self._next = 1
         self._dropped: list[int] = []
         self._watch = _Watch()
@@ -119,6 +123,7 @@ class Pool:
             if idle:
                 block = idle.pop()
                 self._idle_bytes -= size
+                self._idle_count -= 1
             else:
                 number = self._next
                 self._next = number % (RETURNED - 1) + 1
@@ -167,7 +172,7 @@ class Pool:
                 block.sent()
             self._blocks.clear()
             self._idle.clear()
-            self._idle_bytes = 0
+            self._idle_bytes = self._idle_count = 0
 
     def _settle(self) -> None:
         """Takes back what views of this side have let go of."""
@@ -190,15 +195,21 @@ class Pool:
         block.idle_since = self._clock()
         self._idle.setdefault(block.size, []).append(block)
         self._idle_bytes += block.size
+        self._idle_count += 1
         self._trim(block.idle_since)
 
     def _trim(self, now: int) -> None:
         for size, idle in self._idle.items():
             # The front has been idle for longest, as the last one given back is the first one taken.
-            while idle and (now - idle[0].idle_since > IDLE_NS or self._idle_bytes > self._most_idle):
+            while idle and (
+                now - idle[0].idle_since > IDLE_NS
+                or self._idle_bytes > self._most_idle
+                or self._idle_count > MOST_IDLE
+            ):
                 block = idle.pop(0)
                 block.sent()
                 self._idle_bytes -= size
+                self._idle_count -= 1
                 del self._blocks[block.number]
                 self._dropped.append(block.number)
 

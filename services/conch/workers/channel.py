@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import threading
 from collections import deque
@@ -101,7 +102,11 @@ class Channel:
             WireError: What came can't be a message.
         """
         try:
-            size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            try:
+                size, ancillary, flags, _ = self._receive(buffer)
+            except ConnectionResetError:
+                # The other side has gone without reading everything. What it had sent is still there.
+                size, ancillary, flags, _ = self._receive(buffer)
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
         fds = _descriptors(ancillary) if ancillary else []
@@ -118,6 +123,15 @@ class Channel:
             _close(fds)
             raise
 
+    def ready(self, timeout_s: float) -> bool:
+        """Waits until there is something to receive, or the end; returns whether there is."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000))
+        except (OSError, ValueError):
+            return True  # it is closed, as receiving will tell
+
     def shut(self) -> None:
         """Ends the conversation: whoever sends or receives on either side is told at once."""
         self._closed = True
@@ -132,6 +146,9 @@ class Channel:
         with self._lock:
             self._drop_backlog()
             self._sock.close()
+
+    def _receive(self, buffer: bytearray) -> tuple[int, list[tuple[int, int, bytes]], int, object]:
+        return self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
 
     def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
         flags = socket.MSG_NOSIGNAL if self._patient else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT

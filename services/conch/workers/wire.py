@@ -686,21 +686,22 @@ class DoneRecord(NamedTuple):
         return cls(*reader.unpack(_DONE))
 
 
-WINDOW = 64
+WINDOW = 96
 """What the worker may send for one request of a decoupled model before the server has handed it on."""
 
 CREDIT_AT = WINDOW // 4
 """The server says what it has handed on when it is that much."""
 
 _UNIT_BYTES = 64 * 1024
+_BLOCK_UNITS = 4
 
 
 def units(tensors: Sequence[Tensor]) -> int:
-    """What a response costs of its request's window."""
+    """What a response costs of its request's window: small ones one, others more, as each takes a block."""
     nbytes = 0
     for tensor in tensors:
         nbytes += tensor.nbytes
-    return 1 + nbytes // _UNIT_BYTES
+    return 1 if nbytes <= MOST_INLINE else _BLOCK_UNITS + nbytes // _UNIT_BYTES
 
 
 _CREDIT = struct.Struct("<I")

@@ -99,18 +99,20 @@ def test_a_delay_is_kept_by_the_models_own_thread() -> None:
     end(model, loaded)
 
 
-def test_a_leader_keeps_to_its_budget() -> None:
-    away: list[Begins] = []
-    model, loaded = make_beginning(make_spec(), at_once)
-    away += loaded.instances
-    away[0].go()
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_leader_keeps_to_its_budget(instances: int) -> None:
+    model, loaded = make_beginning(make_spec(instances=instances), at_once)
+    for instance in loaded.instances:
+        instance.go()
     answers = Answers()
     for _ in range(4):
         model.submit(make_request(answers))
-    assert answers.finals == 0 and away[0].set_aside
+    assert answers.finals == 0
     runner = model._runner
-    runner._promised = True  # as if a leader was on its way when it comes back
-    away[0].come_back()
+    runner._promised = True  # as if a leader was on its way when they come back
+    for instance in loaded.instances:
+        assert instance.set_aside
+        instance.come_back()
     for answered in (1, 2, 3):
         assert runner.lead(0) is True
         assert answers.finals == answered
@@ -258,6 +260,23 @@ class TestStack:
         end(one, ones)
         end(two, twos)
 
+    def test_answers_that_are_followed_by_requests_to_ever_other_models(self) -> None:
+        models = [make_beginning(make_spec(), at_once) for _ in range(sys.getrecursionlimit() // 4)]
+        left = iter(models)
+        answered = 0
+
+        def answer(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+            nonlocal answered
+            answered += 1
+            for model, _ in left:
+                model.submit(make_request(answer))
+                break
+
+        next(left)[0].submit(make_request(answer))
+        assert answered == len(models)
+        for model, loaded in models:
+            end(model, loaded)
+
     def test_a_batch_that_is_done_while_the_next_begins(self) -> None:
         """One loop for two instances: what it begins has it finish what was begun before."""
         earlier: list[tuple[Batch, Done]] = []
@@ -351,8 +370,9 @@ class TestAway:
         answers = Answers()
         model.submit(make_request(answers))
         assert len(agains) == 2
-        for again in agains:
-            again()  # the first one was told to an instance that was there
+        agains[0]()  # told when it was there
+        assert loaded.instances[0] in model._runner._away  # type: ignore[attr-defined]
+        agains[1]()
         kept.wait(1)
         for again in agains:
             again()
@@ -550,6 +570,26 @@ class TestResources:
         assert texts(answers) == [""] * 2
         end(one, ones)
         end(two, twos)
+
+    def test_one_that_goes_while_it_waits_for_them(self) -> None:
+        limiter, kept = RateLimiter(), Kept()
+        one, ones = self.model("m", limiter, kept)
+        two, twos = self.model("m", limiter, kept)
+        answers = Answers()
+        two.submit(make_request(answers))
+        one.submit(make_request(answers))
+        ones.instances[0].go()
+        one.submit(make_request(answers))
+        two.submit(make_request(answers))
+        for number in range(4):
+            kept.wait(1)
+            kept.finish()
+            if number == 2:
+                ones.instances[0].come_back()
+        assert texts(answers) == [""] * 4
+        end(one, ones)
+        end(two, twos)
+        assert limiter.held == 0
 
 
 class TestCancel:

@@ -13,7 +13,7 @@ import pytest
 
 from conch.core.tensor import Tensor
 from conch.workers import wire
-from conch.workers.blocks import IDLE_NS, LEAST_BYTES, MANY, Block, Mappings, Pool, block_size
+from conch.workers.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
 from conch.workers.exchange import BlockTensor, Exchange
 from conch.workers.wire import Kind, WireError
@@ -90,6 +90,16 @@ def test_idle_blocks_beyond_the_cap_and_old_ones_are_dropped() -> None:
     pool.give_back(block.number)
     assert pool.take_dropped() == [blocks[1].number]
     assert pool.count == 1
+    pool.close()
+
+
+def test_not_too_many_blocks_are_idle() -> None:
+    pool = Pool()
+    blocks = [pool.take(1) for _ in range(MOST_IDLE + 3)]
+    for block in blocks:
+        pool.give_back(block.number)
+    assert pool.take_dropped() == [block.number for block in blocks[:3]]
+    assert pool.count == MOST_IDLE
     pool.close()
 
 
@@ -296,3 +306,16 @@ def test_unexpected_descriptors_are_closed() -> None:
             server.receive()
     server.channel.close()
     worker.close()
+
+
+def test_what_was_sent_before_the_other_side_went_is_received() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here, there = Channel(ours), Channel(theirs)
+    here.send([b"unread"])
+    there.send([wire.encode(Kind.DONE, 5)])
+    there.close()
+    buffer = bytearray(BUFFER_BYTES)
+    assert wire.decode(here.receive(buffer)[0]).subject == 5
+    with pytest.raises(ChannelClosedError):
+        here.receive(buffer)
+    here.close()

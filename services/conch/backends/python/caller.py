@@ -17,14 +17,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
 
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.loading import is_model_module, owner_of, owners
 from conch.core.calls import ServerCalls
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch
-from conch.core.spec import identifier
+from conch.core.spec import ModelSpec, identifier
+
+if TYPE_CHECKING:
+    from conch.backends.python.call import Call
 
 NOWHERE = "BLS is only supported during the 'execute' function."
 
@@ -54,24 +58,41 @@ class Caller:
     Args:
         server: The server; None where it can't be called.
         name: The instance's name.
-        namespace: Where it looks for other models first.
+        spec: The model; None for somebody who is no model.
 
     Attributes:
-        running: What its own thread executes, which is to be set around `execute`.
-        thread: That thread's identifier.
+        known_server: The server, whether it can be called or not.
+        name: The instance's name.
+        model: The model's identifier and version.
+        running: The batch that `thread` executes; to be set around `execute`, unless that is a coroutine.
+        thread: The identifier of the thread that executes it.
+        waiting: The call that this thread waits for.
     """
 
-    __slots__ = ("_lock", "_open", "_server", "closed", "name", "namespace", "running", "thread")
+    __slots__ = (
+        "_closed",
+        "_lock",
+        "_namespace",
+        "_open",
+        "known_server",
+        "model",
+        "name",
+        "running",
+        "thread",
+        "waiting",
+    )
 
-    def __init__(self, server: ServerCalls | None, name: str, namespace: str = "") -> None:
-        self._server = server
-        self._lock = threading.Lock()
-        self._open: set[OpenCall] = set()
+    def __init__(self, server: ServerCalls | None, name: str, spec: ModelSpec | None = None) -> None:
+        self.known_server = server
         self.name = name
-        self.namespace = namespace
-        self.closed = False
+        self.model = ("", 0) if spec is None else (spec.identifier, spec.version)
         self.running: Batch | None = None
         self.thread = 0
+        self.waiting: Call | None = None
+        self._namespace = "" if spec is None else spec.namespace
+        self._lock = threading.Lock()
+        self._open: set[OpenCall] = set()
+        self._closed = False
 
     @property
     def server(self) -> ServerCalls:
@@ -80,16 +101,16 @@ class Caller:
         Raises:
             TritonModelException: It can't be called from here, or not any more.
         """
-        if self._server is None:
+        if self.known_server is None:
             raise TritonModelException(NOWHERE)
-        if self.closed:
+        if self._closed:
             raise TritonModelException(f"model instance '{self.name}' has been unloaded")
-        return self._server
+        return self.known_server
 
     def names(self, model_name: str) -> Iterator[str]:
         """What a model may be known as to this caller, in the order in which that is to be tried."""
-        if self.namespace:
-            yield identifier(self.namespace, model_name)
+        if self._namespace:
+            yield identifier(self._namespace, model_name)
         yield model_name
 
     def callers(self) -> list[InferenceRequest] | None:
@@ -109,11 +130,23 @@ class Caller:
         finally:
             _here.reset(token)
 
+    def begins_to_wait(self, call: Call) -> bool:
+        """Notes that its executing thread waits for a call, if that is the calling thread; whether it is."""
+        if self.running is None or self.thread != threading.get_ident():
+            return False
+        self.waiting = call
+        return True
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Cancels a request of its, also when it can't make any more."""
+        if self.known_server is not None:
+            self.known_server.cancel(request)
+
     def opened(self, call: OpenCall) -> None:
         """Takes notice of a call, which is abandoned if it has not ended when the caller goes."""
         with self._lock:
             self._open.add(call)
-            closed = self.closed
+            closed = self._closed
         if closed:
             call.abandon()
 
@@ -125,7 +158,7 @@ class Caller:
     def close(self) -> None:
         """Abandons all calls, those that are open and those to come."""
         with self._lock:
-            self.closed = True
+            self._closed = True
             calls = list(self._open)
         for call in calls:
             call.abandon()
@@ -137,15 +170,15 @@ def current_caller() -> Caller:
     Raises:
         TritonModelException: That is nobody, or cannot be known.
     """
-    caller = find_caller()
+    caller = find_caller(known=True)
     if caller is not None:
         return caller
     known = [owner for owner in owners() if isinstance(owner, Caller)]
     if len(known) == 1:
         return known[0]
-    servers = {id(caller._server): caller._server for caller in known}
+    servers = {id(caller.known_server): caller.known_server for caller in known}
     if len(servers) == 1:
-        return Caller(known[0]._server, "")
+        return Caller(known[0].known_server, "")
     if not servers:
         raise TritonModelException(NOWHERE)
     raise TritonModelException(
@@ -154,20 +187,25 @@ def current_caller() -> Caller:
     )
 
 
-def find_caller() -> Caller | None:
+def find_caller(known: bool = False) -> Caller | None:
     """The same where the stack or the running coroutine tells it; else None.
 
+    Args:
+        known: Whether a model that can't call the server, or has been unloaded, is an error.
+
     Raises:
-        TritonModelException: The model whose module calls has been unloaded.
+        TritonModelException: It is one, and has been found.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if is_model_module(module):
             owner = owner_of(module)
             if isinstance(owner, Caller):
                 return owner
-            raise TritonModelException(NOWHERE)
-        frame = frame.f_back  # type: ignore[assignment]
+            if known:
+                raise TritonModelException(NOWHERE)
+            return None
+        frame = frame.f_back
     running = _here.get()
     return None if running is None else running.caller

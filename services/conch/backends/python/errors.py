@@ -61,6 +61,13 @@ class TritonModelException(Exception):
         return str(self)
 
 
+class CallsEnded(BaseException):
+    """Ends an execution that waits for another model when nobody waits for it any more.
+
+    Not an `Exception`: a model that catches all of these must not go on for ever.
+    """
+
+
 _ERRORS: dict[int, type[ConchError]] = {
     TritonError.UNKNOWN: UnknownError,
     TritonError.INTERNAL: InternalError,
@@ -80,9 +87,16 @@ def as_core_error(error: object) -> ConchError:
     return InternalError(str(error))
 
 
-def not_supported(what: str) -> TritonModelException:
-    """The exception for a part of the API that is not there yet."""
-    return TritonModelException(f"{what} is not supported yet")
+_CODES = {error.code: code for code, error in _ERRORS.items()} | {
+    "RESOURCE_EXHAUSTED": TritonError.UNAVAILABLE,
+    "DEADLINE_EXCEEDED": TritonError.CANCELLED,
+    "OUT_OF_RANGE": TritonError.INVALID_ARG,
+}
+
+
+def as_triton_error(error: ConchError) -> TritonError:
+    """An error of the core as a model gets it, its message unchanged."""
+    return TritonError(error.message, _CODES.get(error.code, TritonError.INTERNAL))
 
 
 def describe(error: BaseException) -> str:

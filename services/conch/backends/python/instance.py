@@ -7,11 +7,12 @@ import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from threading import get_ident
 from typing import Any, ClassVar
 
 from conch.backends.padding import Padder
 from conch.backends.python.caller import Caller
-from conch.backends.python.errors import TritonModelException, describe, is_ours
+from conch.backends.python.errors import CallsEnded, TritonModelException, describe, is_ours
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.loading import ModelCode
 from conch.backends.python.readiness import ReadyCheck
@@ -21,7 +22,13 @@ from conch.backends.python.sender import SenderContext
 from conch.core.backend import BackendInstance
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.errors import (
+    CancelledError,
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
@@ -78,7 +85,7 @@ def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | No
         ConchError: The model can't be loaded, or its `initialize` failed.
     """
     _only_cpu_inputs(spec)
-    caller = Caller(calls, placement.name, spec.namespace)
+    caller = Caller(calls, placement.name, spec)
     code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
     try:
         model = code.module.TritonPythonModel()
@@ -153,7 +160,8 @@ class PythonInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
         """Runs a batch; see `BackendInstance.execute`."""
-        context = self._context
+        context, caller = self._context, self._caller
+        caller.running, caller.thread = batch, get_ident()
         requests = [ReceivedRequest(core, batch, context) for core in batch.requests]
         if self._iterative:
             _resume(requests)
@@ -168,7 +176,7 @@ class PythonInstance(BackendInstance):
         try:
             returned = self._execute(requests)
             if type(returned) is not list and inspect.isawaitable(returned):
-                returned = self._await(requests, returned)
+                returned = self._await(batch, requests, returned)
             batch.compute_output_start_ns = monotonic_ns()
             if self._decoupled:
                 self._check_decoupled(returned)
@@ -181,6 +189,8 @@ class PythonInstance(BackendInstance):
             return responses
         except BaseException as error:  # the thread is the server's, whatever a model raises
             raise self._failure(requests, error) from None
+        finally:
+            caller.running = None
 
     def leave_shaping(self, spec: ModelSpec) -> None:
         """Leaves what senders send as the model made it: whoever gets it gives it its shape for clients."""
@@ -254,11 +264,12 @@ class PythonInstance(BackendInstance):
                 f"return None."
             )
 
-    def _await(self, requests: list[ReceivedRequest], awaitable: Any) -> Any:
+    def _await(self, batch: Batch, requests: list[ReceivedRequest], awaitable: Any) -> Any:
         """The result of a coroutine; None at once for a decoupled model, whose coroutine goes on."""
         if self._loop is None:
             self._loop = EventLoop(self._name)
-        future = self._loop.run(awaitable)
+        with self._caller.coroutine(batch):
+            future = self._loop.run(awaitable)
         if self._decoupled:
 
             def finished(future: Future[Outcome]) -> None:
@@ -277,16 +288,18 @@ class PythonInstance(BackendInstance):
             raise error
         return returned
 
-    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> InternalError:
+    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> ConchError:
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
         what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
         message = f"Failed to process the request(s) for model '{self._name}', message: {what}"
-        log.error("%s", message)
+        ended = isinstance(error, CallsEnded)
+        if not ended:
+            log.error("%s", message)
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:
                 request._sender._fail(message)
-        return InternalError(message)
+        return CancelledError(str(error)) if ended else InternalError(message)
 
 
 def _check_rescheduled(requests: list[ReceivedRequest], returned: list[Any]) -> None:

@@ -172,14 +172,15 @@ class Runner:
         """Keeps a promise on the calling thread: runs batches until nothing is ready.
 
         Args:
-            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit.
+            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit. With 0 it
+                is one batch, and others are woken for what is left, as without a limit.
 
         Returns:
             Whether the budget was used up and the promise given again.
         """
         with self._lock:
             self._promised = False
-            work = self._take(budget_ns is None)
+            work = self._take(not budget_ns)
             if work is None:
                 return False
             instance, batch = work

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
 from collections.abc import Callable, Mapping
@@ -93,7 +94,9 @@ class WorkerCalls:
         except ChannelClosedError:
             self._ended(number)
             raise UnavailableError("the server is gone") from None
-        self._watch.attend()
+        if asyncio._get_running_loop() is not None:
+            # A coroutine is going to wait; a thread would receive by itself, see `wait`.
+            self._watch.attend()
         return None
 
     def cancel(self, request: InferenceRequest) -> None:
@@ -115,9 +118,9 @@ class WorkerCalls:
         """See `ServerCalls.unload`."""
         self.ask("unload", name=name, dependents=unload_dependents)
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        """Waits for what a reply brings on the calling thread, which reads meanwhile: the fastest way."""
-        self._reading.until(done)
+    def wait(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Waits for what a reply brings on the calling thread, which receives meanwhile: the fastest way."""
+        return self._reading.until(done, timeout_s)
 
     # --- the other side ------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._exchange = Exchange(channel, in_worker=True)
-        self._reading = Reading(self._step)
+        self._reading = Reading(self._step, channel.ready)
         self._watch = Watch(self._reading)
         self._calls = WorkerCalls(self._exchange, self._reading, self._watch)
         self._families = RemoteFamilies(self)

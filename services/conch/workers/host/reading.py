@@ -8,6 +8,7 @@ another. While the main thread is in `execute` for long, a second thread reads.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 _TICK_S = 0.001
@@ -22,10 +23,12 @@ class Reading:
 
     Args:
         step: Receives one message and does what it says; must not block for anything else.
+        ready: Waits for so many seconds until there is one; returns whether there is.
     """
 
-    def __init__(self, step: Callable[[], None]) -> None:
+    def __init__(self, step: Callable[[], None], ready: Callable[[float], bool]) -> None:
         self._step = step
+        self._ready = ready
         self._changed = threading.Condition(threading.Lock())
         self._busy = False
         self._waiting = 0
@@ -35,28 +38,39 @@ class Reading:
         """Whether somebody reads."""
         return self._busy
 
-    def until(self, done: Callable[[], bool]) -> None:
+    def until(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits for something, and reads meanwhile if nobody else does.
 
         Args:
             done: Whether it has come; must be cheap and hold no locks.
+            timeout_s: How long to wait; None for as long as it takes.
+
+        Returns:
+            Whether it has come.
         """
         changed = self._changed
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        left = None
         while True:
             with changed:
                 while True:
                     if done():
-                        return
+                        return True
+                    if deadline is not None:
+                        left = deadline - time.monotonic()
+                        if left <= 0:
+                            return False
                     if not self._busy:
                         self._busy = True
                         break
                     self._waiting += 1
                     try:
-                        changed.wait()
+                        changed.wait(left)
                     finally:
                         self._waiting -= 1
             try:
-                self._step()
+                if left is None or self._ready(left):
+                    self._step()
             finally:
                 with changed:
                     self._busy = False
