@@ -463,7 +463,7 @@ def ended(pid: int) -> bool:
 
 def test_a_tool_that_is_not_wanted_any_more_is_killed(tmp_path: Path) -> None:
     started = tmp_path / "pid"
-    with pytest.raises(UnavailableError, match="^x: the load was stopped while its environment was made"):
+    with pytest.raises(UnavailableError, match=r"^x: the load was stopped while its environment was made"):
         run_tool(
             ["sh", "-c", '"$0" "$@"; true', *sleeper(tmp_path)],
             "x",
