@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.workers.environments.locks import FileLock, Stopped, never
+from conch.core.stopping import Stopped, never
+from conch.workers.environments.locks import FileLock
 
 log = logging.getLogger(__name__)
 
