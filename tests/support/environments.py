@@ -116,7 +116,7 @@ def model(
         directory=directory,
         version_directory=directory / "1",
         model_file="model.py",
-        instance_groups=(InstanceGroup("cpu", 1, "KIND_CPU"),),
+        instance_groups=(InstanceGroup("cpu"),),
         parameters=parameters or {},
         backend_options=options or {},
     )

@@ -6,6 +6,7 @@ import os
 import stat
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.environments import link, of_type, tar_of
@@ -55,7 +56,7 @@ def test_nobody_gets_rights_from_an_archive(tmp_path: Path, folder: Path) -> Non
     assert (status.st_uid, status.st_gid) == (os.getuid(), os.getgid())
 
 
-HOSTILE = {
+HOSTILE: dict[str, list[Any]] = {
     "absolute": [("/tmp/conch-hostile", b"x")],
     "dots": [("../outside", b"x")],
     "dots inside": [("a/../../outside", b"x")],

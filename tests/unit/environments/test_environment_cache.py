@@ -210,10 +210,10 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
 
 
 def test_those_not_used_for_longest_go_first(tmp_path: Path) -> None:
-    cache, maker = EnvironmentCache(tmp_path, limit_mb=4), Maker(mib=1)
+    cache, maker = EnvironmentCache(tmp_path, limit_mb=3), Maker(mib=1)
     for number, key in enumerate("abc"):
         use(cache, key, maker).release()
-        os.utime(tmp_path / key / "complete.json", ns=(number, number + 1))
+        os.utime(tmp_path / key / "complete.json", ns=(number + 1, number + 1))
     use(cache, "a", maker).release()  # used again
     use(cache, "d", maker).release()
     assert keys(cache) == {"a", "c", "d"}
@@ -236,7 +236,7 @@ def test_what_is_in_use_stays(tmp_path: Path) -> None:
 def test_folders_in_which_nothing_may_be_written_are_removed_too(tmp_path: Path) -> None:
     def make(folder: Path, lock: int) -> Mapping[str, str]:
         (folder / "env").mkdir()
-        (folder / "env" / "file").write_text("")
+        (folder / "env" / "file").write_text("x")
         (folder / "env").chmod(0o555)
         return {}
 
@@ -258,7 +258,7 @@ def test_a_damaged_record_vouches_for_nothing(tmp_path: Path, record: str) -> No
 
 def test_a_cache_that_cannot_be_used_is_said_with_the_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnavailableError, match="can't be used: .*environment-cache=DIR names another"):
+    with pytest.raises(UnavailableError, match=r"can't be used: .*environment-cache=DIR names another"):
         use(EnvironmentCache(tmp_path / "file" / "cache"), "x")
 
 

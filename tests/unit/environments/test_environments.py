@@ -24,6 +24,7 @@ from conch.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from conch.core.stopping import stopping_with
 from conch.workers.environments import Environment, EnvironmentCache, environment_for
 from conch.workers.environments import building as building_module
 from conch.workers.environments.building import Tools
@@ -339,7 +340,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(
     tmp_path: Path, cache: EnvironmentCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = model(tmp_path, {"requirements.txt": only(wheels, "conch_tiny")})
-    original = building_module.run_tool
+    original = run_tool
 
     def run_and_change(*arguments: Any) -> None:
         original(*arguments)
@@ -463,7 +464,7 @@ def ended(pid: int) -> bool:
 
 def test_a_tool_that_is_not_wanted_any_more_is_killed(tmp_path: Path) -> None:
     started = tmp_path / "pid"
-    with pytest.raises(UnavailableError, match="^x: the load was stopped while its environment was made"):
+    with pytest.raises(UnavailableError, match=r"^x: the load was stopped while its environment was made"):
         run_tool(
             ["sh", "-c", '"$0" "$@"; true', *sleeper(tmp_path)],
             "x",
@@ -518,7 +519,7 @@ def test_several_models_at_once_build_once(
     tmp_path: Path, cache: EnvironmentCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds: list[str] = []
-    original = building_module.run_tool
+    original = run_tool
 
     def counted(command: Any, *arguments: Any) -> None:
         builds.append(command[2])
@@ -541,3 +542,18 @@ def test_several_models_at_once_build_once(
     assert len({environment.python for environment in found}) == 1
     for environment in found:
         environment.release()
+
+
+@pytest.mark.usefixtures("without_uv")
+def test_a_load_that_is_stopped_builds_no_further(
+    tmp_path: Path, cache: EnvironmentCache, wheels: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    spec = model(tmp_path, {"requirements.txt": only(wheels, "conch_tiny")})
+
+    def stopped() -> bool:
+        return any("'pip'" in record.getMessage() for record in caplog.records)
+
+    with stopping_with(stopped), pytest.raises(UnavailableError, match="the load was stopped while its"):
+        environment_for(spec, cache)
+    assert list(cache.directory.iterdir()) == []

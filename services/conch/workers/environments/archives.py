@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.workers.environments.locks import Stopped, never
+from conch.core.stopping import Stopped, never
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.stopping import Stopped, never
 from conch.workers.environments.asked import Packages
 from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
-from conch.workers.environments.locks import Stopped, never
 from conch.workers.environments.specifiers import allows
 from conch.workers.environments.tools import run_tool
 

@@ -15,16 +15,9 @@ from pathlib import Path
 from types import TracebackType
 
 from conch.core.errors import UnavailableError
+from conch.core.stopping import Stopped
 
 _POLL_S = 0.1
-
-Stopped = Callable[[], bool]
-"""Whether what is being waited for, or made, is wanted no longer."""
-
-
-def never() -> bool:
-    """A `Stopped` of something that is wanted in any case."""
-    return False
 
 
 class FileLock:

@@ -8,38 +8,35 @@ from pathlib import Path
 
 from conch.core.errors import UnavailableError, UnsupportedError
 from conch.core.spec import ModelSpec
+from conch.core.stopping import Stopped, load_stopped
 from conch.workers.environments.archives import digest, unpack
 from conch.workers.environments.asked import BUILD, Asked, Packages, may_build
 from conch.workers.environments.building import Tools, build, key_of
 from conch.workers.environments.cache import EnvironmentCache, Kept
 from conch.workers.environments.environment import Environment, server_environment
 from conch.workers.environments.interpreter import activated, interpreter_in
-from conch.workers.environments.locks import Stopped, never
 from conch.workers.environments.tools import run_tool
 
 
-def environment_for(spec: ModelSpec, cache: EnvironmentCache, stopped: Stopped = never) -> Environment:
+def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
     """The environment of a model version's workers, made ready if it has to be; it may take minutes.
 
     Args:
         spec: The model version.
         cache: Where environments are kept that were unpacked or built.
-        stopped: Asked now and then; once it is so, what is being made is given up.
 
     Raises:
-        ConchError: It can't be made, or no model can run in it; the text says which file asks for what.
+        ConchError: It can't be made, or no model can run in it; the text says which file asks for what. Or
+            the load that this thread runs was stopped meanwhile.
     """
-    return environment_as_asked(spec.name, Asked.of(spec), spec.backend_options, cache, stopped)
+    return environment_as_asked(spec.name, Asked.of(spec), spec.backend_options, cache)
 
 
 def environment_as_asked(
-    name: str,
-    asked: Asked,
-    options: Mapping[str, str],
-    cache: EnvironmentCache,
-    stopped: Stopped = never,
+    name: str, asked: Asked, options: Mapping[str, str], cache: EnvironmentCache
 ) -> Environment:
     """The same, for a model whose config is not complete yet."""
+    stopped = load_stopped()
     variables = asked.variables or {}
     if asked.prepared is not None:
         label = f"model '{name}', environment '{asked.prepared}'"

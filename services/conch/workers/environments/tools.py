@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InternalError, UnavailableError
-from conch.workers.environments.locks import Stopped, never
+from conch.core.stopping import Stopped, never
 
 log = logging.getLogger(__name__)
 
