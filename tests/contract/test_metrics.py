@@ -69,7 +69,7 @@ METRIC_NAME = re.compile(r"\b(?:nv|conch|process|python)_[a-z0-9_]+")
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with all that has metrics: a cache, a GPU, a model with metrics of its own, workers, a failure."""
+    """A server with all that has metrics: a cache, a GPU, workers, own metrics, a failed model."""
     directory = tmp_path_factory.mktemp("everything")
     repository, modules = directory / "models", directory / "modules"
     modules.mkdir()

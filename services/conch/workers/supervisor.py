@@ -17,6 +17,7 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
+from conch.core.stopping import load_stopped
 from conch.core.workers import WorkerStatus
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
@@ -38,6 +39,9 @@ _END_S = 5.0
 
 _GRACE_S = 0.2
 """A process whose socket is closed has usually ended; if not, it is killed after so long."""
+
+_LOOK_S = 0.1
+"""How often a start looks whether it is still wanted."""
 
 _NS_PER_MS = 1_000_000
 
@@ -399,8 +403,13 @@ class _Attempt:
             )
             end_ns = self._monitor.clock() + round(timeout_s * 1e9)
             timer = self._monitor.at(end_ns, partial(self.abort, text))
+        stopped = load_stopped()
         self.link.load(self._instance._placement, self._on_loaded)
-        self._loaded.wait()
+        while not self._loaded.wait(_LOOK_S):
+            if stopped():
+                self._why = "its load was stopped"
+                self.process.kill()
+                self._loaded.wait()
         if timer is not None:
             timer.cancel()
         if self._error is not None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import get, of_model, scrape
 from tests.support.servers import ServerProcess, client_of, eventually, serving, started
-from tests.support.hazards import ask, workers_of, write_hazards
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -154,6 +154,27 @@ def test_unloading_while_a_worker_is_restarted(served: tuple[ServerProcess, Path
         eventually(lambda: [each for each in workers_of(server) if each.pid != worker.pid], "it starts again")
         before = time.monotonic()
     assert time.monotonic() - before < 25, "it was not waited for"
+
+
+def test_unloading_ends_a_start(served: tuple[ServerProcess, Path], tmp_path: Path) -> None:
+    """Without a time limit, it would go on for as long as the model likes."""
+    server, repository = served
+    (flag := tmp_path / "flag").touch()
+    write_hazards(repository, "endless", hangs=str(flag))
+    texts: list[str] = []
+
+    def load() -> None:
+        with client_of(server) as client:
+            texts.append(why_not(client, "endless"))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    eventually(lambda: workers_of(server), "it starts")
+    with client_of(server) as client:
+        client.unload_model("endless")
+    thread.join()
+    assert "current load operation is out-dated" in texts[0]
+    eventually(lambda: not workers_of(server), "it has ended")
 
 
 @pytest.mark.parametrize("parameter", ["CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"])
