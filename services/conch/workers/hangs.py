@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from conch.core.clock import Clock
-from conch.workers.monitor import Monitor
+from conch.workers.monitor import Monitor, Timer
 
 _NS_PER_S = 1_000_000_000
 
@@ -30,14 +30,14 @@ class HangDetector:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._starts: dict[int, int] = {}  # in the order of the starts, and so of the ends of their time
-        self._armed = False
+        self._timer: Timer | None = None
 
     def begin(self) -> int:
         """An execution begins; returns its number."""
         with self._lock:
             number = next(self._numbers)
             start = self._starts[number] = self._clock()
-            if not self._armed:
+            if self._timer is None:
                 self._arm(start)
         return number
 
@@ -46,13 +46,20 @@ class HangDetector:
         with self._lock:
             self._starts.pop(number, None)
 
+    def close(self) -> None:
+        """Forgets all executions."""
+        with self._lock:
+            self._starts.clear()
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
     def _arm(self, start_ns: int) -> None:
-        self._armed = True
-        self._monitor.at(start_ns + self._limit_ns, self._look)
+        self._timer = self._monitor.at(start_ns + self._limit_ns, self._look)
 
     def _look(self) -> None:
         with self._lock:
-            self._armed = False
+            self._timer = None
             now = self._clock()
             hanging = [number for number, start in self._starts.items() if start + self._limit_ns <= now]
             for number in hanging:

@@ -193,6 +193,8 @@ class WorkerInstance(BackendInstance):
                 log.error("%s", attempt.report())
         if thread is not None:
             thread.join()
+        if self._hangs is not None:
+            self._hangs.close()
         self._monitor.release()
 
     # --- starting ------------------------------------------------------------------------------------------

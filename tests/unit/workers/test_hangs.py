@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from conch.workers.hangs import HangDetector
+from conch.workers.monitor import Timer
 
 S = 1_000_000_000
 
@@ -22,7 +23,9 @@ class _Monitor:
         self.clock = lambda: self.now
 
     def at(self, time_ns: int, function: Callable[[], None]) -> Any:
-        self.timers.append((time_ns, function))
+        timer = Timer(function)
+        self.timers.append((time_ns, timer.fire))
+        return timer
 
     def move(self, ns: int) -> None:
         self.now += ns
@@ -47,6 +50,15 @@ def test_an_execution_that_lasts_too_long() -> None:
     assert found == [first]
     monitor.move(1 * S)
     assert len(found) == 2
+
+
+def test_what_is_closed_notices_nothing() -> None:
+    monitor, found = _Monitor(), list[int]()
+    hangs = _detector(monitor, found)
+    hangs.begin()
+    hangs.close()
+    monitor.move(100 * S)
+    assert not found
 
 
 @given(st.lists(st.tuples(st.integers(0, 15 * S), st.integers(0, 3)), max_size=40))
