@@ -53,32 +53,36 @@ TENSORS = {
 
 def round_trips(nbytes: int, seconds: float) -> None:
     """One batch of one request after the other, each begun where the one before was done."""
-    with tempfile.TemporaryDirectory() as directory:
-        with worker(model_spec(Path(directory), IDENTITY, **TENSORS)) as running:
-            array = np.zeros(nbytes // 4, np.float32)
-            times: list[int] = []
-            over = threading.Event()
-            end = time.monotonic() + seconds
-            start = 0
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        worker(model_spec(Path(directory), IDENTITY, **TENSORS)) as running,
+    ):
+        array = np.zeros(nbytes // 4, np.float32)
+        times: list[int] = []
+        over = threading.Event()
+        end = time.monotonic() + seconds
+        start = 0
 
-            def begin() -> None:
-                nonlocal start
-                request, _ = request_of(IN=array)
-                start = time.perf_counter_ns()
-                running.link.begin(batch_of(request), done)
+        def begin() -> None:
+            nonlocal start
+            request, _ = request_of(IN=array)
+            start = time.perf_counter_ns()
+            running.link.begin(batch_of(request), done)
 
-            def done(outcome: Outcome) -> None:
-                times.append(time.perf_counter_ns() - start)
-                if time.monotonic() < end:
-                    begin()
-                else:
-                    over.set()
+        def done(outcome: Outcome) -> None:
+            times.append(time.perf_counter_ns() - start)
+            if time.monotonic() < end:
+                begin()
+            else:
+                over.set()
 
-            begin()
-            over.wait()
+        begin()
+        over.wait()
     times = sorted(times[len(times) // 10 :])
     shown = [times[int(len(times) * share)] / 1000 for share in (0.5, 0.1, 0.99)]
-    print(f"round trip of {nbytes:>8} bytes: p50 {shown[0]:7.1f}  p10 {shown[1]:7.1f}  p99 {shown[2]:7.1f} us")
+    print(
+        f"round trip of {nbytes:>8} bytes: p50 {shown[0]:7.1f}  p10 {shown[1]:7.1f}  p99 {shown[2]:7.1f} us"
+    )
 
 
 def streams(seconds: float) -> None:

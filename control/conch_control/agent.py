@@ -30,7 +30,7 @@ from conch_control.definition import PollError
 from conch_control.ensemble_loader import EnsembleError
 from conch_control.events import EventLog
 from conch_control.folders import remove_abandoned
-from conch_control.gate import Gate
+from conch_control.gate import ForModels, Gate
 from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.opening import open_repositories
@@ -107,10 +107,12 @@ class Agent:
         self.events = EventLog(wall_seconds)
         self._book = Book(registry, self.events)
         # A model may load others where a client may; the operator's switch is for clients.
-        calls = Calls(registry, Gate(self, explicit=options.mode == "explicit"))
+        models = ForModels(self)
+        calls = Calls(registry, Gate(models, explicit=options.mode == "explicit"))
         loader = Loader(options, get_backend, registry, cache, calls)
         self.loads = LoadStatistics()
         self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
+        models.around_loads = self._lifecycle.one_more
         self._composition = Composition(options, registry, self._lifecycle, self.loads)
         self._missed_at_start: frozenset[str] = frozenset()
         # At the last look:

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from conch.core.errors import UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
+
+
+class ForModels:
+    """The agent as models see it.
+
+    A load that a model asks for in its `initialize` runs while that model's own load goes on, and must not wait
+    for its end to get its turn.
+
+    Args:
+        agent: The agent.
+
+    Attributes:
+        around_loads: Makes room for one more load.
+    """
+
+    def __init__(self, agent: RepositoryAgent) -> None:
+        self._agent = agent
+        self.around_loads: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def index(self, ready_only: bool) -> list[IndexEntry]:
+        """See `RepositoryAgent.index`."""
+        return self._agent.index(ready_only)
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """See `RepositoryAgent.load`."""
+        with self.around_loads():
+            self._agent.load(name, parameters)
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """See `RepositoryAgent.unload`."""
+        self._agent.unload(name, unload_dependents)
 
 
 class Gate:

@@ -100,6 +100,10 @@ class Lifecycle:
         """A call that may load something, but not what is unloaded meanwhile; gives its ticket."""
         return self._operations.call()
 
+    def one_more(self) -> AbstractContextManager[None]:
+        """Lets one more load run meanwhile than the options say."""
+        return self._operations.one_more()
+
     def ticket(self) -> int:
         """A ticket of something that is asked for now, inside a call."""
         return self._operations.ticket()

@@ -206,6 +206,18 @@ class Operations:
         with self.lock:
             operation.state, operation.looked = state, looked
 
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Lets one more load run: one that others wait for which run themselves."""
+        with self.lock:
+            self._limit += 1
+            self.lock.notify_all()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._limit -= 1
+
     def unload(self, name: str) -> None:
         """Stops all loads of a model that were asked for before this."""
         with self.lock:

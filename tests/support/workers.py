@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from tests.support.core import WAIT_S, Answers, make_spec
 from conch.core.backend import Outcome
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.instances.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
+from conch.core.servable import Leadable
+from conch.core.server_core import LoadParameter
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
 from conch.workers.channel import Channel
 from conch.workers.link import Link
 
 ROOT = Path(__file__).resolve().parents[2]
+_SERVICES = str(ROOT / "services")
 PLACEMENT = Placement("m_0_0", "CPU")
 _SERVE = (
     "import sys; sys.path.insert(0, sys.argv[2]); "
@@ -37,9 +40,22 @@ class NoCalls:
     """A server that has no other models."""
 
     def find(self, request: InferenceRequest) -> Any:
-        raise AssertionError("nothing is called")
+        raise NotFoundError(f"there is no model '{request.model_name}'")
 
-    submit = cancel = model_ready = load = unload = find
+    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> Leadable | None:
+        raise NotFoundError(f"there is no model '{request.model_name}'")
+
+    def cancel(self, request: InferenceRequest) -> None:
+        request.cancelled = True
+
+    def model_ready(self, name: str, version: str) -> bool:
+        return False
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        raise UnavailableError("nothing can be loaded")
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        raise UnavailableError("nothing can be unloaded")
 
 
 class Running:
@@ -49,8 +65,7 @@ class Running:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", code]
-                + [str(theirs.fileno()), str(ROOT / "services")],
+                [sys.executable, "-X", "faulthandler", "-c", code, str(theirs.fileno()), _SERVICES],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -96,7 +111,7 @@ class Running:
 
     def infer(self, **arrays: Array) -> dict[str, Array]:
         """Runs one request that succeeds."""
-        request, _ = request_of(**arrays)
+        request, _ = request_of("", **arrays)
         (response,) = self.run(request)
         assert response is not None
         assert response.error is None, response.error
@@ -133,7 +148,7 @@ class Begun:
         return outcome
 
 
-def request_of(request_id: str = "", **arrays: Array) -> tuple[InferenceRequest, Answers]:
+def request_of(request_id: str = "", /, **arrays: Array) -> tuple[InferenceRequest, Answers]:
     """A request with inputs."""
     answers = Answers()
     inputs = {name: Tensor.from_array(name, array) for name, array in arrays.items()}

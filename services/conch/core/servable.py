@@ -27,6 +27,9 @@ class Leadable(Protocol):
     def lead(self, budget_ns: int | None = None) -> bool:
         """Runs batches until nothing is left, or the budget is used up: then True."""
 
+    def lead_one(self) -> bool:
+        """Runs one batch if one is ready, and has others see to the rest; True if something is left then."""
+
     def hand_over(self) -> None:
         """Leaves the requests to the model's own threads."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError, as_conch_error
+from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import LoadParameter
 from conch.workers import wire
@@ -93,10 +93,17 @@ class WorkerCaller:
             if number in self._open:
                 raise WireError(f"call {number} is there already")
             self._open[number] = request
+        believed = (record.more or {}).get("decoupled")
         try:
-            self._calls.submit(request)
+            model = self._calls.find(request)
+            if believed is not None and model.spec.decoupled is not believed:
+                raise UnavailableError(
+                    f"model '{request.model_name}' has become {'not ' if believed else ''}decoupled since it "
+                    f"was called before; send the request again"
+                )
+            self._calls.submit(request, False, model)
         except Exception as error:
-            self._respond(number, request, InferenceResponse([], as_conch_error(error)), True)
+            self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
 
     def cancel(self, number: int) -> None:
         """Says that the model does not wait for a call any more."""
@@ -131,11 +138,16 @@ class WorkerCaller:
         self.metrics.close()
 
     def _respond(
-        self, number: int, request: InferenceRequest, response: InferenceResponse | None, final: bool
+        self,
+        number: int,
+        request: InferenceRequest,
+        response: InferenceResponse | None,
+        final: bool,
+        refused: bool = False,
     ) -> None:
         if self._open.get(number) is not request:
             return
-        record = ResponseRecord(response is not None, final=final)
+        record = ResponseRecord(response is not None, final=final, failed=refused)
         if response is not None:
             record.error, record.parameters = response.error, response.parameters
         try:

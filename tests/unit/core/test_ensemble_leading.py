@@ -34,6 +34,9 @@ class Promised:
             lead.add(self._follows)
         return budget_ns is not None and self._takes_ns >= budget_ns
 
+    def lead_one(self) -> bool:
+        return self.lead(0)
+
     def hand_over(self) -> None:
         self.seen_to.append("handed over")
 

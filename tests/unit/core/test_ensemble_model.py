@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.begins import Kept, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.dispatch import Dispatcher
@@ -726,3 +727,21 @@ def test_statistics_count_the_way_through(house: House) -> None:
     assert list(snapshot.batches) == [3]
     assert snapshot.queue.ns == 0
     assert snapshot.compute_infer.ns > 0
+
+
+@pytest.mark.parametrize("may_lead", [False, True])
+def test_steps_whose_instances_begin_need_no_threads(house: House, may_lead: bool) -> None:
+    """Whoever finishes a step begins the next one."""
+    kept = Kept()
+    for name in "abc":
+        house.put(make_beginning(make_spec(name=name), kept)[0])
+    house.ensemble([("a", "IN", "x"), ("b", "x", "y"), ("c", "y", "OUT")])
+    answers, before = Answers(), threading.active_count()
+    house.send(answers, may_lead=may_lead, value=3.0)
+    for _ in range(3):
+        assert (len(kept.batches), answers.finals) == (1, 0)
+        kept.finish()
+    (_, response, _) = answers.calls[0]
+    assert response is not None
+    assert response.outputs[0].numpy().max() == 3.0
+    assert (answers.finals, threading.active_count()) == (1, before)

@@ -141,6 +141,9 @@ class Model:
         self._rig.note(LEAD, self._name, budget_ns)
         return bool(self._during())
 
+    def lead_one(self) -> bool:
+        return self.lead(0)
+
     def hand_over(self) -> None:
         self._rig.note(HAND_OVER, self._name)
 

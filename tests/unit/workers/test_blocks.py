@@ -271,7 +271,7 @@ def test_what_can_not_be_sent_at_once_is_sent_later_and_in_order() -> None:
     buffer = bytearray(BUFFER_BYTES)
     for number in range(2000):
         packet, fds = receiver.receive(buffer)
-        assert (packet[:4], fds) == (number.to_bytes(4, "little"), [])
+        assert (bytes(packet[:4]), fds) == (number.to_bytes(4, "little"), [])
     sender.close()
     with pytest.raises(ChannelClosedError):
         receiver.receive(buffer)

@@ -8,14 +8,14 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.core import Answers
+from tests.support.core import WAIT_S, Answers
 from tests.support.servers import eventually
 from tests.support.workers import (
-    WAIT_S,
     NoCalls,
     Running,
     batch_of,
@@ -56,7 +56,7 @@ class TritonPythonModel:
 def source_of(body: str, class_body: str = "") -> str:
     """A model whose `execute` is the given lines."""
     lines = "\n".join(f"        {line}" for line in body.strip("\n").splitlines())
-    return SOURCE.split("class TritonPythonModel")[0] + (
+    return SOURCE.split("class TritonPythonModel", maxsplit=1)[0] + (
         f"class TritonPythonModel:\n    def execute(self, requests):\n{lines}\n{class_body}\n"
     )
 
@@ -325,7 +325,8 @@ return [None] * len(requests)
 def test_states_of_what_a_sender_sends_go_to_the_sequence(tmp_path: Path) -> None:
     body = """
 for request in requests:
-    tensors = [pb_utils.Tensor("OUT", np.ones(4, np.float32)), pb_utils.Tensor("S_OUT", np.ones(1, np.float32))]
+    state = pb_utils.Tensor("S_OUT", np.ones(1, np.float32))
+    tensors = [pb_utils.Tensor("OUT", np.ones(4, np.float32)), state]
     request.get_response_sender().send(pb_utils.InferenceResponse(tensors))
 return [None] * len(requests)
 """
@@ -334,15 +335,13 @@ return [None] * len(requests)
     with worker(spec) as running:
         request, answers = request_of(IN=floats())
 
-        class Sequence:
-            states: dict[str, Tensor] = {}
-
-        request.sequence = Sequence()  # type: ignore[assignment]
+        sequence = SimpleNamespace(states={})
+        request.sequence = sequence  # type: ignore[assignment]
         assert running.run(request) == [None]
         assert answers.wait(1)
         assert answers.calls[0][1] is not None
         assert [tensor.name for tensor in answers.calls[0][1].outputs] == ["OUT"]
-        assert Sequence.states["S_IN"].numpy().tolist() == [1]
+        assert sequence.states["S_IN"].numpy().tolist() == [1]
 
 
 def test_an_error_that_a_sender_sends_counts_as_a_failure(tmp_path: Path) -> None:
@@ -535,7 +534,8 @@ def respond(request, response, final):
     got.append((response.outputs[0].numpy().sum() if response.outputs else str(response.error), final))
 texts = []
 for name in ("other", "missing"):
-    request = InferenceRequest(name, "", {"IN": Tensor.from_array("IN", array)}, respond, 0, "id", None, {"a": 1})
+    inputs = {"IN": Tensor.from_array("IN", array)}
+    request = InferenceRequest(name, "", inputs, respond, 0, "id", None, {"a": 1})
     try:
         texts.append(calls.find(request).spec.decoupled)
     except Exception as error:
@@ -563,12 +563,52 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps(
                 True,
                 [[2.0 * size, False], [2.0 * size, True]],
                 "NotFoundError",
-                [["no such model", True]],
+                [["Model missing - Error when running inference: no such model", True]],
                 True,
                 ["UnavailableError", "not now"],
             ]
     assert server.asked == [("other", {"config": "{}", "file:1/model.py": b"\0\xff", "n": 1, "b": True})] * 2
     assert (server.requests[0].id, server.requests[0].parameters) == ("id", {"a": 1})
+
+
+def test_a_model_is_looked_up_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    body = """
+array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+request = pb_utils.InferenceRequest("other", ["OUT"], [pb_utils.Tensor("IN", array)])
+response = request.exec()
+if response.has_error():
+    return [pb_utils.InferenceResponse([], error=response.error())]
+return [pb_utils.InferenceResponse(response.output_tensors())]
+"""
+
+    class Changing(Server):
+        decoupled = False
+        found = 0
+
+        def find(self, request: InferenceRequest) -> Any:
+            self.found += 1
+            found = super().find(request)
+            found.spec.decoupled = self.decoupled
+            return found
+
+        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+            output = Tensor.from_array("OUT", request.inputs["IN"].numpy() + 1)
+            request.respond(InferenceResponse([output]), True)
+
+    server = Changing()
+    with worker(spec_of(tmp_path, source_of(body)), server) as running:
+        for size in (4, 100_000):  # the large answer is in a block, and returned as it came
+            for _ in range(2):
+                assert (running.infer(IN=floats(size))["OUT"] == floats(size) + 1).all()
+        assert server.found == 5  # once before the first call, and once with each
+        server.decoupled = True
+        texts = []
+        for _ in range(2):
+            (response,) = running.run(request_of(IN=floats())[0])
+            assert response is not None and response.error is not None
+            texts.append(response.error.message)
+    assert "has become decoupled since it was called before; send the request again" in texts[0]
+    assert "Please use 'decoupled=True' argument" in texts[1]
 
 
 def test_calls_that_are_open_when_the_worker_ends_are_cancelled(tmp_path: Path) -> None:

@@ -51,12 +51,26 @@ FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 0.25
 """How long one waits at most before looking up again."""
 
+CONFIRM_S = 0.005
+"""How long one waits between two looks that find the call waiting for ever."""
+
+GRACE_NS = 2_000_000_000
+"""How long a model may go on calling others when nobody waits for its answer any more.
+
+That is for models that have noticed and tidy up; one that has not must not go on for ever.
+"""
+
 Answer = tuple[InferenceResponse | None, bool]
 """An answer, or None for a final flag with nothing to say; and whether it is the last."""
 
 
 Wait = Callable[[Callable[[], bool], float], object]
 """Waits until something has come, but no longer than so many seconds."""
+
+
+def refusal(model_name: str, message: str) -> str:
+    """The text of the error of a call that was not even queued."""
+    return f"Model {model_name} - Error when running inference: {message}"
 
 
 class Call:
@@ -74,14 +88,15 @@ class Call:
         since_ns: When it was made.
     """
 
-    __slots__ = ("__weakref__", "_decoupled", "_gpu", "caller", "core", "parents", "since_ns")
+    __slots__ = ("__weakref__", "_decoupled", "_ends_ns", "_gpu", "caller", "core", "parents", "since_ns")
 
     def __init__(self, caller: Caller, request: InferenceRequest, decoupled: bool) -> None:
         self.caller = caller
         self._decoupled = decoupled
         self._gpu = request.preferred_memory().preferred_memory_type() == TRITONSERVER_MEMORY_GPU
         self.parents = caller.callers()
-        self.since_ns = monotonic_ns()
+        self.since_ns = now = monotonic_ns()
+        self._ends_ns = self.caller.noticed(self.parents, now) + GRACE_NS if self._unwanted(now) else 0
         self.core = self._made(request)
 
     def _made(self, request: InferenceRequest) -> CoreRequest:
@@ -108,6 +123,8 @@ class Call:
     def _deadline(self) -> int | None:
         """When nobody waits for the caller any more: when the last of its requests has to be answered."""
         deadlines = [0]
+        if self._ends_ns:
+            return self._ends_ns
         for parent in self.parents or ():
             if not parent.filler:
                 if parent.deadline_ns is None or parent.answered:
@@ -122,9 +139,11 @@ class Call:
             What the caller has to lead or hand over soon, only if it may lead.
 
         Raises:
+            CallsEnded: Nobody has waited for the caller for some time.
             TritonModelException: The caller can't call the server.
         """
         server = self.caller.server
+        self.look()
         self.caller.opened(self)
         lead = Lead.current()
         if lead is not None:
@@ -142,8 +161,7 @@ class Call:
             return server.submit(core, may_lead, model)
         except Exception as error:
             shown = as_triton_error(as_conch_error(error))
-            text = f"Model {name} - Error when running inference: {shown.message()}"
-            self.end(TritonError(text, shown.code()))
+            self.end(TritonError(refusal(name, shown.message()), shown.code()))
             return None
 
     def _find(self, name: str) -> Servable:
@@ -164,11 +182,9 @@ class Call:
 
     def abandon(self) -> None:
         """Cancels it, and ends the waiting for it at once; see `caller.OpenCall`."""
-        try:
-            self.caller.cancel(self.core)
-        finally:
-            name = self.caller.name
-            self.end(TritonError(f"model instance '{name}' has been unloaded", TritonError.CANCELLED))
+        name = self.caller.name
+        self.end(TritonError(f"model instance '{name}' has been unloaded", TritonError.CANCELLED))
+        self.caller.cancel(self.core)
 
     def _respond(self, request: CoreRequest, response: CoreResponse | None, final: bool) -> None:
         """Takes an answer; the responder of the request.
@@ -201,19 +217,22 @@ class Call:
         Raises:
             CallsEnded: Nobody waits for the caller any more; the call has been cancelled.
         """
-        parents = self.parents
-        if not parents:
-            return
         now = monotonic_ns()
-        for parent in parents:
-            if not parent.filler and (parent.answered or not parent.is_abandoned(now)):
-                return
+        if not (now >= self._ends_ns and self._unwanted(now)):
+            return
         self.caller.ended(self)
         self.cancel()
         raise CallsEnded(
             f"model instance '{self.caller.name}' waits for model '{self.core.model_name}', and nobody waits "
             f"for its own answer any more"
         )
+
+    def _unwanted(self, now_ns: int) -> bool:
+        """Whether nobody waits for the caller any more, as far as is known."""
+        for parent in self.parents or ():
+            if not parent.filler and (parent.answered or not parent.is_abandoned(now_ns)):
+                return False
+        return bool(self.parents)
 
 
 class WaitingCall(Call):
@@ -251,9 +270,7 @@ class WaitingCall(Call):
     @staticmethod
     def _led(leadable: Leadable) -> bool:
         """Runs a batch if that is short; whether nothing is left to do."""
-        if type(leadable) is Lead or not leadable.fast:
-            return False
-        return not Context().run(leadable.lead, 0)
+        return leadable.fast and not Context().run(leadable.lead_one)
 
     def next(self) -> Answer:
         """The next answer.
@@ -284,10 +301,12 @@ class WaitingCall(Call):
             patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
             self._seen, for_ever = waits_for_ever(self, self._seen)
+            if self._seen:
+                patience = CONFIRM_S  # others wait for the same
             if for_ever:
-                self.cancel()
                 text = STUCK.format(model=self.core.model_name)
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
+                self.cancel()
 
     def _get(self, patience_s: float) -> Answer | None:
         """The next answer; None if it does not come in time."""

@@ -67,6 +67,8 @@ class Caller:
         running: The batch that `thread` executes; to be set around `execute`, unless that is a coroutine.
         thread: The identifier of the thread that executes it.
         waiting: The call that this thread waits for.
+        opening: Whether the instance is being made, so that whoever loads the model waits for it.
+        loads: The model that it waits for meanwhile, to be loaded.
     """
 
     __slots__ = (
@@ -74,9 +76,12 @@ class Caller:
         "_lock",
         "_namespace",
         "_open",
+        "_unwanted",
         "known_server",
+        "loads",
         "model",
         "name",
+        "opening",
         "running",
         "thread",
         "waiting",
@@ -89,10 +94,13 @@ class Caller:
         self.running: Batch | None = None
         self.thread = 0
         self.waiting: Call | None = None
+        self.opening = False
+        self.loads = ""
         self._namespace = "" if spec is None else spec.namespace
         self._lock = threading.Lock()
         self._open: set[OpenCall] = set()
         self._closed = False
+        self._unwanted: tuple[list[InferenceRequest] | None, int] | None = None
 
     @property
     def server(self) -> ServerCalls:
@@ -121,6 +129,12 @@ class Caller:
         running = _here.get()
         return running.requests if running is not None and running.caller is self else None
 
+    def noticed(self, requests: list[InferenceRequest] | None, now_ns: int) -> int:
+        """When it first made a call for requests that nobody waits for: now, or before."""
+        if self._unwanted is None or self._unwanted[0] is not requests:
+            self._unwanted = requests, now_ns
+        return self._unwanted[1]
+
     @contextmanager
     def coroutine(self, batch: Batch) -> Iterator[None]:
         """Around the start of a coroutine: it and all tasks that it starts call for a batch."""
@@ -141,6 +155,42 @@ class Caller:
         """Cancels a request of its, also when it can't make any more."""
         if self.known_server is not None:
             self.known_server.cancel(request)
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """Around the load of a model, which is not to wait for this instance if that is being made.
+
+        Raises:
+            TritonModelException: It would.
+        """
+        if not self.opening:
+            yield
+            return
+        self.loads = name  # before the others are looked at: of two that come at once one sees the other
+        try:
+            self._check_loads(name)
+            yield
+        finally:
+            self.loads = ""
+
+    def _check_loads(self, name: str) -> None:
+        asking = [one for one in owners() if isinstance(one, Caller) and one.loads]
+        asked, left = {name}, [name]
+        while left:
+            wanted = left.pop()
+            if wanted in self._known_as():
+                raise TritonModelException(
+                    f"Failed to load model: model '{name}' cannot be loaded while '{self.name}' is being "
+                    f"initialized: its load would wait for that"
+                )
+            for one in asking:
+                if wanted in one._known_as() and one.loads not in asked:
+                    asked.add(one.loads)
+                    left.append(one.loads)
+
+    def _known_as(self) -> tuple[str, str]:
+        known_as = self.model[0]
+        return known_as, known_as.removeprefix(f"{self._namespace}::")
 
     def opened(self, call: OpenCall) -> None:
         """Takes notice of a call, which is abandoned if it has not ended when the caller goes."""

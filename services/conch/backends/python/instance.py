@@ -86,7 +86,12 @@ def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | No
     """
     _only_cpu_inputs(spec)
     caller = Caller(calls, placement.name, spec)
-    code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
+    caller.opening = True
+    try:
+        code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
+    except BaseException:
+        caller.close()
+        raise
     try:
         model = code.module.TritonPythonModel()
         if hasattr(model, "initialize"):
@@ -95,6 +100,7 @@ def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | No
         caller.close()
         code.close()
         raise InternalError(describe(error)) from error
+    caller.opening = False
     kind = AsyncPythonInstance if inspect.iscoroutinefunction(model.execute) else PythonInstance
     return kind(spec, placement, code, model, caller)
 

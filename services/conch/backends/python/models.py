@@ -34,7 +34,7 @@ def load_model(model_name: str, config: str | None = "", files: Mapping[str, byt
             raise TypeError(f"Object of type '{type(content).__name__}' is not an instance of 'bytes'")
         parameters[path] = content
     caller = current_caller()
-    with _failing("Failed to load model", caller.name):
+    with _failing("Failed to load model", caller.name), caller.loading(model_name):
         caller.server.load(model_name, parameters)
 
 

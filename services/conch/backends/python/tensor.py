@@ -132,18 +132,14 @@ class Tensor:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if batch is None:
             return core.numpy()
-        array: Array
         if core.writable:
             # In a worker, whose memory the inputs have been copied to.
-            array = core.numpy()
-            self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
+            own = core.numpy()
+            self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
             self._batch = None
-            return array
+            return own
         dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
-        if dtype is None:
-            array = core.numpy().copy()
-        else:
-            array = _array_of(core, dtype)
+        array: Array = core.numpy().copy() if dtype is None else _array_of(core, dtype)
         batch.bytes_copied += array.nbytes
         self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
         self._batch = None

@@ -82,6 +82,11 @@ class Lead:
             self._led = None
         return False
 
+    def lead_one(self) -> bool:
+        """Leaves everything to the models' own threads: the steps that follow would be promised to nobody."""
+        self.hand_over()
+        return False
+
     def hand_over(self) -> None:
         """Leaves everything to the models' own threads, also while another thread leads."""
         self._handed_over = True

@@ -172,20 +172,30 @@ class Runner:
         """Keeps a promise on the calling thread: runs batches until nothing is ready.
 
         Args:
-            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit. With 0 it
-                is one batch, and others are woken for what is left, as without a limit.
+            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit.
 
         Returns:
             Whether the budget was used up and the promise given again.
         """
         with self._lock:
             self._promised = False
-            work = self._take(not budget_ns)
+            work = self._take(budget_ns is None)
             if work is None:
                 return False
             instance, batch = work
             end = None if budget_ns is None else self._clock() + budget_ns
         return self._run(instance, batch, end)
+
+    def lead_one(self) -> bool:
+        """Keeps a promise with one batch, and has others woken for what is left meanwhile.
+
+        Returns:
+            Whether something is ready afterwards and the promise has been given again.
+        """
+        with self._lock:
+            self._promised = False
+            work = self._take(True)
+        return work is not None and self._run(*work, 0)
 
     def hand_over(self) -> None:
         """Gives a promise back: the model's own threads run the batches."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+from conch.backends.python.call import refusal
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable, Servable
@@ -18,6 +19,8 @@ from conch.workers.channel import ChannelClosedError
 from conch.workers.exchange import Exchange, Incoming
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord
+
+_MOST_FOUND = 1000
 
 
 class _Answer:
@@ -48,23 +51,35 @@ class WorkerCalls:
         self._open: dict[int, InferenceRequest] = {}
         self._by_request: dict[int, int] = {}
         self._asked: dict[int, _Answer] = {}
+        self._found: dict[tuple[str, str], SimpleNamespace] = {}
 
     # --- what models call ---------------------------------------------------------------------------------
 
     def find(self, request: InferenceRequest) -> Servable:
         """The model that a request would go to: its ``spec.decoupled``, and nothing else of it.
 
+        What is known of it from an earlier call is believed, which saves a question: `submit` says what was
+        believed, and the server refuses the request if that is not so any more.
+
         Raises:
             ConchError: There is no such model.
         """
-        value = self.ask(
-            "find",
-            name=request.model_name,
-            version=request.model_version,
-            correlation=request.correlation_id,
-            start=request.sequence_start,
-        )
-        return cast(Servable, SimpleNamespace(spec=SimpleNamespace(**value)))
+        key = request.model_name, request.model_version
+        found = None if request.correlation_id else self._found.get(key)
+        if found is None:
+            value = self.ask(
+                "find",
+                name=request.model_name,
+                version=request.model_version,
+                correlation=request.correlation_id,
+                start=request.sequence_start,
+            )
+            found = SimpleNamespace(spec=SimpleNamespace(**value))
+            if not request.correlation_id:
+                if len(self._found) >= _MOST_FOUND:
+                    self._found.clear()
+                self._found[key] = found
+        return cast(Servable, found)
 
     def submit(
         self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
@@ -85,6 +100,7 @@ class WorkerCalls:
             priority=request.priority,
             timeout_us=request.timeout_us,
             model=(request.model_name, request.model_version),
+            more=None if model is None else {"decoupled": model.spec.decoupled},
         )
         payload = self._exchange.pack([list(request.inputs.values())])
         self._open[number] = request
@@ -163,6 +179,10 @@ class WorkerCalls:
             self._ended(number)
         if request is None:
             return
+        error = record.error
+        if record.failed and error is not None:  # it was refused: perhaps something has changed
+            self._found.pop((request.model_name, request.model_version), None)
+            record.error = type(error)(refusal(request.model_name, error.message))
         parameters = None if record.parameters is None else dict(record.parameters)
         response = InferenceResponse(outputs, record.error, parameters) if record.present else None
         request.respond(response, record.final)

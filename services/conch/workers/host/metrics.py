@@ -57,7 +57,7 @@ class RemoteFamilies(CustomFamilies):
         return next(self._numbers)
 
     def watch(self, thing: object, number: int) -> None:
-        """Has `flush` tell the server when something is gone: that may be anywhere, so it is not told then."""
+        """Has `flush` tell the server when something is gone: that may be anywhere, so not then."""
         weakref.finalize(thing, self._forgotten.append, number).atexit = False
 
 

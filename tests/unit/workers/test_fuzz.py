@@ -1,0 +1,137 @@
+"""A worker that sends anything at all is lost, or not; nothing else happens to the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.core import WAIT_S, make_spec
+from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, request_of
+
+from conch.core.errors import ConchError, UnavailableError
+from conch.core.spec import ModelSpec
+from conch.workers import wire
+from conch.workers.channel import Channel, ChannelClosedError
+from conch.workers.link import Link
+from conch.workers.wire import DoneRecord, Kind, Layouts, Place, RequestRecord, ResponseRecord
+
+SMALL = st.integers(0, 5)
+RECORDS = st.one_of(
+    st.binary(max_size=40),
+    st.builds(DoneRecord, SMALL, SMALL, SMALL, SMALL, st.just(0)).map(
+        lambda record: record.encode() + ResponseRecord(True).encode() * record.length
+    ),
+    st.builds(ResponseRecord, st.booleans(), final=st.booleans(), rescheduled=st.booleans()).map(
+        lambda record: record.encode()
+    ),
+    st.builds(RequestRecord, SMALL, model=st.just(("a", "1"))).map(lambda record: record.encode()),
+    st.sampled_from(
+        [
+            b"{}",
+            b'{"ask":"find","name":"x","version":""}',
+            b'{"ask":"load","name":"x","parameters":{"a":{"file":"%"}}}',
+            b'{"ask":"load","name":1}',
+            b'{"ask":"family","number":1,"name":"f_uzz","kind":"gauge","description":""}',
+            b'{"ask":"metric","number":2,"family":1,"labels":{},"bounds":null}',
+            b'{"ask":"metric","number":2,"family":[],"labels":{},"bounds":null}',
+            b'{"ask":"value","number":2}',
+            b'{"ask":"value","number":{}}',
+            b'{"do":"increment","value":1}',
+            b'{"do":"set","value":true}',
+            b'{"ready":1}',
+            b'{"name":"a","level":30,"text":"t","file":"f","line":1}',
+            b'{"name":"a","level":99999999999999999999999999,"text":"t","file":"f","line":1}',
+            b'{"code":"INTERNAL","text":"x"}',
+            wire.encode_numbers([1, 2]),
+        ]
+    ),
+)
+TENSORS = st.sampled_from(
+    [
+        b"",
+        wire.encode_tensors(Layouts(), (), []),
+        wire.encode_tensors(Layouts(), (("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
+        wire.encode_tensors(Layouts(), (("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
+        wire.encode_tensors(Layouts(), (("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
+    ]
+)
+MESSAGES = st.one_of(
+    st.binary(max_size=100),
+    st.builds(
+        wire.encode,
+        st.sampled_from(Kind),
+        SMALL,
+        st.builds(lambda record, tensors: record + tensors, RECORDS, TENSORS),
+        st.lists(st.binary(min_size=8, max_size=8), max_size=2),
+        SMALL,
+        st.sampled_from([0, 4096, 65536]),
+        st.booleans(),
+        st.lists(SMALL, max_size=2),
+    ),
+    st.integers(0, 2**40).map(wire.outline),
+)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(messages=st.lists(st.tuples(MESSAGES, st.sampled_from([None, "memfd", "pipe"])), max_size=5))
+def test_a_worker_that_sends_anything(
+    decoupled: bool, messages: list[tuple[bytes, str | None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    _converse(make_spec(decoupled=decoupled), messages)
+    unexpected = [record for record in caplog.records if record.exc_info and record.levelno >= logging.ERROR]
+    assert unexpected == [], messages
+
+
+def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lost = threading.Event()
+    loaded = threading.Event()
+    link = Link(Channel(ours, patient=False), "m_0_0", spec, NoCalls(), lambda reason: lost.set())
+    worker = Channel(theirs)
+
+    def on_loaded(error: ConchError | None) -> None:
+        loaded.set()
+
+    worker.send([wire.encode(Kind.HELLO, 0, wire.encode_hello(1))])
+    worker.send([wire.encode(Kind.LOADED, 0, b'{"readiness":true}')])
+    link.load(PLACEMENT, on_loaded)
+    assert loaded.wait(WAIT_S)
+    request, answers = request_of("")
+    begun: Begun = Begun(batch_of(request))
+    link.begin(begun.batch, begun.done)
+    for message, kind in messages:
+        try:
+            _send(worker, message, kind)
+        except ChannelClosedError:
+            break
+    worker.close()
+    if not link._quiet:
+        link._reader.join(WAIT_S)
+    try:
+        begun.result()
+    except ConchError as error:
+        assert isinstance(error, UnavailableError) or error.message == "x"
+    assert link._open == {}
+    link.close(WAIT_S)
+    del answers
+
+
+def _send(worker: Channel, message: bytes, kind: str | None) -> None:
+    if kind is None:
+        worker.send([message])
+        return
+    fds = [os.memfd_create("x", os.MFD_CLOEXEC)] if kind == "memfd" else list(os.pipe())
+    try:
+        if kind == "memfd":
+            os.write(fds[0], message)
+        worker.send([message], fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
