@@ -17,6 +17,7 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
+from conch.core.workers import WorkerStatus
 
 if TYPE_CHECKING:
     from conch.core.calls import ServerCalls
@@ -58,20 +59,31 @@ class BackendInstance(ABC):
     def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Begins a batch and returns at once: for instances that run somewhere else, as in another process.
 
+        Called with no lock held, by any thread, also one that must not be held up. May set `on_cancel` of
+        the requests. What it raises counts as the batch's outcome.
+
         Args:
-            batch: The batch; the instance gets no other one before it is done.
+            batch: The batch; the instance gets no other one before it is done and this has returned.
             done: To be called exactly once, from any thread and possibly before this returns, with what
-                `execute` would have returned or raised.
+                `execute` would have returned or raised. It answers the requests, possibly begins the next
+                batch, and never raises; to be called without holding locks that `begin` or `available` take.
         """
         raise NotImplementedError
 
     def available(self, again: Callable[[], None]) -> bool:
         """Whether it can be given a batch now; asked of instances with `begins` before each batch.
 
+        Asked with a lock of the model held, so it must not wait; possibly several times for one batch.
+
         Args:
-            again: Called once it can, if it can't now; from any thread, but not from within this.
+            again: Called once it can, if it can't now; from any thread, but not from within this, and not
+                while holding locks that this takes. Those given when it could are not to be called.
         """
         return True
+
+    def worker(self) -> WorkerStatus | None:
+        """What its process is in, if it has one of its own."""
+        return None
 
     def close(self) -> None:
         """Frees what the instance holds; called once, when nothing runs on it any more."""

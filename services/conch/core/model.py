@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from conch.core.backend import BackendModel
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError, UnavailableError
+from conch.core.instances.beginning import BeginningRunner
+from conch.core.instances.beginning_limited import LimitedBeginningRunner
 from conch.core.instances.execution import Executor
 from conch.core.instances.fleet import Fleet, Resize
 from conch.core.instances.limited import LimitedRunner
@@ -25,6 +27,7 @@ from conch.core.scheduler.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import QUEUED, ModelStatistics
 from conch.core.validation import RequestValidator
+from conch.core.workers import WorkerStatus
 
 
 def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
@@ -80,21 +83,17 @@ class Model:
         executor = self._executor = Executor(spec, self.statistics, clock)
         scheduler = scheduler_for(spec, len(active))
         order = ResponseOrder() if keeps_order(spec) else None
-        self._runner = (
-            LimitedRunner(
-                spec.name,
-                scheduler,
-                active,
-                executor,
-                clock,
-                fleet.limiter,
-                fleet.claims,
-                named=spec.sequence is not None,
-                order=order,
-            )
-            if fleet.limiter is not None and fleet.claims
-            else Runner(spec.name, scheduler, active, executor, clock, order)
-        )
+        named = spec.sequence is not None
+        shared = spec.name, scheduler, active, executor, clock
+        begins = bool(active) and all(instance.begins for instance in active)
+        self._runner: Runner
+        if fleet.limiter is not None and fleet.claims:
+            limited = LimitedBeginningRunner if begins else LimitedRunner
+            self._runner = limited(*shared, fleet.limiter, fleet.claims, named=named, order=order)
+        elif begins:
+            self._runner = BeginningRunner(*shared, named=named, order=order)
+        else:
+            self._runner = Runner(*shared, order)
 
     @classmethod
     def create(
@@ -160,6 +159,11 @@ class Model:
         """The checks its instances make of themselves."""
         return [check for instance in self._fleet.active if (check := instance.readiness) is not None]
 
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """What the processes of its instances are in, of those that have one of their own."""
+        return [status for instance in self._fleet.all if (status := instance.worker()) is not None]
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Runner | None:
         """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
 
@@ -183,6 +187,7 @@ class Model:
         cancelled = self._runner.cancel(request)
         if request.state is RequestState.RUNNING:
             self._executor.cancels = True
+            self._executor.tell_cancelled(request)
         for each in cancelled:
             if not each.answered:
                 self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)

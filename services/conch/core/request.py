@@ -119,6 +119,9 @@ class InferenceRequest:
             bytes, so that what was found out about one holds for the others; None where nobody knows.
         uses: What it uses of memory that it shares with its client; unset where it uses none.
         watch: Who logs the request; unset where nobody does.
+        on_cancel: What an instance that begins its batches wants called, once, when the request is cancelled
+            while it runs; set in `begin`, unset before. Called from any thread with no lock held, possibly
+            when the request has just been answered.
         filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
             nobody gets its responses.
     """
@@ -143,6 +146,7 @@ class InferenceRequest:
         "model",
         "model_name",
         "model_version",
+        "on_cancel",
         "parameters",
         "priority",
         "queued_ns",
@@ -162,6 +166,7 @@ class InferenceRequest:
 
     failed: bool
     kept: object
+    on_cancel: Callable[[], None]
     uses: MemoryUses
     watch: Watch
 
@@ -247,6 +252,15 @@ class InferenceRequest:
     def is_abandoned(self, now_ns: int) -> bool:
         """Whether nobody waits for the answer any more: it was cancelled, or its deadline has passed."""
         return self.cancelled or (self.deadline_ns is not None and now_ns >= self.deadline_ns)
+
+    def tell_cancelled(self) -> None:
+        """Calls `on_cancel`, if it is set and has not been called."""
+        try:
+            on_cancel = self.on_cancel
+            del self.on_cancel  # of several threads only the one that takes it out calls it
+        except AttributeError:
+            return
+        on_cancel()
 
     def fail(self, error: ConchError) -> None:
         """Answers the request with an error, finally."""

@@ -76,10 +76,12 @@ class Tensor:
         shape: Dimensions, batch dimension included.
         on_device: Whether it is a `conch.core.device.DeviceTensor`, whose bytes have to be copied to be seen.
         shared: Whether a client may write to its memory at any time.
+        writable: Whether nobody else has its memory, so that a model may write to it.
     """
 
     on_device: ClassVar[bool] = False
     shared: ClassVar[bool] = False
+    writable: ClassVar[bool] = False
 
     __slots__ = ("_array", "_data", "datatype", "name", "shape")
 

@@ -1,1 +1,1 @@
-"""Processes of their own for instances of models: started, talked to, watched."""
+"""Python models in processes of their own: what the server and a worker say to each other, and how."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
+from conch.backends.python.limits import memory_hint
 from conch.core.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -60,6 +61,13 @@ class TritonModelException(Exception):
         return str(self)
 
 
+class CallsEnded(BaseException):
+    """Ends an execution that waits for another model when nobody waits for it any more.
+
+    Not an `Exception`: a model that catches all of these must not go on for ever.
+    """
+
+
 _ERRORS: dict[int, type[ConchError]] = {
     TritonError.UNKNOWN: UnknownError,
     TritonError.INTERNAL: InternalError,
@@ -79,9 +87,16 @@ def as_core_error(error: object) -> ConchError:
     return InternalError(str(error))
 
 
-def not_supported(what: str) -> TritonModelException:
-    """The exception for a part of the API that is not there yet."""
-    return TritonModelException(f"{what} is not supported yet")
+_CODES = {error.code: code for code, error in _ERRORS.items()} | {
+    "RESOURCE_EXHAUSTED": TritonError.UNAVAILABLE,
+    "DEADLINE_EXCEEDED": TritonError.CANCELLED,
+    "OUT_OF_RANGE": TritonError.INVALID_ARG,
+}
+
+
+def as_triton_error(error: ConchError) -> TritonError:
+    """An error of the core as a model gets it, its message unchanged."""
+    return TritonError(error.message, _CODES.get(error.code, TritonError.INTERNAL))
 
 
 def describe(error: BaseException) -> str:
@@ -89,7 +104,7 @@ def describe(error: BaseException) -> str:
 
     Only frames of the model and of what it called are shown; those of the server would mislead.
     """
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}{memory_hint(error)}"
     frames = _frames(error.__traceback__)
     return f"{text}\n\nAt:\n{frames}" if frames else text
 

@@ -7,10 +7,12 @@ import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from threading import get_ident
 from typing import Any, ClassVar
 
 from conch.backends.padding import Padder
-from conch.backends.python.errors import TritonModelException, describe, is_ours
+from conch.backends.python.caller import Caller
+from conch.backends.python.errors import CallsEnded, TritonModelException, describe, is_ours
 from conch.backends.python.eventloop import EventLoop, Outcome
 from conch.backends.python.loading import ModelCode
 from conch.backends.python.readiness import ReadyCheck
@@ -18,8 +20,15 @@ from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.sender import SenderContext
 from conch.core.backend import BackendInstance
+from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
+from conch.core.errors import (
+    CancelledError,
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
@@ -32,8 +41,14 @@ log = logging.getLogger(__name__)
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
-def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
+def load_code(name: str, version_directory: Any, file_name: str, owner: object | None = None) -> ModelCode:
     """Loads a model's file.
+
+    Args:
+        name: The model's name.
+        version_directory: Where the file is.
+        file_name: The name of the file.
+        owner: On whose behalf its modules run.
 
     Raises:
         ConchError: It is missing, fails, or has no `TritonPythonModel` that can execute.
@@ -44,7 +59,7 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
             f"Failed to preinitialize Python stub: Python model file not found in '{path}'"
         )
     try:
-        code = ModelCode(name, version_directory, file_name)
+        code = ModelCode(name, version_directory, file_name, owner)
     except BaseException as error:
         raise InternalError(describe(error)) from error
     model_class = getattr(code.module, "TritonPythonModel", None)
@@ -58,23 +73,30 @@ def load_code(name: str, version_directory: Any, file_name: str) -> ModelCode:
     return code
 
 
-def open_instance(spec: ModelSpec, placement: Placement) -> PythonInstance:
+def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | None = None) -> PythonInstance:
     """Loads a model and makes an instance of it.
+
+    Args:
+        spec: The model version.
+        placement: Where the instance is.
+        calls: The server, for the model's calls; None where it can't make any.
 
     Raises:
         ConchError: The model can't be loaded, or its `initialize` failed.
     """
     _only_cpu_inputs(spec)
-    code = load_code(spec.name, spec.version_directory, spec.model_file)
+    caller = Caller(calls, placement.name, spec)
+    code = load_code(spec.name, spec.version_directory, spec.model_file, caller)
     try:
         model = code.module.TritonPythonModel()
         if hasattr(model, "initialize"):
             model.initialize(_arguments(spec, placement))
     except BaseException as error:
+        caller.close()
         code.close()
         raise InternalError(describe(error)) from error
     kind = AsyncPythonInstance if inspect.iscoroutinefunction(model.execute) else PythonInstance
-    return kind(spec, placement, code, model)
+    return kind(spec, placement, code, model, caller)
 
 
 def _only_cpu_inputs(spec: ModelSpec) -> bool:
@@ -106,8 +128,11 @@ def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
 class PythonInstance(BackendInstance):
     """Runs batches on a model's object, on the thread that calls."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any) -> None:
+    def __init__(
+        self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any, caller: Caller
+    ) -> None:
         self._name = placement.name
+        self._caller = caller
         self._code = code
         self._model = model
         self._execute = model.execute
@@ -135,7 +160,8 @@ class PythonInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> Sequence[CoreResponse | None] | None:
         """Runs a batch; see `BackendInstance.execute`."""
-        context = self._context
+        context, caller = self._context, self._caller
+        caller.running, caller.thread = batch, get_ident()
         requests = [ReceivedRequest(core, batch, context) for core in batch.requests]
         if self._iterative:
             _resume(requests)
@@ -150,7 +176,7 @@ class PythonInstance(BackendInstance):
         try:
             returned = self._execute(requests)
             if type(returned) is not list and inspect.isawaitable(returned):
-                returned = self._await(requests, returned)
+                returned = self._await(batch, requests, returned)
             batch.compute_output_start_ns = monotonic_ns()
             if self._decoupled:
                 self._check_decoupled(returned)
@@ -163,6 +189,12 @@ class PythonInstance(BackendInstance):
             return responses
         except BaseException as error:  # the thread is the server's, whatever a model raises
             raise self._failure(requests, error) from None
+        finally:
+            caller.running = None
+
+    def leave_shaping(self, spec: ModelSpec) -> None:
+        """Leaves what senders send as the model made it: whoever gets it gives it its shape for clients."""
+        self._context.leave_shaping(spec)
 
     def close(self) -> None:
         """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
@@ -177,6 +209,7 @@ class PythonInstance(BackendInstance):
             log.exception("finalize of model '%s' failed", self._name)
         finally:
             self.readiness = self._check = None
+            self._caller.close()
             del self._model, self._execute
             self._code.close()
 
@@ -231,11 +264,12 @@ class PythonInstance(BackendInstance):
                 f"return None."
             )
 
-    def _await(self, requests: list[ReceivedRequest], awaitable: Any) -> Any:
+    def _await(self, batch: Batch, requests: list[ReceivedRequest], awaitable: Any) -> Any:
         """The result of a coroutine; None at once for a decoupled model, whose coroutine goes on."""
         if self._loop is None:
             self._loop = EventLoop(self._name)
-        future = self._loop.run(awaitable)
+        with self._caller.coroutine(batch):
+            future = self._loop.run(awaitable)
         if self._decoupled:
 
             def finished(future: Future[Outcome]) -> None:
@@ -254,16 +288,18 @@ class PythonInstance(BackendInstance):
             raise error
         return returned
 
-    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> InternalError:
+    def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> ConchError:
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
         what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
         message = f"Failed to process the request(s) for model '{self._name}', message: {what}"
-        log.error("%s", message)
+        ended = isinstance(error, CallsEnded)
+        if not ended:
+            log.error("%s", message)
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:
                 request._sender._fail(message)
-        return InternalError(message)
+        return CancelledError(str(error)) if ended else InternalError(message)
 
 
 def _check_rescheduled(requests: list[ReceivedRequest], returned: list[Any]) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+_PREFIX = "conch_model_"
 _packages: dict[str, ModelCode] = {}
 _path_users: dict[str, int] = {}
 _path_added: set[str] = set()
@@ -33,23 +34,33 @@ _numbers = itertools.count()
 class ModelCode:
     """The modules of one load of a model.
 
+    Args:
+        name: The model's name.
+        version_directory: Where the model's file is.
+        file_name: The name of the file.
+        owner: On whose behalf the modules run; see `owner_of`.
+
     Attributes:
         version_directory: Where the model's file is.
         module: The model's module.
+        owner: On whose behalf the modules run, or None.
 
     Raises:
         FileNotFoundError: There is no such file.
         BaseException: Whatever the file raises.
     """
 
-    def __init__(self, name: str, version_directory: Path, file_name: str) -> None:
+    def __init__(
+        self, name: str, version_directory: Path, file_name: str, owner: object | None = None
+    ) -> None:
         path = version_directory / file_name
         if not path.is_file():
             raise FileNotFoundError(path)
         self.version_directory = version_directory
+        self.owner = owner
         self._directories = [str(version_directory), str(version_directory.parent)]
         slug = re.sub(r"\W", "_", f"{name}_{version_directory.name}")
-        self.package = f"conch_model_{slug}_{next(_numbers)}"
+        self.package = f"{_PREFIX}{slug}_{next(_numbers)}"
         self._owned: dict[str, bool] = {}
         self.builtins = {**vars(builtins), "__import__": self._import}
         with _lock:
@@ -168,6 +179,23 @@ def directory_of(module_name: str) -> Path | None:
     """The version directory of the model a module belongs to; None if it is not a model's."""
     code = _packages.get(module_name.partition(".")[0])
     return None if code is None else code.version_directory
+
+
+def is_model_module(module_name: str) -> bool:
+    """Whether a module belongs to a model, one that is loaded or one that was."""
+    return module_name.startswith(_PREFIX)
+
+
+def owner_of(module_name: str) -> object | None:
+    """On whose behalf a model's module runs; None if it is not a model's, or the model's no more."""
+    code = _packages.get(module_name.partition(".")[0])
+    return None if code is None else code.owner
+
+
+def owners() -> list[object]:
+    """On whose behalf the modules of all loaded models run."""
+    with _lock:
+        return [code.owner for code in _packages.values() if code.owner is not None]
 
 
 def _installed(top: str) -> bool:

@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from conch.backends.python.errors import TritonModelException
-from conch.core.custom_metrics import FAMILIES, CustomMetric, Kind
+from conch.core.custom_metrics import FAMILIES, CustomFamilies, CustomMetric, Kind
 from conch.core.errors import ConchError
+
+_families: CustomFamilies = FAMILIES
+
+
+def keep_metrics_in(families: CustomFamilies) -> None:
+    """Says where the metrics of all models of this process are kept from now on, if not in the process."""
+    global _families
+    _families = families
+
 
 _KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
 
@@ -63,7 +72,7 @@ class MetricFamily:
         if kind not in range(len(_KINDS)):
             raise TritonModelException("Unknown metric kind")
         with _errors("Error when creating MetricFamily"):
-            self._family = FAMILIES.family(name, _KINDS[kind], description)
+            self._family = _families.family(name, _KINDS[kind], description)
 
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None

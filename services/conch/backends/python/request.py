@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from conch.backends.padding import Padder
-from conch.backends.python.errors import TritonModelException, not_supported
-from conch.backends.python.response import InferenceResponse
+from conch.backends.python.awaiting import awaited, awaited_responses
+from conch.backends.python.call import WaitingCall
+from conch.backends.python.caller import current_caller, find_caller
+from conch.backends.python.errors import TritonModelException
+from conch.backends.python.response import InferenceResponse, check_parameters
+from conch.backends.python.responses import ResponseIterator
 from conch.backends.python.sender import ResponseSender, SenderContext
 from conch.backends.python.tensor import Tensor
 from conch.backends.python.types import (
@@ -46,6 +50,7 @@ class InferenceRequest:
     """A request: one that a model received, or one that it makes for another model."""
 
     __slots__ = (
+        "_caller",
         "_correlation_id",
         "_flags",
         "_inputs",
@@ -54,8 +59,10 @@ class InferenceRequest:
         "_model_version",
         "_outputs",
         "_parameters",
+        "_priority",
         "_request_id",
         "_timeout",
+        "_trace",
     )
 
     def __init__(
@@ -71,17 +78,43 @@ class InferenceRequest:
         preferred_memory: PreferredMemory | None = None,
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        priority: int = 0,
     ) -> None:
+        if not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
+        if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
+            raise TritonModelException(
+                f"Correlation ID must be an integer of 64 bits that is not below 0, not {correlation_id}"
+            )
+        if not isinstance(timeout, int) or timeout < 0:
+            raise TritonModelException(
+                f"timeout must be a whole number of microseconds, and not below 0, not {timeout!r}"
+            )
+        if preferred_memory is not None and not isinstance(preferred_memory, PreferredMemory):
+            raise TypeError(f"preferred_memory must be a PreferredMemory, not {type(preferred_memory)}")
+        if parameters is not None:
+            check_parameters(parameters)
         self._model_name = model_name
         self._outputs = list(requested_output_names)
         self._inputs = list(inputs)
+        for tensor in self._inputs:
+            if tensor is None:
+                raise TritonModelException(
+                    f"Input tensor for request with id '{request_id}' and model name '{model_name}' should "
+                    f"not be empty."
+                )
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"the inputs of an InferenceRequest must be tensors, found {type(tensor)}")
         self._request_id = request_id
         self._correlation_id = correlation_id
         self._model_version = model_version
         self._flags = flags
         self._timeout = timeout
         self._memory = preferred_memory or PreferredMemory(TRITONSERVER_MEMORY_CPU)
+        self._trace = trace
+        self._priority = priority
         self._parameters: Mapping[str, Parameter] = parameters or {}
+        self._caller = find_caller()
 
     def inputs(self) -> list[Tensor]:
         """The input tensors."""
@@ -121,7 +154,7 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """The trace it belongs to."""
-        return InferenceTrace()
+        return self._trace or InferenceTrace()
 
     def is_cancelled(self) -> bool:
         """Whether the client no longer waits."""
@@ -136,12 +169,33 @@ class InferenceRequest:
         raise TritonModelException("Only a request that was received can have release flags.")
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Runs the request on another model; not there yet."""
-        raise not_supported("Running a request on another model (InferenceRequest.exec)")
+        """Runs the request on its model and waits.
 
-    async def async_exec(self, decoupled: bool = False) -> Any:
-        """Runs the request on another model; not there yet."""
-        raise not_supported("Running a request on another model (InferenceRequest.async_exec)")
+        Args:
+            decoupled: Whether it may have any number of responses.
+
+        Returns:
+            The response, possibly an error; with `decoupled` an iterator of all responses.
+
+        Raises:
+            TritonModelException: The model that calls can't call others from here.
+        """
+        caller = self._caller or current_caller()
+        if decoupled:
+            return ResponseIterator(caller, self)
+        return WaitingCall(caller, self, False).run()
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """Begins to run the request on its model, for a coroutine that waits for what `exec` returns.
+
+        Raises:
+            TritonModelException: The model that calls can't call others from here.
+            RuntimeError: It is not called in a coroutine.
+        """
+        caller = self._caller or current_caller()
+        if decoupled:
+            return awaited_responses(caller, self)
+        return awaited(caller, self)
 
 
 class ReceivedRequest(InferenceRequest):
@@ -155,6 +209,33 @@ class ReceivedRequest(InferenceRequest):
         self._context = context
         self._sender: ResponseSender | None = None
         self._tensors: dict[str, Tensor] | None = None
+
+    def trace(self) -> InferenceTrace:
+        """The trace it belongs to."""
+        return InferenceTrace()
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Runs the same request again, on the model that has received it."""
+        return self._again().exec(decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """The same, for a coroutine."""
+        return self._again().async_exec(decoupled)
+
+    def _again(self) -> InferenceRequest:
+        core = self._core
+        return InferenceRequest(
+            core.model_name,
+            core.requested or (),
+            self.inputs(),
+            core.id,
+            core.correlation_id,
+            int(core.model_version or -1),
+            self.flags(),
+            core.timeout_us,
+            parameters=dict(core.parameters or {}),
+            priority=core.priority,
+        )
 
     def _by_name(self) -> dict[str, Tensor]:
         tensors = self._tensors

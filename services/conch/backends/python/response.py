@@ -30,7 +30,7 @@ class InferenceResponse:
         self._tensors = output_tensors
         self._error = error
         if parameters is not None:
-            _check_parameters(parameters)
+            check_parameters(parameters)
         self._parameters = parameters
 
     def output_tensors(self) -> list[Tensor]:
@@ -50,7 +50,12 @@ class InferenceResponse:
         return dict(self._parameters or {})
 
 
-def _check_parameters(parameters: object) -> None:
+def check_parameters(parameters: object) -> None:
+    """Checks what a model gives as the parameters of a request or a response.
+
+    Raises:
+        TritonModelException: They can't be any; the text is Triton's.
+    """
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import Converter, InferenceResponse
@@ -12,6 +13,7 @@ from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.scheduler.sequence.state import SequenceStates
+from conch.core.spec import ModelSpec
 
 
 class SenderContext:
@@ -63,6 +65,11 @@ class SenderContext:
         self.states = states
         self.reschedules = reschedules
         self.rescheduled = False
+
+    def leave_shaping(self, spec: ModelSpec) -> None:
+        """Has responses sent as the model made them; see `PythonInstance.leave_shaping`."""
+        self.shaper = Shaper(replace(spec, inputs=(), outputs=(), padding=None))
+        self.states = None
 
 
 class ResponseSender:

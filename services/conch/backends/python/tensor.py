@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,21 @@ from conch.core.tensor import Tensor as CoreTensor
 _CPU = (dlpack.CPU, 0)
 _DEFAULT_STREAM = 1  # which our copies are in order with
 _LARGE = 64 * 1024
+
+
+class Copies(Protocol):
+    """Where bytes are counted that had to be copied; a batch is one."""
+
+    bytes_copied: int
+
+
+class _Uncounted:
+    """Where copies are counted that belong to no batch."""
+
+    __slots__ = ("bytes_copied",)
+
+    def __init__(self) -> None:
+        self.bytes_copied = 0
 
 
 class Tensor:
@@ -38,7 +53,7 @@ class Tensor:
             self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
         except UnsupportedError as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
-        self._batch: Batch | None = None
+        self._batch: Copies | None = None
 
     @classmethod
     def _received(cls, core: CoreTensor, batch: Batch) -> Tensor:
@@ -52,6 +67,41 @@ class Tensor:
         """The core's tensor in memory the model can't write to: a copy, unless it is an input as it came."""
         core = self._core
         return core if self._batch is not None else core.detached(core.name)
+
+    def _lent(self) -> CoreTensor:
+        """The core's tensor for a request to another model, which has it as long as that takes."""
+        core = self._core
+        if core.datatype == "BYTES" and not core.has_data:
+            return CoreTensor(core.name, "BYTES", core.shape, core.data)  # its array may hold anything
+        return core.detached(core.name) if core.shared and not core.on_device else core
+
+    @classmethod
+    def _answered(cls, core: CoreTensor, on_device: bool) -> Tensor:
+        """A copy of a tensor that another model has answered, in memory that nobody else has.
+
+        Args:
+            core: The tensor.
+            on_device: Whether it may stay on its device.
+        """
+        tensor = cls._of(core)
+        if core.writable:
+            tensor._batch = _Uncounted()
+            return tensor  # nobody else has its memory as it is
+        if isinstance(core, DeviceTensor) and core.on_device:
+            if on_device and (memory := core.memory.another(core.nbytes)) is not None:
+                memory.write([core.memory])
+                tensor._core = DeviceTensor(core.name, core.datatype, core.shape, memory)
+                return tensor
+            core = core.detached(core.name)
+        dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
+        data = core.data
+        if dtype is None or type(data) is bytes:
+            tensor._core = CoreTensor(core.name, core.datatype, core.shape, bytes(data))
+            tensor._batch = _Uncounted()  # copied when an array is wanted
+        else:
+            array = _array_of(core, dtype)
+            tensor._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
+        return tensor
 
     def name(self) -> str:
         """The tensor's name."""
@@ -82,15 +132,18 @@ class Tensor:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if batch is None:
             return core.numpy()
+        array: Array
+        if core.writable:
+            # In a worker, whose memory the inputs have been copied to.
+            array = core.numpy()
+            self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
+            self._batch = None
+            return array
         dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
         if dtype is None:
-            array: Array = core.numpy().copy()
-        elif core.nbytes < _LARGE:
-            # A bytearray is a copy and writable; for small tensors it is faster than copying an array.
-            array = np.ndarray(core.shape, dtype, bytearray(core.data))
+            array = core.numpy().copy()
         else:
-            # Copied as bytes: numpy then does it at once and without the interpreter's lock.
-            array = np.frombuffer(core.data, np.uint8).copy().view(dtype).reshape(core.shape)
+            array = _array_of(core, dtype)
         batch.bytes_copied += array.nbytes
         self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
         self._batch = None
@@ -170,6 +223,15 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self._core.name!r}, {self.triton_dtype()}, {list(self._core.shape)})"
+
+
+def _array_of(core: CoreTensor, dtype: np.dtype[Any]) -> Array:
+    """A copy of a tensor's elements that may be written to."""
+    if core.nbytes < _LARGE:
+        # A bytearray is a copy and writable; for small tensors it is faster than copying an array.
+        return np.ndarray(core.shape, dtype, bytearray(core.data))
+    # Copied as bytes: numpy then does it at once and without the interpreter's lock.
+    return np.frombuffer(core.data, np.uint8).copy().view(dtype).reshape(core.shape)
 
 
 def _on_device(name: str, source: Any) -> DeviceTensor:

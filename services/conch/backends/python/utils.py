@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 from conch.backends.python.config import ModelConfig
-from conch.backends.python.errors import TritonError, TritonModelException, not_supported
+from conch.backends.python.errors import TritonError, TritonModelException
 from conch.backends.python.loading import directory_of
 from conch.backends.python.logger import Logger, LogLevel
 from conch.backends.python.metrics import MetricFamily
+from conch.backends.python.models import is_model_ready, load_model, unload_model
 from conch.backends.python.request import (
     InferenceRequest,
     InferenceTrace,
@@ -17,6 +17,7 @@ from conch.backends.python.request import (
     get_output_tensor_by_name,
 )
 from conch.backends.python.response import InferenceResponse
+from conch.backends.python.responses import ResponseIterator
 from conch.backends.python.sender import ResponseSender
 from conch.backends.python.tensor import Tensor
 from conch.backends.python.types import (
@@ -58,6 +59,7 @@ __all__ = [
     "MetricFamily",
     "ModelConfig",
     "PreferredMemory",
+    "ResponseIterator",
     "ResponseSender",
     "Tensor",
     "TritonError",
@@ -93,18 +95,3 @@ def get_model_dir() -> str:
             return str(directory)
         frame = frame.f_back  # type: ignore[assignment]
     raise TritonModelException("get_model_dir must be called from a model.")
-
-
-def load_model(model_name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-    """Loads a model; not there yet."""
-    raise not_supported("Loading a model from a model (load_model)")
-
-
-def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unloads a model; not there yet."""
-    raise not_supported("Unloading a model from a model (unload_model)")
-
-
-def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model is ready; not there yet."""
-    raise not_supported("Asking for another model's readiness (is_model_ready)")

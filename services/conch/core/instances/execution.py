@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
-from conch.core.backend import BackendInstance
+from conch.core.backend import BackendInstance, Outcome
 from conch.core.clock import Clock
 from conch.core.errors import (
     CancelledError,
@@ -17,7 +18,8 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
-from conch.core.instances.answers import OpenAnswers
+from conch.core.instances.answers import Execution, OpenAnswers
+from conch.core.instances.begun import Begun
 from conch.core.instances.retry import retry_after_ms
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -33,6 +35,10 @@ _NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
     "handle such a flag."
 )
+
+
+class _Failures(list[InferenceResponse | None]):
+    """The responses to a batch that failed as a whole."""
 
 
 class Executor:
@@ -80,23 +86,81 @@ class Executor:
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
         """Runs a batch on an instance; never raises, every request of the batch gets an answer."""
-        clock = self._clock
-        requests = batch.requests
-        batch.compute_start_ns = clock()
+        if instance.begins:
+            came = threading.Event()
+            begun = self.begin(instance, batch, lambda _: came.set())
+            came.wait()
+            begun.finish()
+            begun.release()
+            return
+        times = self._start(batch)
+        execution = self.open.begin(batch) if self._decoupled else None
+        outcome: Outcome
+        try:
+            outcome = instance.execute(batch)
+        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
+            outcome = self._failures(batch, error)
+        self._finish(batch, times, execution, outcome)
+
+    def begin(self, instance: BackendInstance, batch: Batch, then: Callable[[Begun], None]) -> Begun:
+        """Begins a batch on an instance with `begins`; never raises.
+
+        Args:
+            instance: The instance.
+            batch: The batch.
+            then: Called once, from any thread and possibly before this returns, when the batch has run: the
+                callee is to have it finished, which answers its requests.
+        """
+        times = self._start(batch)
+        execution = self.open.begin(batch) if self._decoupled else None
+        begun = Begun(instance, batch, times, execution, self._finish, then)
+        try:
+            instance.begin(batch, begun)
+        except BaseException as error:
+            if not begun.settle(error):
+                log.exception("model '%s' failed after it had answered a batch", self._spec.name)
+        if self.cancels:
+            # Who was cancelled before the instance could say whom to tell of it.
+            for request in batch.requests:
+                if request.cancelled:
+                    self.tell_cancelled(request)
+        return begun
+
+    def tell_cancelled(self, request: InferenceRequest) -> None:
+        """Lets the instance that runs a request know that it was cancelled, if it wants to."""
+        try:
+            request.tell_cancelled()
+        except Exception:
+            log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
+
+    def _start(self, batch: Batch) -> RunTimes | None:
+        """What comes before a batch runs."""
+        batch.compute_start_ns = self._clock()
         # Some may be answered before the model returns.
         times = note_run(batch) if self._statistics.watched else None
-        shaper = self._shaper
-        if shaper.reshapes_inputs:
-            self._shape_inputs(requests)
-        if self._decoupled:
-            self._run_decoupled(instance, batch, times)
+        if self._shaper.reshapes_inputs:
+            self._shape_inputs(batch.requests)
+        return times
+
+    def _finish(
+        self, batch: Batch, times: RunTimes | None, execution: Execution | None, outcome: Outcome
+    ) -> None:
+        """What comes after a batch has run."""
+        if execution is not None:
+            self._finish_decoupled(batch, times, execution, outcome)
             return
-        responses = self._execute(instance, batch)
+        requests = batch.requests
+        shaper = self._shaper
+        responses: Sequence[InferenceResponse | None]
+        if type(outcome) is list and len(outcome) == len(requests):
+            responses = outcome
+        else:
+            responses = self._checked(batch, outcome)
         if self._sequences:
             requests, responses = self._sequence(batch, responses)
         failed: list[InferenceRequest] = []
         apart = self.cancels and any(request.cancelled for request in requests)
-        now = batch.compute_end_ns = clock()
+        now = batch.compute_end_ns = self._clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
         if not batch.compute_output_start_ns:
@@ -127,21 +191,12 @@ class Executor:
         except Exception:  # must not keep the others of the batch from their answers, nor end the thread
             log.exception("a response of model '%s' could not be handed over", request.model_name)
 
-    def _execute(self, instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None]:
-        try:
-            return self._checked(batch, instance.execute(batch))
-        except BaseException as error:  # a model that calls sys.exit() must not end the server's thread
-            return self._failures(batch, error)
-
-    def _run_decoupled(self, instance: BackendInstance, batch: Batch, times: RunTimes | None) -> None:
-        """Runs a batch whose requests answer for themselves, possibly after this."""
-        execution = self.open.begin(batch)
-        failed = False
-        try:
-            responses = self._checked(batch, instance.execute(batch))
-        except BaseException as error:
-            responses = self._failures(batch, error)
-            failed = True
+    def _finish_decoupled(
+        self, batch: Batch, times: RunTimes | None, execution: Execution, outcome: Outcome
+    ) -> None:
+        """The same for a batch whose requests answer for themselves, possibly after this."""
+        responses = self._checked(batch, outcome)
+        failed = type(responses) is _Failures
         now = batch.compute_end_ns = self._clock()
         execution.end(now, failed)
         if times is not None:
@@ -159,18 +214,23 @@ class Executor:
                     self._shape(request, response)
                 self._respond(request, response)
 
-    def _checked(
-        self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
-    ) -> Sequence[InferenceResponse | None]:
+    def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
         """One response, or None, for each request."""
-        if responses is None:
+        if outcome is None:
             return [None] * len(batch.requests)
-        if len(responses) != len(batch.requests):
+        if type(outcome) is _Failures:
+            return outcome
+        if isinstance(outcome, BaseException):
+            return self._failures(batch, outcome)
+        try:
+            if len(outcome) == len(batch.requests):
+                return outcome
             raise InternalError(
-                f"backend of model '{self._spec.name}' returned {len(responses)} responses for "
+                f"backend of model '{self._spec.name}' returned {len(outcome)} responses for "
                 f"{len(batch.requests)} requests"
             )
-        return responses
+        except Exception as error:  # also something that is no sequence
+            return self._failures(batch, error)
 
     def _count_apart(
         self,
@@ -299,8 +359,8 @@ class Executor:
             log.error("model '%s' failed to execute", self._spec.name, exc_info=error)
         return as_conch_error(error)
 
-    def _failures(self, batch: Batch, error: BaseException) -> Sequence[InferenceResponse]:
+    def _failures(self, batch: Batch, error: BaseException) -> _Failures:
         shown = without_traceback(self._shown(error))
         for request in batch.requests:
             request.rescheduled = False
-        return [InferenceResponse([], shown) for _ in batch.requests]
+        return _Failures(InferenceResponse([], shown) for _ in batch.requests)

@@ -98,11 +98,15 @@ class LimitedRunner(Runner):
             self._tell()
 
     def _execute_limited(self, instance: BackendInstance, batch: Batch) -> None:
+        self._settle_before()
+        self._executor.run(instance, batch)
+
+    def _settle_before(self) -> None:
+        """Called before a batch runs, with no lock held."""
         if self._untold:
             self._tell()
         if self._asking:
             self._settle()  # this batch may have been all that others were asking for
-        self._executor.run(instance, batch)
 
     def _rest_limited(self, instance: BackendInstance) -> None:
         """Gives resources back when a batch is done, asking for them again where there is more to do."""

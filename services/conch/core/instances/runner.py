@@ -103,7 +103,7 @@ class Runner:
         self._timed_ns = NEVER  # until when a thread sleeps that is then to look again
         self._promised = False
         self._closing = False
-        self._leads = executor.may_be_led and all(instance.leads for instance in instances)
+        self._leads = self._may_be_led(instances)
         self._executing = 0
         self._open = executor.open  # answered by the model itself, possibly after their batch
         self._open.on_none = self._answered
@@ -172,14 +172,15 @@ class Runner:
         """Keeps a promise on the calling thread: runs batches until nothing is ready.
 
         Args:
-            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit.
+            budget_ns: Nanoseconds after which no further batch is begun; None for no such limit. With 0 it
+                is one batch, and others are woken for what is left, as without a limit.
 
         Returns:
             Whether the budget was used up and the promise given again.
         """
         with self._lock:
             self._promised = False
-            work = self._take(budget_ns is None)
+            work = self._take(not budget_ns)
             if work is None:
                 return False
             instance, batch = work
@@ -315,21 +316,19 @@ class Runner:
         with self._lock:
             going: list[BackendInstance] = []
             for candidates, count in surplus:
-                going += sorted(reversed(candidates), key=lambda one: one not in self._idle)[:count]
+                going += sorted(reversed(candidates), key=self._rank)[:count]
             for instance in going:
-                if instance in self._idle:
-                    self._idle.remove(instance)
-                    self._count -= 1
-                else:
+                if self._rank(instance) > 0:
                     self._retiring.append(instance)
-            self._idle += added
+                else:
+                    self._withdraw(instance)
+                    self._count -= 1
+            self._put(added)
             self._count += len(added)
             self._by_number = {number: one for number, one in self._by_number.items() if one not in going}
             self._by_number |= enumerate(added, self._next_number)
             self._next_number += len(added)
-            self._leads = self._executor.may_be_led and all(
-                instance.leads for instance in self._by_number.values()
-            )
+            self._leads = self._may_be_led(self._by_number.values())
             self._choose_rest()
             self._wake_if_due(self._clock())
             return going
@@ -350,7 +349,27 @@ class Runner:
             self._choose_rest()
             self._drained.notify_all()
         else:
-            self._idle.append(instance)
+            self._put((instance,))
+
+    def _put(self, instances: Iterable[BackendInstance]) -> None:
+        """Puts instances that run nothing to the idle ones; called with the lock held."""
+        self._idle += instances
+
+    def _rank(self, instance: BackendInstance) -> int:
+        """Which instances are to go first; those that run something have a rank above 0."""
+        return instance not in self._idle
+
+    def _withdraw(self, instance: BackendInstance) -> None:
+        """Takes an instance out that runs nothing."""
+        self._idle.remove(instance)
+
+    def _rests(self) -> int:
+        """How many instances run nothing."""
+        return len(self._idle)
+
+    def _may_be_led(self, instances: Iterable[BackendInstance]) -> bool:
+        """Whether threads that received requests may run their batches."""
+        return self._executor.may_be_led and all(instance.leads for instance in instances)
 
     def _settle(self) -> None:
         """Called without the lock when requests may have left the queue without running."""
@@ -360,8 +379,9 @@ class Runner:
         return not (self._scheduler.pending or self._scheduler.held)
 
     def _is_drained(self) -> bool:
-        idle = len(self._idle) == self._count
-        return idle and self._is_empty() and not (self._unanswered or self._open.count)
+        return (
+            self._rests() == self._count and self._is_empty() and not (self._unanswered or self._open.count)
+        )
 
     def _answered(self) -> None:
         """Looks again whether it is drained, as no request is left that the model answers itself."""

@@ -1,0 +1,305 @@
+"""Requests that models make of other models, from the request to its answers.
+
+A call goes to the scheduler of its model like any client's request. Whoever waits for it looks up from time
+to time: the waiting ends when nobody waits for the caller itself any more, and when it would last for ever.
+
+**Leading.** A thread that waits for a short batch of an idle instance runs that batch itself, so that a
+chain of small models has no hop from thread to thread. It does not where it would hold up others, or be
+noticed by the model:
+
+- coroutines never lead: their loop must go on;
+- models whose batches are not known to be short are left to their own threads, and so are those that only a
+  thread of their own may run, decoupled ones and ensembles;
+- it leads one batch and no more, and has others woken for what is left: nobody looks after a thread that
+  leads in the middle of an execution. What it has promised to lead later, for an ensemble, is handed over
+  before, as the call may need it;
+- nobody leads where torch is loaded: its modes and streams belong to a thread, and the caller's are not the
+  other model's. Of context variables the model that is called sees none of the caller's.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING
+
+from conch.backends.python.caller import Caller
+from conch.backends.python.errors import CallsEnded, TritonError, as_triton_error
+from conch.backends.python.response import InferenceResponse
+from conch.backends.python.stuck import STUCK, waits_for_ever
+from conch.backends.python.tensor import Tensor
+from conch.backends.python.types import (
+    TRITONSERVER_MEMORY_GPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+)
+from conch.core.clock import monotonic_ns
+from conch.core.ensemble.leading import Lead
+from conch.core.errors import ConchError, InternalError, NotFoundError, as_conch_error
+from conch.core.request import InferenceRequest as CoreRequest
+from conch.core.request import InferenceResponse as CoreResponse
+from conch.core.servable import Leadable, Servable
+
+if TYPE_CHECKING:
+    from conch.backends.python.request import InferenceRequest
+
+FIRST_LOOK_S = 0.02
+"""How long one waits before looking up for the first time; then twice as long each time."""
+
+LONGEST_LOOK_S = 0.25
+"""How long one waits at most before looking up again."""
+
+Answer = tuple[InferenceResponse | None, bool]
+"""An answer, or None for a final flag with nothing to say; and whether it is the last."""
+
+
+Wait = Callable[[Callable[[], bool], float], object]
+"""Waits until something has come, but no longer than so many seconds."""
+
+
+class Call:
+    """One request to another model; subclasses say what becomes of its answers.
+
+    Args:
+        caller: Who calls.
+        request: The request.
+        decoupled: Whether it may have any number of responses.
+
+    Attributes:
+        caller: Who calls.
+        core: The request as the core has it.
+        parents: The requests for which it is made; None where that is not known.
+        since_ns: When it was made.
+    """
+
+    __slots__ = ("__weakref__", "_decoupled", "_gpu", "caller", "core", "parents", "since_ns")
+
+    def __init__(self, caller: Caller, request: InferenceRequest, decoupled: bool) -> None:
+        self.caller = caller
+        self._decoupled = decoupled
+        self._gpu = request.preferred_memory().preferred_memory_type() == TRITONSERVER_MEMORY_GPU
+        self.parents = caller.callers()
+        self.since_ns = monotonic_ns()
+        self.core = self._made(request)
+
+    def _made(self, request: InferenceRequest) -> CoreRequest:
+        version = request._model_version
+        core = CoreRequest(
+            request._model_name,
+            "" if version == -1 else str(version),
+            {tensor.name(): tensor._lent() for tensor in request.inputs()},
+            self._respond,
+            self.since_ns,
+            request.request_id(),
+            tuple(request._outputs) or None,
+            dict(request._parameters) or None,
+        )
+        core.timeout_us = request.timeout()
+        core.correlation_id = request.correlation_id()
+        flags = request.flags()
+        core.sequence_start = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+        core.sequence_end = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+        core.priority = request._priority
+        core.deadline_ns = self._deadline()
+        return core
+
+    def _deadline(self) -> int | None:
+        """When nobody waits for the caller any more: when the last of its requests has to be answered."""
+        deadlines = [0]
+        for parent in self.parents or ():
+            if not parent.filler:
+                if parent.deadline_ns is None or parent.answered:
+                    return None
+                deadlines.append(parent.deadline_ns)
+        return max(deadlines) or None
+
+    def begin(self, may_lead: bool) -> Leadable | None:
+        """Submits it; what is wrong with it becomes its answer.
+
+        Returns:
+            What the caller has to lead or hand over soon, only if it may lead.
+
+        Raises:
+            TritonModelException: The caller can't call the server.
+        """
+        server = self.caller.server
+        self.caller.opened(self)
+        lead = Lead.current()
+        if lead is not None:
+            lead.hand_over()
+        core = self.core
+        name = core.model_name
+        try:
+            model = self._find(name)
+            if model.spec.decoupled and not self._decoupled:
+                raise InternalError(
+                    f"Model {name} is using the decoupled. The current BLS request call doesn't support "
+                    f"models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
+                    f"the 'exec' or 'async_exec' calls for decoupled models.'"
+                )
+            return server.submit(core, may_lead, model)
+        except Exception as error:
+            shown = as_triton_error(as_conch_error(error))
+            text = f"Model {name} - Error when running inference: {shown.message()}"
+            self.end(TritonError(text, shown.code()))
+            return None
+
+    def _find(self, name: str) -> Servable:
+        """The model for it, in the caller's namespace or any other."""
+        error: ConchError = NotFoundError("")
+        if not self.core.model_version.startswith("-"):
+            for known_as in self.caller.names(name):
+                self.core.model_name = known_as
+                try:
+                    return self.caller.server.find(self.core)
+                except ConchError as not_found:
+                    error = not_found
+        raise type(error)(f"Failed for execute the inference request. Model '{name}' is not ready.") from None
+
+    def cancel(self) -> None:
+        """Says that nobody waits for it any more."""
+        self.caller.server.cancel(self.core)
+
+    def abandon(self) -> None:
+        """Cancels it, and ends the waiting for it at once; see `caller.OpenCall`."""
+        try:
+            self.caller.cancel(self.core)
+        finally:
+            name = self.caller.name
+            self.end(TritonError(f"model instance '{name}' has been unloaded", TritonError.CANCELLED))
+
+    def _respond(self, request: CoreRequest, response: CoreResponse | None, final: bool) -> None:
+        """Takes an answer; the responder of the request.
+
+        The tensors are copied here: the model, or the cache, has their memory again when this returns.
+        """
+        answer: InferenceResponse | None = None
+        if response is not None:
+            if response.error is not None:
+                answer = InferenceResponse(error=as_triton_error(response.error))
+            else:
+                tensors = [Tensor._answered(tensor, self._gpu) for tensor in response.outputs]
+                answer = InferenceResponse(tensors, None, dict(response.parameters or {}))
+        if final:
+            self.caller.ended(self)
+        self.take((answer, final))
+
+    def end(self, error: TritonError) -> None:
+        """Answers it with an error of our own, finally."""
+        self.caller.ended(self)
+        self.take((InferenceResponse(error=error), True))
+
+    def take(self, answer: Answer) -> None:
+        """Takes an answer; called from any thread, and possibly again after the last one."""
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """To be called now and then while somebody waits for it.
+
+        Raises:
+            CallsEnded: Nobody waits for the caller any more; the call has been cancelled.
+        """
+        parents = self.parents
+        if not parents:
+            return
+        now = monotonic_ns()
+        for parent in parents:
+            if not parent.filler and (parent.answered or not parent.is_abandoned(now)):
+                return
+        self.caller.ended(self)
+        self.cancel()
+        raise CallsEnded(
+            f"model instance '{self.caller.name}' waits for model '{self.core.model_name}', and nobody waits "
+            f"for its own answer any more"
+        )
+
+
+class WaitingCall(Call):
+    """A call for whose answers a thread waits."""
+
+    __slots__ = ("_answers", "_seen")
+
+    def __init__(self, caller: Caller, request: InferenceRequest, decoupled: bool) -> None:
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._seen: frozenset[Call] = frozenset()
+        super().__init__(caller, request, decoupled)
+
+    def take(self, answer: Answer) -> None:
+        """See `Call.take`."""
+        self._answers.put(answer)
+
+    def run(self) -> InferenceResponse:
+        """Submits it, possibly runs its batch, and gives its only answer.
+
+        Raises:
+            CallsEnded: Nobody waits for the caller any more.
+            TritonModelException: The caller can't call the server.
+        """
+        waiting = self.caller.begins_to_wait(self)
+        try:
+            leadable = self.begin(may_lead="torch" not in sys.modules)
+            if leadable is not None and not self._led(leadable):
+                leadable.hand_over()
+            answer, _ = self._wait()
+        finally:
+            if waiting:
+                self.caller.waiting = None
+        return InferenceResponse() if answer is None else answer
+
+    @staticmethod
+    def _led(leadable: Leadable) -> bool:
+        """Runs a batch if that is short; whether nothing is left to do."""
+        if type(leadable) is Lead or not leadable.fast:
+            return False
+        return not Context().run(leadable.lead, 0)
+
+    def next(self) -> Answer:
+        """The next answer.
+
+        Raises:
+            CallsEnded: Nobody waits for the caller any more.
+        """
+        waiting = self.caller.begins_to_wait(self)
+        try:
+            return self._wait()
+        finally:
+            if waiting:
+                self.caller.waiting = None
+
+    def next_if_there(self) -> Answer | None:
+        """The next answer if it has come."""
+        try:
+            return self._answers.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _wait(self) -> Answer:
+        patience = FIRST_LOOK_S
+        while True:
+            answer = self._get(patience)
+            if answer is not None:
+                return answer
+            patience = min(2 * patience, LONGEST_LOOK_S)
+            self.look()
+            self._seen, for_ever = waits_for_ever(self, self._seen)
+            if for_ever:
+                self.cancel()
+                text = STUCK.format(model=self.core.model_name)
+                self.end(TritonError(text, TritonError.UNAVAILABLE))
+
+    def _get(self, patience_s: float) -> Answer | None:
+        """The next answer; None if it does not come in time."""
+        wait: Wait | None = getattr(self.caller.known_server, "wait", None)
+        try:
+            if wait is None:
+                return self._answers.get(timeout=patience_s)
+            # In a worker: the thread that waits also receives, so that no other one has to wake it.
+            wait(self._has_come, patience_s)
+            return self._answers.get_nowait()
+        except queue.Empty:
+            return None
+
+    def _has_come(self) -> bool:
+        return not self._answers.empty()

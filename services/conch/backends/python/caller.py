@@ -1,0 +1,211 @@
+"""On whose behalf a model calls the server, whatever thread or module the call comes from.
+
+In Triton a model has a process, and so the server is simply the one that started it. Here many models, and
+possibly several servers, share an interpreter. The caller is whoever
+
+1. has the innermost module of a model on the stack: whatever a model calls, or starts a thread with;
+2. else, has the coroutine that runs, which may be a library's in a task of its own;
+3. else, is the only one there is; if there are several, and all of one server, then that server for nobody.
+
+A request that a model makes remembers the first answer, so that it can be run from any thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from conch.backends.python.errors import TritonModelException
+from conch.backends.python.loading import is_model_module, owner_of, owners
+from conch.core.calls import ServerCalls
+from conch.core.request import InferenceRequest
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec, identifier
+
+if TYPE_CHECKING:
+    from conch.backends.python.call import Call
+
+NOWHERE = "BLS is only supported during the 'execute' function."
+
+_here: ContextVar[Running | None] = ContextVar("conch_caller", default=None)
+
+
+class OpenCall(Protocol):
+    """A call that has not ended."""
+
+    def abandon(self) -> None:
+        """Cancels it and has whoever waits for it know."""
+
+
+class Running:
+    """An execution of a caller, for the calls that it makes."""
+
+    __slots__ = ("caller", "requests")
+
+    def __init__(self, caller: Caller, requests: list[InferenceRequest]) -> None:
+        self.caller = caller
+        self.requests = requests
+
+
+class Caller:
+    """One instance of a model, as it calls the server.
+
+    Args:
+        server: The server; None where it can't be called.
+        name: The instance's name.
+        spec: The model; None for somebody who is no model.
+
+    Attributes:
+        known_server: The server, whether it can be called or not.
+        name: The instance's name.
+        model: The model's identifier and version.
+        running: The batch that `thread` executes; to be set around `execute`, unless that is a coroutine.
+        thread: The identifier of the thread that executes it.
+        waiting: The call that this thread waits for.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_lock",
+        "_namespace",
+        "_open",
+        "known_server",
+        "model",
+        "name",
+        "running",
+        "thread",
+        "waiting",
+    )
+
+    def __init__(self, server: ServerCalls | None, name: str, spec: ModelSpec | None = None) -> None:
+        self.known_server = server
+        self.name = name
+        self.model = ("", 0) if spec is None else (spec.identifier, spec.version)
+        self.running: Batch | None = None
+        self.thread = 0
+        self.waiting: Call | None = None
+        self._namespace = "" if spec is None else spec.namespace
+        self._lock = threading.Lock()
+        self._open: set[OpenCall] = set()
+        self._closed = False
+
+    @property
+    def server(self) -> ServerCalls:
+        """The server.
+
+        Raises:
+            TritonModelException: It can't be called from here, or not any more.
+        """
+        if self.known_server is None:
+            raise TritonModelException(NOWHERE)
+        if self._closed:
+            raise TritonModelException(f"model instance '{self.name}' has been unloaded")
+        return self.known_server
+
+    def names(self, model_name: str) -> Iterator[str]:
+        """What a model may be known as to this caller, in the order in which that is to be tried."""
+        if self._namespace:
+            yield identifier(self._namespace, model_name)
+        yield model_name
+
+    def callers(self) -> list[InferenceRequest] | None:
+        """The requests for which the calling thread executes; None where that is not known."""
+        batch = self.running
+        if batch is not None and self.thread == threading.get_ident():
+            return batch.requests
+        running = _here.get()
+        return running.requests if running is not None and running.caller is self else None
+
+    @contextmanager
+    def coroutine(self, batch: Batch) -> Iterator[None]:
+        """Around the start of a coroutine: it and all tasks that it starts call for a batch."""
+        token = _here.set(Running(self, batch.requests))
+        try:
+            yield
+        finally:
+            _here.reset(token)
+
+    def begins_to_wait(self, call: Call) -> bool:
+        """Notes that its executing thread waits for a call, if that is the calling thread; whether it is."""
+        if self.running is None or self.thread != threading.get_ident():
+            return False
+        self.waiting = call
+        return True
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Cancels a request of its, also when it can't make any more."""
+        if self.known_server is not None:
+            self.known_server.cancel(request)
+
+    def opened(self, call: OpenCall) -> None:
+        """Takes notice of a call, which is abandoned if it has not ended when the caller goes."""
+        with self._lock:
+            self._open.add(call)
+            closed = self._closed
+        if closed:
+            call.abandon()
+
+    def ended(self, call: OpenCall) -> None:
+        """Takes notice of the end of a call."""
+        with self._lock:
+            self._open.discard(call)
+
+    def close(self) -> None:
+        """Abandons all calls, those that are open and those to come."""
+        with self._lock:
+            self._closed = True
+            calls = list(self._open)
+        for call in calls:
+            call.abandon()
+
+
+def current_caller() -> Caller:
+    """On whose behalf the calling thread calls.
+
+    Raises:
+        TritonModelException: That is nobody, or cannot be known.
+    """
+    caller = find_caller(known=True)
+    if caller is not None:
+        return caller
+    known = [owner for owner in owners() if isinstance(owner, Caller)]
+    if len(known) == 1:
+        return known[0]
+    servers = {id(caller.known_server): caller.known_server for caller in known}
+    if len(servers) == 1:
+        return Caller(known[0].known_server, "")
+    if not servers:
+        raise TritonModelException(NOWHERE)
+    raise TritonModelException(
+        "models of several servers run in this process, and it is not known which of them calls: make the "
+        "InferenceRequest in a module of the model, or on the thread that executes it"
+    )
+
+
+def find_caller(known: bool = False) -> Caller | None:
+    """The same where the stack or the running coroutine tells it; else None.
+
+    Args:
+        known: Whether a model that can't call the server, or has been unloaded, is an error.
+
+    Raises:
+        TritonModelException: It is one, and has been found.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if is_model_module(module):
+            owner = owner_of(module)
+            if isinstance(owner, Caller):
+                return owner
+            if known:
+                raise TritonModelException(NOWHERE)
+            return None
+        frame = frame.f_back
+    running = _here.get()
+    return None if running is None else running.caller

@@ -1,0 +1,214 @@
+"""A runner for instances that begin their batches and have them done elsewhere, as in another process.
+
+Beginning a batch does not hold a thread up, so whoever submits a request begins its batch, whether or not it
+was willing to lead, and then those for other idle instances. Where the outcome comes, the batch is finished
+and the next one begun. The model's own threads see to what is due later, and to what nobody else can.
+
+An instance that is not available is set aside until it says that it is: neither idle nor busy. What only it
+may run waits in the queue, where it can be cancelled and expire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from conch.core.backend import BackendInstance
+from conch.core.clock import Clock
+from conch.core.instances.begun import Begun, now, soon
+from conch.core.instances.execution import Executor
+from conch.core.instances.ordering import ResponseOrder
+from conch.core.instances.runner import Runner
+from conch.core.request import InferenceRequest
+from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler, WaitUntil
+
+log = logging.getLogger(__name__)
+
+
+class BeginningRunner(Runner):
+    """See `Runner`.
+
+    Args:
+        name: Name of the model, for its threads.
+        scheduler: The queue.
+        instances: The model's instances, all with `begins`.
+        executor: Begins and finishes batches.
+        clock: Monotonic time in nanoseconds.
+        named: Whether the scheduler's batches name their instance.
+        order: Keeps responses in order, for a model that asks for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        instances: Sequence[BackendInstance],
+        executor: Executor,
+        clock: Clock,
+        named: bool = False,
+        order: ResponseOrder | None = None,
+    ) -> None:
+        super().__init__(name, scheduler, instances, executor, clock, order)
+        self._rest = self._rest_or_retire
+        self._prepare(self._next_of_named if named else self._next_batch)
+
+    def _prepare(self, next_of_idle: Callable[[int], Decision]) -> None:
+        """Lets only those instances take batches that are available.
+
+        Args:
+            next_of_idle: What one of the idle instances does next.
+        """
+        self._away: dict[BackendInstance, object] = {}
+        self._next_of_idle = next_of_idle
+        self._next_batch = self._next_available
+        with self._lock:
+            self._set_aside()
+
+    @property
+    def fast(self) -> bool:
+        """Always: leading takes no longer than it takes to begin batches."""
+        return True
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> bool:
+        """See `Runner.submit`; begins the batch if the caller does not want to."""
+        promised = super().submit(request, True)
+        if promised and not may_lead:
+            self.lead()
+            return False
+        return promised
+
+    def hand_over(self) -> None:
+        """Keeps a promise at once: that is less than waking somebody else for it."""
+        self.lead()
+
+    def _may_be_led(self, instances: Iterable[BackendInstance]) -> bool:
+        return True
+
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
+        """Begins a batch, then those for other idle instances; True if time was up before that."""
+        while True:
+            begun = self._begin(instance, batch)
+            with self._lock:
+                self._step(begun)
+                if end is not None and self._idle:
+                    time_ns = self._clock()
+                    if time_ns >= end and self._is_due(time_ns):
+                        self._promised = True
+                        return True
+                work = self._take(False)
+                if work is None:
+                    self._check_drained()
+                    return False
+                instance, batch = work
+
+    def _begin(self, instance: BackendInstance, batch: Batch) -> Begun:
+        made: list[Begun] = []
+        now(lambda: made.append(self._executor.begin(instance, batch, self._ran)))
+        return made[0]
+
+    def _ran(self, begun: Begun) -> None:
+        soon(partial(self._finish, begun))
+
+    def _finish(self, begun: Begun) -> None:
+        """Answers the requests of a batch, and begins the next one for its instance."""
+        batch = begun.batch
+        assert batch is not None
+        try:
+            begun.finish()
+        finally:
+            spent = batch.compute_end_ns - batch.compute_start_ns
+            # Written without the lock: a lost update does no harm to a rough mean.
+            self._mean_ns = spent if not self._mean_ns else (7 * self._mean_ns + spent) // 8
+            with self._lock:
+                # Where `begin` has not returned yet, whoever called it goes on when it has.
+                work = self._take(False) if self._step(begun) else None
+                if work is None:
+                    self._check_drained()
+        if work is not None:
+            self._run(*work, None)
+
+    def _step(self, begun: Begun) -> bool:
+        """Lets an instance rest, with the lock held, if its batch is finished and `begin` has returned."""
+        begun.steps -= 1
+        if begun.steps:
+            return False
+        batch = begun.release()
+        self._scheduler.complete(batch, self._clock())
+        self._rest(begun.instance)
+        self._executing -= len(batch.requests) - batch.fillers
+        return True
+
+    def _take(self, wake: bool) -> tuple[BackendInstance, Batch] | None:
+        # Whoever takes a batch goes on until there is none: nobody else need be woken for it.
+        return super()._take(False)
+
+    def _next_available(self, now_ns: int) -> Decision:
+        self._set_aside()
+        return self._next_of_idle(now_ns) if self._idle else IDLE
+
+    def _next_of_named(self, now_ns: int) -> Decision:
+        """The batch of that idle instance which has one due for the longest time."""
+        while True:
+            dues = self._dues_of_idle(now_ns)
+            if not dues:
+                return IDLE
+            number = min(dues, key=dues.__getitem__)
+            if dues[number] > now_ns:
+                return WaitUntil(dues[number])
+            decision = self._scheduler.next_batch_of(number, now_ns)
+            if decision is not IDLE:
+                return decision
+            # Nothing was left of a batch all of whose requests have been answered meanwhile.
+
+    def _dues_of_idle(self, now_ns: int) -> dict[int, int]:
+        """When each idle instance has a batch, by number."""
+        dues = self._scheduler.instance_dues(now_ns).items()
+        return {number: due for number, due in dues if self._by_number.get(number) in self._idle}
+
+    def _set_aside(self) -> None:
+        """Looks which idle instances are available; called with the lock held."""
+        for instance in [one for one in self._idle if self._may_go(one) and not self._is_available(one)]:
+            self._idle.remove(instance)
+
+    def _may_go(self, instance: BackendInstance) -> bool:
+        """Whether an idle instance may be set aside."""
+        return True
+
+    def _is_available(self, instance: BackendInstance) -> bool:
+        """Whether an instance is available; if not, it is noted as being away."""
+        absence = object()
+        try:
+            if instance.available(partial(self._again, instance, absence)):
+                return True
+        except Exception:
+            log.exception("an instance of model '%s' can not say whether it is available", self._name)
+            return True  # then it has to answer its batches somehow
+        self._away[instance] = absence
+        return False
+
+    def _again(self, instance: BackendInstance, absence: object) -> None:
+        """Puts an instance to the idle ones that has become available."""
+        with self._lock:
+            if self._away.get(instance) is not absence:
+                return  # it has gone, or says so twice
+            del self._away[instance]
+            self._idle.append(instance)
+            # Not begun here: who calls this may be in the middle of something.
+            self._wake_if_due(self._clock())
+
+    def _put(self, instances: Iterable[BackendInstance]) -> None:
+        self._idle += [one for one in instances if self._is_available(one)]
+
+    def _choose_rest(self) -> None:
+        """Nothing to choose: one way does for both."""
+
+    def _rank(self, instance: BackendInstance) -> int:
+        return -1 if instance in self._away else super()._rank(instance)
+
+    def _withdraw(self, instance: BackendInstance) -> None:
+        if self._away.pop(instance, None) is None:
+            super()._withdraw(instance)
+
+    def _rests(self) -> int:
+        return len(self._idle) + len(self._away)

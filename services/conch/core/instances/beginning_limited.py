@@ -1,0 +1,74 @@
+"""A runner for instances that begin their batches and need resources that they share with those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from conch.core.backend import BackendInstance
+from conch.core.clock import Clock
+from conch.core.instances.beginning import BeginningRunner
+from conch.core.instances.begun import Begun
+from conch.core.instances.execution import Executor
+from conch.core.instances.limited import LimitedRunner
+from conch.core.instances.limiter import RateLimiter
+from conch.core.instances.ordering import ResponseOrder
+from conch.core.scheduler.base import Batch, Scheduler
+from conch.core.scheduler.rate import Claim, ClaimState
+
+
+class LimitedBeginningRunner(BeginningRunner, LimitedRunner):
+    """See `BeginningRunner` and `LimitedRunner`: an instance holds its resources until its batch is done.
+
+    Args:
+        name: Name of the model, for its threads.
+        scheduler: The queue.
+        instances: The model's instances, all with `begins`.
+        executor: Begins and finishes batches.
+        clock: Monotonic time in nanoseconds.
+        limiter: Grants claims.
+        claims: The claim of each instance that has one.
+        named: Whether the scheduler's batches name their instance.
+        order: Keeps responses in order, for a model that asks for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        instances: Sequence[BackendInstance],
+        executor: Executor,
+        clock: Clock,
+        limiter: RateLimiter,
+        claims: Mapping[BackendInstance, Claim],
+        named: bool = False,
+        order: ResponseOrder | None = None,
+    ) -> None:
+        LimitedRunner.__init__(
+            self, name, scheduler, instances, executor, clock, limiter, claims, named, order
+        )
+        self._prepare(self._next_batch)
+
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
+        try:
+            return super()._run(instance, batch, end)
+        finally:
+            self._tell()
+
+    def _begin(self, instance: BackendInstance, batch: Batch) -> Begun:
+        self._settle_before()
+        return super()._begin(instance, batch)
+
+    def _finish(self, begun: Begun) -> None:
+        try:
+            super()._finish(begun)
+        finally:
+            self._tell()
+
+    def _may_go(self, instance: BackendInstance) -> bool:
+        # One that asks for resources would keep them, once granted, from those who are there. It is looked
+        # at again when its batch is done.
+        claim = self._claims.get(instance)
+        return claim is None or claim.state is ClaimState.RESTING
+
+    def _due_now(self, now: int) -> dict[BackendInstance, int]:
+        return {one: number for one, number in super()._due_now(now).items() if one in self._idle}

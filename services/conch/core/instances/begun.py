@@ -1,0 +1,128 @@
+"""A batch that an instance has begun and that is finished when, and where, its outcome comes.
+
+The outcome may come on any thread: on the one that begins the batch, before it has returned, and on one that
+finishes another batch and begins the next. `soon` keeps that from nesting: what one thread has to finish,
+it finishes one after the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from conch.core.backend import BackendInstance, Outcome
+from conch.core.instances.answers import Execution
+from conch.core.scheduler.base import Batch
+from conch.core.watch import RunTimes
+
+log = logging.getLogger(__name__)
+
+Finish = Callable[[Batch, RunTimes | None, Execution | None, Outcome], None]
+
+
+class Begun:
+    """One batch; what its instance calls when it is done.
+
+    Args:
+        instance: The instance.
+        batch: The batch.
+        times: What those who log its requests see.
+        execution: Of a decoupled model.
+        finish: Answers the requests.
+        then: Called with the first outcome; others come too late and are dropped.
+
+    Attributes:
+        steps: What has still to happen before the instance is free again: `begin` returns, and the batch
+            is finished. For whoever drives the instance, under a lock of its own.
+    """
+
+    __slots__ = (
+        "_execution",
+        "_finish",
+        "_first",
+        "_outcome",
+        "_then",
+        "_times",
+        "batch",
+        "instance",
+        "steps",
+    )
+
+    def __init__(
+        self,
+        instance: BackendInstance,
+        batch: Batch,
+        times: RunTimes | None,
+        execution: Execution | None,
+        finish: Finish,
+        then: Callable[[Begun], None],
+    ) -> None:
+        self.instance = instance
+        self.batch: Batch | None = batch
+        self.steps = 2
+        self._times = times
+        self._execution = execution
+        self._finish = finish
+        self._then = then
+        self._first = threading.Lock()  # never let go
+        self._outcome: Outcome = None
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        self.settle(outcome)
+
+    def settle(self, outcome: Outcome) -> bool:
+        """Takes the outcome; False if there was one before."""
+        if not self._first.acquire(blocking=False):
+            return False
+        self._outcome = outcome
+        self._then(self)
+        return True
+
+    def finish(self) -> None:
+        """Answers the requests; to be called once, after `then`."""
+        assert self.batch is not None
+        outcome, self._outcome = self._outcome, None
+        self._finish(self.batch, self._times, self._execution, outcome)
+
+    def release(self) -> Batch:
+        """Gives the batch up: an instance may keep what it calls when it is done for longer than that."""
+        batch, self.batch = self.batch, None
+        assert batch is not None
+        self._execution = self._times = None
+        return batch
+
+
+class _Here(threading.local):
+    """What the calling thread has still to do."""
+
+    work: deque[Callable[[], None]] | None = None
+
+
+_here = _Here()
+
+
+def now(work: Callable[[], None]) -> None:
+    """Calls something, then what it put off with `soon`, unless whoever called it does that later."""
+    if _here.work is None:
+        soon(work)
+    else:
+        work()
+
+
+def soon(work: Callable[[], None]) -> None:
+    """Calls something when nothing else runs on this thread that was passed here."""
+    if _here.work is not None:
+        _here.work.append(work)
+        return
+    queue = _here.work = deque([work])
+    try:
+        while queue:
+            try:
+                queue.popleft()()
+            except Exception:  # must not keep the others from being done
+                log.exception("a batch that was done could not be finished")
+    finally:
+        _here.work = None

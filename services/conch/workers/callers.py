@@ -1,0 +1,225 @@
+"""The server's side of what a worker's model asks of it: other models, what is loaded, metrics."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from conch.core.calls import ServerCalls
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError, as_conch_error
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_core import LoadParameter
+from conch.workers import wire
+from conch.workers.answers import Hands
+from conch.workers.channel import ChannelClosedError
+from conch.workers.exchange import Exchange, Incoming
+from conch.workers.metrics import WorkerMetrics
+from conch.workers.wire import Kind, RequestRecord, ResponseRecord, WireError
+
+log = logging.getLogger(__name__)
+
+Question = dict[str, Any]
+
+
+class WorkerCaller:
+    """Answers one worker.
+
+    Args:
+        exchange: Where the answers go.
+        calls: The server.
+        metrics: The metrics that the model holds.
+        hands: Threads for what may take a while.
+
+    Attributes:
+        metrics: As above.
+    """
+
+    def __init__(self, exchange: Exchange, calls: ServerCalls, metrics: WorkerMetrics, hands: Hands) -> None:
+        self._exchange = exchange
+        self._calls = calls
+        self.metrics = metrics
+        self._hands = hands
+        self._lock = threading.Lock()
+        self._open: dict[int, InferenceRequest] = {}
+        self._closed = False
+        self._quick: dict[str, Callable[[Question], dict[str, object]]] = {
+            "find": self._find,
+            "family": metrics.family,
+            "metric": metrics.metric,
+            "value": metrics.value,
+        }
+        self._slow: dict[str, Callable[[Question], dict[str, object]]] = {
+            "ready": self._ready,
+            "load": self._load,
+            "unload": self._unload,
+        }
+
+    def call(self, incoming: Incoming) -> None:
+        """Runs a request of the model's.
+
+        Raises:
+            WireError: It is none.
+        """
+        number = incoming.message.subject
+        record = RequestRecord.decode(incoming.reader)
+        inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+        incoming.reader.end()
+        if len(record.model) != 2:
+            raise WireError("a call names a model and its version")
+        request = InferenceRequest(
+            *record.model,
+            inputs,
+            partial(self._respond, number),
+            monotonic_ns(),
+            record.id,
+            record.requested,
+            None if record.parameters is None else dict(record.parameters),
+        )
+        request.priority = record.priority
+        request.timeout_us = record.timeout_us
+        request.correlation_id = record.correlation_id
+        request.sequence_start = bool(record.flags & wire.SEQUENCE_START)
+        request.sequence_end = bool(record.flags & wire.SEQUENCE_END)
+        request.empty_final = bool(record.flags & wire.EMPTY_FINAL)
+        request.deadline_ns = record.deadline_ns
+        with self._lock:
+            if self._closed:
+                return
+            if number in self._open:
+                raise WireError(f"call {number} is there already")
+            self._open[number] = request
+        try:
+            self._calls.submit(request)
+        except Exception as error:
+            self._respond(number, request, InferenceResponse([], as_conch_error(error)), True)
+
+    def cancel(self, number: int) -> None:
+        """Says that the model does not wait for a call any more."""
+        request = self._open.get(number)
+        if request is not None:
+            self._calls.cancel(request)
+
+    def ask(self, number: int, question: Question) -> None:
+        """Answers a question, now or later.
+
+        Raises:
+            WireError: It is none.
+        """
+        what = question.get("ask")
+        quick = self._quick.get(what) if isinstance(what, str) else None
+        if quick is not None:
+            self._answer(number, quick, question)
+            return
+        slow = self._slow.get(what) if isinstance(what, str) else None
+        if slow is None:
+            raise WireError(f"there is no question '{what}'")
+        self._hands.run(partial(self._answer_later, number, slow, question))
+
+    def close(self) -> None:
+        """Cancels all calls: nobody waits for them any more."""
+        with self._lock:
+            self._closed = True
+            requests = list(self._open.values())
+            self._open.clear()
+        for request in requests:
+            self._calls.cancel(request)
+        self.metrics.close()
+
+    def _respond(
+        self, number: int, request: InferenceRequest, response: InferenceResponse | None, final: bool
+    ) -> None:
+        if self._open.get(number) is not request:
+            return
+        record = ResponseRecord(response is not None, final=final)
+        if response is not None:
+            record.error, record.parameters = response.error, response.parameters
+        try:
+            lists = [response.outputs] if response is not None and record.has_tensors else []
+            payload = self._exchange.pack(lists)
+        except Exception as error:
+            record.error = as_conch_error(error)
+            payload = self._exchange.pack([])
+        if final:
+            with self._lock:
+                self._open.pop(number, None)
+        try:
+            self._exchange.send(Kind.REPLY, number, record.encode() + b"".join(payload.lists), payload)
+        except ChannelClosedError:
+            pass  # whoever reads notices, and cancels what is left
+
+    def _answer(
+        self, number: int, answer: Callable[[Question], dict[str, object]], question: Question
+    ) -> None:
+        try:
+            fields = wire.encode_json(answer(question))
+        except WireError:
+            raise
+        except Exception as error:
+            if not isinstance(error, ConchError):
+                log.exception("a question of a worker's could not be answered")
+            fields = wire.encode_error(as_conch_error(error))
+        try:
+            self._exchange.send(Kind.ANSWER, number, fields)
+        except ChannelClosedError:
+            pass
+
+    def _answer_later(
+        self, number: int, answer: Callable[[Question], dict[str, object]], question: Question
+    ) -> None:
+        try:
+            self._answer(number, answer, question)
+        except WireError as error:
+            # The reader would lose the worker for it; here the model is told that it asked nonsense.
+            fields = wire.encode_error(as_conch_error(error))
+            self._exchange.send(Kind.ANSWER, number, fields)
+
+    def _find(self, question: Question) -> dict[str, object]:
+        request = InferenceRequest(_text(question, "name"), _text(question, "version"), {}, _nobody, 0)
+        correlation = question.get("correlation", 0)
+        request.correlation_id = correlation if isinstance(correlation, int | str) else 0
+        request.sequence_start = bool(question.get("start"))
+        spec = self._calls.find(request).spec
+        return {"name": spec.name, "version": spec.version, "decoupled": spec.decoupled}
+
+    def _ready(self, question: Question) -> dict[str, object]:
+        return {"ready": self._calls.model_ready(_text(question, "name"), _text(question, "version"))}
+
+    def _load(self, question: Question) -> dict[str, object]:
+        parameters = question.get("parameters")
+        if not isinstance(parameters, dict):
+            raise WireError("'parameters' of a question is not an object")
+        self._calls.load(
+            _text(question, "name"), {key: _parameter(value) for key, value in parameters.items()}
+        )
+        return {}
+
+    def _unload(self, question: Question) -> dict[str, object]:
+        self._calls.unload(_text(question, "name"), bool(question.get("dependents")))
+        return {}
+
+
+def _text(question: Question, key: str) -> str:
+    value = question.get(key)
+    if not isinstance(value, str):
+        raise WireError(f"'{key}' of a question is not a text")
+    return value
+
+
+def _parameter(value: object) -> LoadParameter:
+    if isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, dict) and isinstance(value.get("file"), str):
+        try:
+            return base64.b64decode(value["file"], validate=True)
+        except ValueError as error:
+            raise WireError(f"a file can't be read: {error}") from None
+    raise WireError("a parameter of a load is not what it may be")
+
+
+def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """Takes the responses of a request that is never sent."""

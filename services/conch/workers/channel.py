@@ -1,0 +1,236 @@
+"""A socket of packets and descriptors between the server and a worker: one reader, many senders."""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from conch.core.tensor import Buffer
+from conch.workers import wire
+from conch.workers.wire import WireError
+
+BUFFER_BYTES = wire.MOST_PACKET + 4096
+"""How large a buffer for `Channel.receive` has to be."""
+
+_MOST_FDS = 4
+_MOST_OUTLINE = 2**31 - 1
+_SEND_BUFFER = 4 * wire.MOST_PACKET
+_ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
+
+
+class ChannelClosedError(Exception):
+    """Nobody is there any more on the other side."""
+
+
+class Channel:
+    """One end of a pair of connected sockets.
+
+    Args:
+        sock: A socket of type SOCK_SEQPACKET; the channel closes it.
+        patient: Whether a sender waits while the other side does not read. If not, what can't be sent at
+            once is kept and sent by a thread of its own, in the order in which it came.
+    """
+
+    def __init__(self, sock: socket.socket, patient: bool = True) -> None:
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._sock = sock
+        self._patient = patient
+        self._lock = threading.Lock()
+        self._backlog: deque[tuple[list[Buffer], list[int]]] = deque()
+        self._flushing = False
+        self._closed = False
+        self._ancillary = array.array("i")
+
+    @property
+    def closed(self) -> bool:
+        """Whether this side has ended it."""
+        return self._closed
+
+    def send(self, parts: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
+        """Sends a message of one or more parts, with descriptors, which the caller keeps.
+
+        Raises:
+            ChannelClosedError: Nobody will receive it.
+        """
+        size = sum(len(part) for part in parts)
+        if size <= wire.MOST_PACKET:
+            self._send(list(parts), fds)
+            return
+        file = os.memfd_create("conch-message", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(file, "wb", closefd=False) as target:
+                for part in parts:
+                    target.write(part)
+            self._send([wire.outline(size)], [file, *fds])
+        finally:
+            os.close(file)
+
+    def try_send(self, parts: Sequence[Buffer]) -> bool:
+        """Sends a small message if that is possible at once; never waits, not even for another sender.
+
+        May be called from anywhere, also by the garbage collector in the middle of `send`.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._backlog or self._flushing or self._closed:
+                return False
+            self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return True
+        except OSError:
+            return False
+        finally:
+            self._lock.release()
+
+    def receive(self, buffer: bytearray) -> tuple[memoryview, list[int]]:
+        """Waits for a message; only one thread may do so at a time.
+
+        Args:
+            buffer: Room for `BUFFER_BYTES`; the message is in it, unless it did not fit into a packet.
+
+        Returns:
+            The message, and the descriptors that came with it, which are the caller's to close.
+
+        Raises:
+            ChannelClosedError: There will be no more.
+            WireError: What came can't be a message.
+        """
+        try:
+            try:
+                size, ancillary, flags, _ = self._receive(buffer)
+            except ConnectionResetError:
+                # The other side has gone without reading everything. What it had sent is still there.
+                size, ancillary, flags, _ = self._receive(buffer)
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+        fds = _descriptors(ancillary) if ancillary else []
+        try:
+            if not size:
+                raise ChannelClosedError("the other side has closed its socket")
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise WireError("a message is larger than any may be")
+            packet = memoryview(buffer)[:size]
+            if packet[2] & wire.OUTLINE if size > 2 else False:
+                return _read_outline(packet, fds), fds
+            return packet, fds
+        except BaseException:
+            _close(fds)
+            raise
+
+    def ready(self, timeout_s: float) -> bool:
+        """Waits until there is something to receive, or the end; returns whether there is."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLIN)
+            return bool(poll.poll(timeout_s * 1000))
+        except (OSError, ValueError):
+            return True  # it is closed, as receiving will tell
+
+    def shut(self) -> None:
+        """Ends the conversation: whoever sends or receives on either side is told at once."""
+        self._closed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was first
+
+    def close(self) -> None:
+        """Closes the socket; nobody may receive any more."""
+        self.shut()
+        with self._lock:
+            self._drop_backlog()
+            self._sock.close()
+
+    def _receive(self, buffer: bytearray) -> tuple[int, list[tuple[int, int, bytes]], int, object]:
+        return self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+
+    def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
+        flags = socket.MSG_NOSIGNAL if self._patient else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+        with self._lock:
+            if not self._backlog and not self._flushing:
+                try:
+                    self._put(parts, fds, flags)
+                    return
+                except BlockingIOError:
+                    pass
+            if self._closed:
+                raise ChannelClosedError("this side has ended the conversation")
+            self._backlog.append((parts, [os.dup(fd) for fd in fds]))
+            if self._flushing:
+                return
+            self._flushing = True
+        threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
+
+    def _put(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
+        try:
+            if fds:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                self._sock.sendmsg(parts, [rights], flags)
+            else:
+                self._sock.sendmsg(parts, [], flags)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from None
+
+    def _flush(self) -> None:
+        """Sends the backlog, waiting as long as that takes."""
+        while True:
+            with self._lock:
+                if not self._backlog:
+                    self._flushing = False
+                    return
+                parts, fds = self._backlog.popleft()
+            try:
+                self._put(parts, fds, socket.MSG_NOSIGNAL)
+            except ChannelClosedError:
+                with self._lock:
+                    self._drop_backlog()
+            finally:
+                _close(fds)
+
+    def _drop_backlog(self) -> None:
+        while self._backlog:
+            _close(self._backlog.popleft()[1])
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
+    """The message in the first of the descriptors, which is closed."""
+    size = wire.decode(packet).subject
+    if not fds:
+        raise WireError("a message in a file has come without the file")
+    file = fds.pop(0)
+    try:
+        if not 0 < size <= _MOST_OUTLINE or os.fstat(file).st_size < size:
+            raise WireError("a message in a file is not as long as it should be")
+        content = bytearray(size)
+        view, done = memoryview(content), 0
+        while done < size:
+            count = os.preadv(file, [view[done:]], done)
+            if not count:
+                raise WireError("a message in a file ends too early")
+            done += count
+        return view
+    except OSError as error:
+        raise WireError(f"a message in a file can't be read: {error}") from None
+    finally:
+        os.close(file)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,310 @@
+"""One side of the conversation between the server and a worker: messages with tensors, both ways."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from conch.core.tensor import POSITIONS, Array, Buffer, Tensor
+from conch.workers import wire
+from conch.workers.blocks import Block, Mappings, Pool
+from conch.workers.channel import BUFFER_BYTES, Channel
+from conch.workers.wire import RETURNED, Kind, Layouts, Message, Place, Reader, TensorLayout, WireError
+
+_ALIGNMENT = 64
+
+Memory = memoryview | Array
+
+
+class BlockTensor(Tensor):
+    """A tensor in a block of the other side's, on the server: the worker may write to it at any time."""
+
+    __slots__ = ()
+
+    shared: ClassVar[bool] = True
+
+    def reshaped(self, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another shape of the same size, without a copy."""
+        return self.renamed(self.name, shape)
+
+    def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another name and another shape of the same size, without a copy."""
+        return BlockTensor(name, self.datatype, shape, self.data)
+
+
+class ReceivedTensor(Tensor):
+    """An input in a worker: a model may write to it, as nobody else has it.
+
+    Attributes:
+        block: Number of the block that it came in; 0 for none.
+        offset: Where it begins there.
+    """
+
+    __slots__ = ("block", "offset")
+
+    writable: ClassVar[bool] = True
+
+    block: int
+    offset: int
+
+
+def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
+    """A tensor from a worker: a view, but a copy where nobody may change the bytes any more.
+
+    Strings are counted before they are taken apart; for numbers that kernels take for positions see
+    `POSITIONS`.
+    """
+    if not place.source:
+        return Tensor(layout.name, layout.datatype, layout.shape, memory)
+    if layout.datatype == "BYTES" or layout.datatype in POSITIONS:
+        # Through an array: that copies without the interpreter's lock.
+        memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
+        return Tensor(layout.name, layout.datatype, layout.shape, memory)
+    return BlockTensor(layout.name, layout.datatype, layout.shape, memory)
+
+
+def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
+    """A tensor from the server."""
+    tensor = ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
+    tensor.block, tensor.offset = place.source, place.offset
+    return tensor
+
+
+class Payload:
+    """The tensors of a message that is about to be sent.
+
+    Attributes:
+        lists: The fields that describe each list of tensors.
+        data: Bytes of small tensors.
+        block: The block with large ones, or None.
+        bytes_copied: Bytes copied into that block.
+        kept: Tensors in blocks of the other side's: these must not be given back before the message is sent.
+    """
+
+    __slots__ = ("block", "bytes_copied", "data", "kept", "lists")
+
+    def __init__(self) -> None:
+        self.lists: list[bytes] = []
+        self.data: list[Buffer] = []
+        self.block: Block | None = None
+        self.bytes_copied = 0
+        self.kept: list[Tensor] = []
+
+
+class Incoming:
+    """A message that was received, with what it takes to read its tensors.
+
+    Attributes:
+        message: The message.
+        reader: Reads its fields.
+    """
+
+    __slots__ = ("_data", "_exchange", "_root", "message", "reader")
+
+    def __init__(self, message: Message, exchange: Exchange, root: Array | None) -> None:
+        self.message = message
+        self.reader = Reader(message.fields)
+        self._exchange = exchange
+        self._root = root
+        # One copy for all small tensors: the buffer is needed for the next message.
+        self._data = exchange.own(message.data) if message.data.nbytes else message.data
+
+    def tensors(self) -> list[Tensor]:
+        """Reads a list of tensors.
+
+        Raises:
+            WireError: It is none, or one is not where it should be.
+        """
+        exchange = self._exchange
+        make = exchange.make
+        return [
+            make(layout, self._memory(place), place)
+            for layout, place in wire.decode_tensors(exchange.received, self.reader)
+        ]
+
+    def _memory(self, place: Place) -> memoryview:
+        source, offset, nbytes = place
+        memory: memoryview
+        if not source:
+            memory = self._data
+        elif source & RETURNED:
+            memory = self._exchange.pool.view(source & ~RETURNED).data
+        elif source == self.message.block and self._root is not None:
+            memory = self._root.data
+        else:
+            raise WireError(f"a tensor is in block {source}, which did not come with its message")
+        if offset + nbytes > memory.nbytes:
+            raise WireError(f"a tensor ends at {offset + nbytes}, but there are {memory.nbytes} bytes")
+        return memory[offset : offset + nbytes]
+
+
+class Exchange:
+    """Sends from any thread, receives on one.
+
+    Args:
+        channel: The socket; it stays the caller's to close.
+        in_worker: Whether this is the worker's side.
+
+    Attributes:
+        pool: The blocks of this side.
+        mappings: The blocks of the other side.
+        received: The layouts of tensors that have come.
+        make: Makes a tensor from a message.
+        own: Copies small tensors out of the buffer.
+    """
+
+    def __init__(self, channel: Channel, in_worker: bool) -> None:
+        self.channel = channel
+        self.pool = Pool()
+        self.mappings = Mappings(in_worker, self._release_many)
+        self.received = Layouts()
+        self.make: Callable[[TensorLayout, memoryview, Place], Tensor] = (
+            worker_tensor if in_worker else server_tensor
+        )
+        self.own: Callable[[memoryview], memoryview] = _writable_copy if in_worker else _copy
+        self._returns = in_worker
+        self._sent = Layouts()
+        self._buffer = bytearray(BUFFER_BYTES)
+
+    def pack(self, lists: Sequence[Sequence[Tensor]]) -> Payload:
+        """Puts the tensors of a message where they will travel.
+
+        Raises:
+            OSError: There is no memory for them.
+        """
+        payload = Payload()
+        size = 0
+        for tensors in lists:
+            for tensor in tensors:
+                size += tensor.nbytes
+        if size <= wire.MOST_INLINE:
+            self._pack_inline(payload, lists)
+        else:
+            self._pack_block(payload, lists, size)
+        return payload
+
+    def send(self, kind: Kind, subject: int = 0, fields: bytes = b"", payload: Payload | None = None) -> None:
+        """Sends a message, and with it what is to be given back.
+
+        Raises:
+            ChannelClosedError: Nobody will receive it.
+        """
+        dropped = self.pool.take_dropped()
+        if dropped:
+            self.channel.send([wire.encode(Kind.DROP, 0, wire.encode_numbers(dropped))])
+        mappings = self.mappings
+        released = mappings.take_released(wire.MOST_RELEASED) if mappings.waiting else ()
+        if payload is None:
+            self.channel.send([wire.encode(kind, subject, fields, released=released)])
+            return
+        block = payload.block
+        if block is None:
+            self.channel.send([wire.encode(kind, subject, fields, payload.data, released=released)])
+            return
+        new = block.fd >= 0
+        packet = wire.encode(kind, subject, fields, payload.data, block.number, block.size, new, released)
+        self.channel.send([packet], (block.fd,) if new else ())
+        if new:
+            block.sent()
+
+    def _release_many(self) -> None:
+        """Gives back what waits for it; never waits itself, whatever its caller is in the middle of."""
+        mappings = self.mappings
+        released = mappings.take_released(wire.MOST_RELEASED)
+        if not self.channel.try_send([wire.encode(Kind.RELEASE, released=released)]):
+            mappings.put_back(released)
+
+    def receive(self) -> Incoming:
+        """Waits for the next message that is not only about blocks.
+
+        Raises:
+            ChannelClosedError: There will be none.
+            WireError: What came is none.
+        """
+        while True:
+            packet, fds = self.channel.receive(self._buffer)
+            try:
+                message = wire.decode(packet)
+                if message.new_block:
+                    if not fds:
+                        raise WireError("a new block has come without its descriptor")
+                    self.mappings.add(message.block, message.block_size, fds[0])
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            for number in message.released:
+                self.pool.give_back(number)
+            if message.kind is Kind.RELEASE:
+                continue
+            if message.kind is Kind.DROP:
+                for number in wire.decode_numbers(message.fields):
+                    self.mappings.drop(number)
+                continue
+            root = self.mappings.lend(message.block) if message.block else None
+            return Incoming(message, self, root)
+
+    def close(self) -> None:
+        """Forgets all blocks; tensors in them stay as they are."""
+        self.pool.close()
+        self.mappings.close()
+
+    def _pack_inline(self, payload: Payload, lists: Sequence[Sequence[Tensor]]) -> None:
+        offset = 0
+        data = payload.data
+        for tensors in lists:
+            places: list[Place] = []
+            for tensor in tensors:
+                part = tensor.data
+                size = part.nbytes if isinstance(part, memoryview) else len(part)
+                places.append(Place(0, offset, size))
+                data.append(part)
+                offset += size + -size % 8
+            payload.lists.append(wire.encode_tensors(self._sent, _key(tensors), places))
+
+    def _pack_block(self, payload: Payload, lists: Sequence[Sequence[Tensor]], size: int) -> None:
+        count = sum(map(len, lists))
+        block: Block | None = None
+        offset = 0
+        for tensors in lists:
+            places: list[Place] = []
+            for tensor in tensors:
+                if self._returns and isinstance(tensor, ReceivedTensor) and 0 < tensor.block < RETURNED:
+                    places.append(Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes))
+                    payload.kept.append(tensor)
+                    continue
+                if block is None:
+                    block = payload.block = self.pool.take(size + _ALIGNMENT * count)
+                nbytes = _write(tensor, block.memory, offset)
+                places.append(Place(block.number, offset, nbytes))
+                offset += nbytes + -nbytes % _ALIGNMENT
+            payload.lists.append(wire.encode_tensors(self._sent, _key(tensors), places))
+        payload.bytes_copied = offset
+
+
+def _key(tensors: Sequence[Tensor]) -> wire.LayoutKey:
+    return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+
+
+def _write(tensor: Tensor, memory: Array, offset: int) -> int:
+    """Copies a tensor into memory, without the interpreter's lock; returns its size."""
+    if tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
+        data = tensor.data
+        nbytes = data.nbytes if isinstance(data, memoryview) else len(data)
+        if nbytes:
+            memory[offset : offset + nbytes] = np.frombuffer(data, np.uint8)
+        return nbytes
+    source = tensor.numpy()
+    target = memory[offset : offset + source.nbytes].view(source.dtype).reshape(source.shape)
+    np.copyto(target, source)
+    return source.nbytes
+
+
+def _copy(data: memoryview) -> memoryview:
+    return memoryview(bytes(data))
+
+
+def _writable_copy(data: memoryview) -> memoryview:
+    return memoryview(bytearray(data))

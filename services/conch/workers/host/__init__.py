@@ -1,0 +1,1 @@
+"""What runs in a worker process; only the standard library, numpy and the core are needed there."""

@@ -1,0 +1,180 @@
+"""The server that a worker belongs to, as its model calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+from conch.core.errors import UnavailableError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.servable import Leadable, Servable
+from conch.core.server_core import LoadParameter
+from conch.workers import wire
+from conch.workers.channel import ChannelClosedError
+from conch.workers.exchange import Exchange, Incoming
+from conch.workers.host.reading import Reading, Watch
+from conch.workers.wire import Kind, RequestRecord, ResponseRecord
+
+
+class _Answer:
+    """What a question to the server comes to."""
+
+    __slots__ = ("error", "here", "value")
+
+    def __init__(self) -> None:
+        self.here = False
+        self.error: Exception | None = None
+        self.value: Any = None
+
+
+class WorkerCalls:
+    """`conch.core.calls.ServerCalls` over the socket.
+
+    Args:
+        exchange: Where calls go.
+        reading: Who reads the answers.
+        watch: Reads while the main thread waits for something else.
+    """
+
+    def __init__(self, exchange: Exchange, reading: Reading, watch: Watch) -> None:
+        self._exchange = exchange
+        self._reading = reading
+        self._watch = watch
+        self._numbers = itertools.count(1)
+        self._open: dict[int, InferenceRequest] = {}
+        self._by_request: dict[int, int] = {}
+        self._asked: dict[int, _Answer] = {}
+
+    # --- what models call ---------------------------------------------------------------------------------
+
+    def find(self, request: InferenceRequest) -> Servable:
+        """The model that a request would go to: its ``spec.decoupled``, and nothing else of it.
+
+        Raises:
+            ConchError: There is no such model.
+        """
+        value = self.ask(
+            "find",
+            name=request.model_name,
+            version=request.model_version,
+            correlation=request.correlation_id,
+            start=request.sequence_start,
+        )
+        return cast(Servable, SimpleNamespace(spec=SimpleNamespace(**value)))
+
+    def submit(
+        self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
+    ) -> Leadable | None:
+        """Sends a request; whatever comes of it goes to its responder."""
+        number = next(self._numbers)
+        record = RequestRecord(
+            number=number,
+            received_ns=request.received_ns,
+            deadline_ns=request.deadline_ns,
+            flags=(wire.SEQUENCE_START if request.sequence_start else 0)
+            | (wire.SEQUENCE_END if request.sequence_end else 0)
+            | (wire.EMPTY_FINAL if request.empty_final else 0),
+            id=request.id,
+            parameters=request.parameters,
+            correlation_id=request.correlation_id,
+            requested=request.requested,
+            priority=request.priority,
+            timeout_us=request.timeout_us,
+            model=(request.model_name, request.model_version),
+        )
+        payload = self._exchange.pack([list(request.inputs.values())])
+        self._open[number] = request
+        self._by_request[id(request)] = number
+        try:
+            self._exchange.send(Kind.CALL, number, record.encode() + payload.lists[0], payload)
+        except ChannelClosedError:
+            self._ended(number)
+            raise UnavailableError("the server is gone") from None
+        if asyncio._get_running_loop() is not None:
+            # A coroutine is going to wait; a thread would receive by itself, see `wait`.
+            self._watch.attend()
+        return None
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Says that nobody waits for a request any more."""
+        request.cancelled = True
+        number = self._by_request.get(id(request))
+        if number is not None:
+            self._exchange.send(Kind.CALL_CANCEL, number)
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """See `ServerCalls.model_ready`."""
+        return bool(self.ask("ready", name=name, version=version)["ready"])
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """See `ServerCalls.load`."""
+        self.ask("load", name=name, parameters=_pack_parameters(parameters))
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """See `ServerCalls.unload`."""
+        self.ask("unload", name=name, dependents=unload_dependents)
+
+    def wait(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Waits for what a reply brings on the calling thread, which receives meanwhile: the fastest way."""
+        return self._reading.until(done, timeout_s)
+
+    # --- the other side ------------------------------------------------------------------------------------
+
+    def ask(self, question: str, **more: object) -> dict[str, Any]:
+        """Asks the server something, and waits for the answer.
+
+        Raises:
+            ConchError: What the server says instead.
+        """
+        number = next(self._numbers)
+        answer = self._asked[number] = _Answer()
+        try:
+            self._exchange.send(Kind.ASK, number, wire.encode_json({"ask": question, **more}))
+        except ChannelClosedError:
+            raise UnavailableError("the server is gone") from None
+        self._reading.until(lambda: answer.here)
+        if answer.error is not None:
+            raise answer.error
+        value: dict[str, Any] = answer.value
+        return value
+
+    def on_answer(self, number: int, incoming: Incoming) -> None:
+        """Takes the answer to a question."""
+        answer = self._asked.pop(number, None)
+        if answer is None:
+            return
+        fields = wire.decode_json(incoming.message.fields)
+        if "code" in fields:
+            answer.error = wire.decode_error(incoming.message.fields)
+        else:
+            answer.value = fields
+        answer.here = True
+
+    def on_reply(self, number: int, incoming: Incoming) -> None:
+        """Takes a response of another model."""
+        record = ResponseRecord.decode(incoming.reader)
+        outputs = incoming.tensors() if record.has_tensors else []
+        request = self._open.get(number)
+        if record.final:
+            self._ended(number)
+        if request is None:
+            return
+        parameters = None if record.parameters is None else dict(record.parameters)
+        response = InferenceResponse(outputs, record.error, parameters) if record.present else None
+        request.respond(response, record.final)
+
+    def _ended(self, number: int) -> None:
+        request = self._open.pop(number, None)
+        if request is not None:
+            self._by_request.pop(id(request), None)
+
+
+def _pack_parameters(parameters: Mapping[str, LoadParameter]) -> dict[str, Any]:
+    return {
+        key: {"file": base64.b64encode(value).decode("ascii")} if isinstance(value, bytes) else value
+        for key, value in parameters.items()
+    }

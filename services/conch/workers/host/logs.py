@@ -1,0 +1,52 @@
+"""What a worker logs goes to the server, with the place where it was logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from conch.workers import wire
+from conch.workers.channel import ChannelClosedError
+from conch.workers.wire import Kind
+
+
+class ServerHandler(logging.Handler):
+    """Sends records to the server.
+
+    Args:
+        send: Sends a message.
+    """
+
+    def __init__(self, send: Callable[[Kind, int, bytes], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._format = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends a record."""
+        try:
+            text = record.getMessage()
+            if record.exc_info:
+                text = f"{text}\n{self._format.formatException(record.exc_info)}"
+            if record.stack_info:
+                text = f"{text}\n{record.stack_info}"
+            fields = {
+                "name": record.name,
+                "level": record.levelno,
+                "text": text,
+                "file": record.pathname,
+                "line": record.lineno,
+                "function": record.funcName,
+            }
+            self._send(Kind.LOG, 0, wire.encode_json(fields))
+        except ChannelClosedError:
+            pass  # nobody reads the log any more
+        except Exception:  # a record that can't be formatted is the model's fault, not ours
+            self.handleError(record)
+
+
+def log_to_server(send: Callable[[Kind, int, bytes], None], level: int) -> None:
+    """Has everything that is logged in this process sent, from a level on."""
+    root = logging.getLogger()
+    root.addHandler(ServerHandler(send))
+    root.setLevel(level)

@@ -1,0 +1,317 @@
+"""A worker's main thread: it loads the model, executes its batches, and ends when the server says so."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from conch.backends.python.instance import PythonInstance, open_instance
+from conch.backends.python.limits import limit_memory
+from conch.backends.python.metrics import keep_metrics_in
+from conch.backends.python.settings import Settings
+from conch.core.backend import Outcome
+from conch.core.errors import ConchError, InternalError, as_conch_error
+from conch.core.instances.placement import Placement
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
+from conch.workers import wire
+from conch.workers.channel import Channel, ChannelClosedError
+from conch.workers.exchange import Exchange, Incoming, Payload
+from conch.workers.host.calls import WorkerCalls
+from conch.workers.host.logs import log_to_server
+from conch.workers.host.metrics import RemoteFamilies
+from conch.workers.host.reading import Reading, Watch
+from conch.workers.host.requests import HostRequest, Requests
+from conch.workers.specs import placement_from_json, spec_from_json
+from conch.workers.wire import DoneRecord, Kind, ResponseRecord, WireError
+
+SERVER_GONE = 3
+"""The exit status of a worker whose server has gone."""
+BAD_MESSAGE = 4
+"""The exit status of a worker that could not understand its server."""
+
+
+def serve(descriptor: int) -> None:
+    """Serves a socket until the server closes it or says that it is enough."""
+    Host(Channel(socket.socket(fileno=descriptor))).run()
+
+
+class Host:
+    """One instance of a model, and the server that it works for.
+
+    Args:
+        channel: The socket to the server.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._exchange = Exchange(channel, in_worker=True)
+        self._reading = Reading(self._step, channel.ready)
+        self._watch = Watch(self._reading)
+        self._calls = WorkerCalls(self._exchange, self._reading, self._watch)
+        self._families = RemoteFamilies(self)
+        self._todo: deque[tuple[int, Batch] | None] = deque()
+        self._load: tuple[ModelSpec, Placement] | None = None
+        self._requests: Requests | None = None
+        self._instance: PythonInstance | None = None
+        self._decoupled = False
+        self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
+            Kind.EXECUTE: self._on_execute,
+            Kind.REPLY: self._calls.on_reply,
+            Kind.ANSWER: self._calls.on_answer,
+            Kind.CREDIT: self._on_credit,
+            Kind.CANCEL: self._on_cancel,
+            Kind.FORGET: self._on_forget,
+            Kind.READY: self._on_ready,
+            Kind.LEVEL: self._on_level,
+            Kind.CLOSE: self._on_close,
+            Kind.HELLO: self._on_hello,
+            Kind.LOAD: self._on_load,
+        }
+
+    def run(self) -> None:
+        """Works until the server says that it is enough."""
+        try:
+            self._exchange.send(Kind.HELLO, 0, wire.encode_hello(os.getpid()))
+            self._reading.until(lambda: self._load is not None or bool(self._todo))
+            if self._load is not None and self._open(*self._load):
+                self._serve()
+        except ChannelClosedError:
+            os._exit(SERVER_GONE)
+        # Others may hold the socket open: children that the model has started.
+        self._channel.shut()
+
+    # --- for the parts ----------------------------------------------------------------------------------
+
+    def ask(self, question: str, **more: object) -> dict[str, object]:
+        """Asks the server something, and waits for the answer."""
+        return self._calls.ask(question, **more)
+
+    def tell(self, kind: Kind, subject: int, fields: bytes) -> None:
+        """Sends a message without tensors."""
+        self._exchange.send(kind, subject, fields)
+
+    # --- what the main thread does ------------------------------------------------------------------------
+
+    def _open(self, spec: ModelSpec, placement: Placement) -> bool:
+        keep_metrics_in(self._families)
+        self._decoupled = spec.decoupled
+        settings = Settings.of(spec)
+        if settings.memory_limit_mb is not None:
+            limit_memory(settings.memory_limit_mb)
+        self._watch.begin()  # an `initialize` may take long, and ask the server for something
+        try:
+            instance = open_instance(spec, placement, self._calls)
+        except ConchError as error:
+            self._exchange.send(Kind.FAILED, 0, wire.encode_error(error))
+            return False
+        finally:
+            self._watch.end()
+        instance.leave_shaping(spec)
+        self._instance = instance
+        self._requests = Requests(spec, self._respond)
+        facts = {"readiness": instance.readiness is not None, "leads": instance.leads}
+        self._exchange.send(Kind.LOADED, 0, wire.encode_json(facts))
+        return True
+
+    def _serve(self) -> None:
+        todo, reading, watch = self._todo, self._reading, self._watch
+        instance = self._instance
+        assert instance is not None, "it has been loaded"
+
+        def something() -> bool:
+            return bool(todo)
+
+        while True:
+            reading.until(something)
+            watch.begin()
+            if todo[0] is None:
+                break
+            self._execute(instance)
+            watch.end()
+        instance.close()
+        self._families.flush()
+
+    def _execute(self, instance: PythonInstance) -> None:
+        item = self._todo.popleft()
+        assert item is not None, "the end has been looked for"
+        number, batch = item
+        outcome: Outcome
+        try:
+            outcome = instance.execute(batch)
+        except BaseException as error:  # the process ends when the server says so, not when a model raises
+            outcome = error
+        fields, payload = self._outcome(batch, outcome)
+        # The memory of the inputs goes back with this message, unless the model has kept it.
+        del item, batch, outcome
+        self._exchange.send(Kind.DONE, number, fields, payload)
+        self._families.flush()
+
+    def _outcome(self, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
+        if not isinstance(outcome, BaseException):
+            try:
+                return self._responses(batch, outcome)
+            except Exception as error:  # no memory for them, or they are not what they say they are
+                outcome = InternalError(f"responses can't be sent: {error}")
+        assert self._requests is not None, "batches come when the model is loaded"
+        text = wire.encode_error(as_conch_error(outcome))
+        for request in batch.requests:
+            assert isinstance(request, HostRequest)
+            self._requests.remove(request.number)
+        return _times(batch, 0, len(text)) + text, None
+
+    def _responses(
+        self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
+    ) -> tuple[bytes, Payload]:
+        requests = self._requests
+        assert requests is not None, "batches come when the model is loaded"
+        entries = responses if responses is not None else [None] * len(batch.requests)
+        records: list[ResponseRecord] = []
+        lists: list[Sequence[Tensor]] = []
+        for request, response in zip(batch.requests, entries, strict=True):
+            assert isinstance(request, HostRequest)
+            record = ResponseRecord(response is not None)
+            records.append(record)
+            if response is not None:
+                record.error, record.parameters = response.error, response.parameters
+                requests.remove(request.number)
+            elif request.rescheduled:
+                record.rescheduled = True
+                if request.answered:
+                    requests.remove(request.number)
+            record.failed = getattr(request, "failed", False)
+            if record.has_tensors and response is not None:
+                lists.append(response.outputs)
+        payload = self._exchange.pack(lists)
+        batch.bytes_copied += payload.bytes_copied
+        parts = [_times(batch, len(records), 0)]
+        described = iter(payload.lists)
+        for record in records:
+            parts.append(record.encode())
+            if record.has_tensors:
+                parts.append(next(described))
+        return b"".join(parts), payload
+
+    # --- what any thread does -----------------------------------------------------------------------------
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """Sends a response that a sender sends, once the server has handed enough of the others on."""
+        assert isinstance(request, HostRequest) and self._requests is not None
+        if request.filler:
+            return
+        if self._decoupled and request.credit <= 0:
+            self._watch.attend()
+            self._reading.until(lambda: request.credit > 0)
+        record = ResponseRecord(response is not None, final=final)
+        outputs: Sequence[Tensor] = ()
+        if response is not None:
+            record.error, record.parameters, outputs = response.error, response.parameters, response.outputs
+        record.failed = getattr(request, "failed", False)
+        try:
+            payload = self._exchange.pack([outputs] if record.has_tensors else [])
+        except Exception as error:  # no memory for it, or it is not what it says it is
+            record.error, outputs = InternalError(f"a response can't be sent: {error}"), ()
+            payload = self._exchange.pack([])
+        request.credit -= wire.units(outputs)
+        if final:
+            self._requests.remove(request.number)
+        fields = record.encode() + b"".join(payload.lists)
+        try:
+            self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
+        except ChannelClosedError:
+            pass  # whoever reads notices, and ends the process
+
+    def _step(self) -> None:
+        """Receives one message and does what it says."""
+        try:
+            incoming = self._exchange.receive()
+            self._handle(incoming)
+        except ChannelClosedError:
+            # At once: a model may be in the middle of something that never ends.
+            os._exit(SERVER_GONE)
+        except WireError as error:
+            sys.stderr.write(f"conch worker: {error}\n")
+            sys.stderr.flush()
+            os._exit(BAD_MESSAGE)
+
+    def _handle(self, incoming: Incoming) -> None:
+        message = incoming.message
+        handler = self._handlers.get(message.kind)
+        if handler is None:
+            raise WireError(f"a message {message.kind.name} was not expected")
+        handler(message.subject, incoming)
+
+    def _on_execute(self, subject: int, incoming: Incoming) -> None:
+        self._todo.append((subject, self._received.batch(incoming)))
+
+    def _on_credit(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.credit += wire.decode_credit(incoming.message.fields)
+
+    def _on_cancel(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.cancelled = True
+            request.tell_cancelled()
+
+    def _on_forget(self, subject: int, incoming: Incoming) -> None:
+        request = self._received.get(subject)
+        if request is not None:
+            request.answered = True
+            request.kept = None
+            self._received.remove(subject)
+
+    def _on_ready(self, subject: int, incoming: Incoming) -> None:
+        threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
+
+    def _on_close(self, subject: int, incoming: Incoming) -> None:
+        self._todo.append(None)
+
+    def _on_hello(self, subject: int, incoming: Incoming) -> None:
+        wire.check_hello(incoming.message.fields, "server")
+
+    def _on_load(self, subject: int, incoming: Incoming) -> None:
+        if self._load is not None:
+            raise WireError("it has been told before what to load")
+        fields = wire.decode_json(incoming.message.fields)
+        spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
+        level = fields.get("level")
+        log_to_server(self.tell, level if isinstance(level, int) else logging.NOTSET)
+        self._load = spec, placement
+
+    def _on_level(self, subject: int, incoming: Incoming) -> None:
+        level = wire.decode_json(incoming.message.fields).get("level")
+        if isinstance(level, int):
+            logging.getLogger().setLevel(level)
+
+    @property
+    def _received(self) -> Requests:
+        requests = self._requests
+        if requests is None:
+            raise WireError("there is no model yet")
+        return requests
+
+    def _say_ready(self, subject: int) -> None:
+        check = None if self._instance is None else self._instance.readiness
+        ready = False
+        if check is not None:
+            check.start()
+            ready = check.result()
+        try:
+            self._exchange.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
+        except ChannelClosedError:
+            os._exit(SERVER_GONE)
+
+
+def _times(batch: Batch, count: int, error: int) -> bytes:
+    return DoneRecord(
+        batch.compute_input_end_ns, batch.compute_output_start_ns, batch.bytes_copied, count, error
+    ).encode()

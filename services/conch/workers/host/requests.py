@@ -1,0 +1,112 @@
+"""The core's requests and batches as a worker has them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from conch.core.request import InferenceRequest, Responder
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+from conch.workers import wire
+from conch.workers.exchange import Incoming
+from conch.workers.wire import BatchRecord, RequestRecord, WireError
+
+
+class HostRequest(InferenceRequest):
+    """A request that the server has sent.
+
+    Attributes:
+        number: Its number on the socket.
+        credit: What its responses may still cost; negative if the last one was larger than the rest.
+    """
+
+    __slots__ = ("credit", "number")
+
+    number: int
+    credit: int
+
+
+class HostFiller(HostRequest):
+    """A row that no client's request has."""
+
+    filler: ClassVar[bool] = True
+
+    __slots__ = ()
+
+
+class Requests:
+    """The requests that the model has not answered.
+
+    Args:
+        spec: The model version.
+        responder: Takes their responses.
+    """
+
+    def __init__(self, spec: ModelSpec, responder: Responder) -> None:
+        self._name = spec.name
+        self._version = str(spec.version)
+        self._responder = responder
+        self._by_number: dict[int, HostRequest] = {}
+
+    def get(self, number: int) -> HostRequest | None:
+        """The request of a number, if it has not been answered."""
+        return self._by_number.get(number)
+
+    def remove(self, number: int) -> None:
+        """Says that a request has been answered."""
+        self._by_number.pop(number, None)
+
+    def batch(self, incoming: Incoming) -> Batch:
+        """Reads a batch.
+
+        Raises:
+            WireError: It is none.
+        """
+        reader = incoming.reader
+        record = BatchRecord.decode(reader)
+        requests = [self._request(incoming) for _ in range(record.length)]
+        reader.end()
+        batch = Batch(list(requests), record.size, None if record.instance < 0 else record.instance)
+        batch.compute_start_ns = record.start_ns
+        batch.fillers = sum(request.filler for request in requests)
+        return batch
+
+    def _request(self, incoming: Incoming) -> HostRequest:
+        record = RequestRecord.decode(incoming.reader)
+        inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+        flags = record.flags
+        parameters = None if record.parameters is None else dict(record.parameters)
+        if flags & wire.AGAIN:
+            known = self._by_number.get(record.number)
+            if known is None:
+                raise WireError(f"request {record.number} runs again, but has not run")
+            request = known
+            request.inputs = inputs
+            request.rescheduled = False
+        else:
+            kind = HostFiller if flags & wire.FILLER else HostRequest
+            request = kind(
+                self._name,
+                self._version,
+                inputs,
+                self._responder,
+                record.received_ns,
+                record.id,
+                record.requested,
+                parameters,
+            )
+            request.number = record.number
+            request.credit = wire.WINDOW
+            if not request.filler:
+                self._by_number[record.number] = request
+        request.queued_ns = record.queued_ns
+        request.deadline_ns = record.deadline_ns
+        request.batch_size = record.batch_size
+        request.correlation_id = record.correlation_id
+        request.priority = record.priority
+        request.timeout_us = record.timeout_us
+        request.sequence_start = bool(flags & wire.SEQUENCE_START)
+        request.sequence_end = bool(flags & wire.SEQUENCE_END)
+        request.empty_final = bool(flags & wire.EMPTY_FINAL)
+        request.cancelled = bool(flags & wire.CANCELLED)
+        return request

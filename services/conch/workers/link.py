@@ -1,0 +1,590 @@
+"""The server's side of one living worker."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from conch.core.backend import Outcome
+from conch.core.calls import ServerCalls
+from conch.core.clock import monotonic_ns
+from conch.core.custom_metrics import FAMILIES
+from conch.core.errors import ConchError, UnavailableError, as_conch_error
+from conch.core.instances.placement import Placement
+from conch.core.readiness import Readiness
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
+from conch.workers import wire
+from conch.workers.answers import Handing, Hands, OpenRequest
+from conch.workers.callers import WorkerCaller
+from conch.workers.channel import Channel, ChannelClosedError
+from conch.workers.exchange import Exchange, Incoming
+from conch.workers.metrics import WorkerMetrics
+from conch.workers.records import WorkerLog
+from conch.workers.specs import placement_to_json, spec_to_json
+from conch.workers.wire import BatchRecord, DoneRecord, Kind, RequestRecord, ResponseRecord, WireError
+
+log = logging.getLogger(__name__)
+
+_READY_S = 6.0
+"""How long the answer to a question for readiness may take; the worker answers after 5 s in any case."""
+
+_END_S = 5.0
+"""How long the link's thread may take to end when nobody is on the other side any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A batch that a worker runs.
+
+    Attributes:
+        since_ns: Monotonic time at which it was sent.
+        request_ids: The ids that clients gave its requests.
+    """
+
+    since_ns: int
+    request_ids: tuple[str, ...]
+
+
+class _Begun:
+    """A batch that a worker runs."""
+
+    __slots__ = ("batch", "done", "numbers", "since_ns")
+
+    def __init__(
+        self, batch: Batch, numbers: list[int], done: Callable[[Outcome], None], since_ns: int
+    ) -> None:
+        self.batch = batch
+        self.numbers = numbers
+        self.done = done
+        self.since_ns = since_ns
+
+
+class _Kept:
+    """Stands for what a worker keeps of a request that is to run again."""
+
+    __slots__ = ("link", "number")
+
+    def __init__(self, link: Link, number: int) -> None:
+        self.link = link
+        self.number = number
+
+
+class Link:
+    """A worker process, as the server talks to it; its process is somebody else's.
+
+    Args:
+        channel: The socket to it, made with ``patient=False``; the link closes it.
+        name: The instance's name.
+        spec: The model version.
+        calls: What the model may ask of the server.
+        on_lost: Called once, on the link's own thread, with the reason, when the worker can't be used any
+            more and everything it had has been answered; not where it was asked to close, and not where it
+            could not load its model.
+        explain: Called once, before that and before anything is answered, with the reason, which is empty if
+            the socket has simply ended; gives the error for everything that the worker had. It may take its
+            time; `in_flight` says what the worker had.
+
+    Attributes:
+        readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
+    """
+
+    readiness: Readiness | None = None
+
+    def __init__(
+        self,
+        channel: Channel,
+        name: str,
+        spec: ModelSpec,
+        calls: ServerCalls,
+        on_lost: Callable[[str], None],
+        explain: Callable[[str], ConchError] | None = None,
+    ) -> None:
+        self._channel = channel
+        self._name = name
+        self._spec = spec
+        self._on_lost = on_lost
+        self._explain = explain
+        self._explanation: ConchError | None = None
+        self._lock = threading.Lock()
+        self._exchange = Exchange(channel, in_worker=False)
+        self._handing = Handing(spec)
+        self._hands = Hands(name)
+        self._caller = WorkerCaller(self._exchange, calls, WorkerMetrics(FAMILIES), self._hands)
+        self._log = WorkerLog(spec.name)
+        self._batches: dict[int, _Begun] = {}
+        self._open: dict[int, OpenRequest] = {}
+        self._numbers = itertools.count(1)
+        self._again: set[int] = set()  # requests that wait to run again
+        self._last: list[InFlight] = []
+        self._checks: dict[int, _Check] = {}
+        self._load_done: Callable[[ConchError | None], None] | None = None
+        self._greeted = False
+        self._lost: str | None = None
+        self._quiet = False  # its end is no loss
+        self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
+            Kind.DONE: self._done,
+            Kind.RESPONSE: self._response,
+            Kind.CALL: self._on_call,
+            Kind.CALL_CANCEL: self._on_call_cancel,
+            Kind.ASK: self._on_ask,
+            Kind.LOG: self._on_log,
+            Kind.METRIC: self._on_metric,
+            Kind.READY: self._on_ready,
+            Kind.LOADED: self._on_loaded,
+            Kind.FAILED: self._on_failed,
+        }
+        self._reader = threading.Thread(target=self._read, name=f"conch-{name}-link", daemon=True)
+
+    def load(self, placement: Placement, on_loaded: Callable[[ConchError | None], None]) -> None:
+        """Has the worker load the model.
+
+        Args:
+            placement: Where the instance lives.
+            on_loaded: Called once, on the link's thread or on the one that calls: with None when the model
+                is ready, with the error if it can't be loaded or the worker is lost meanwhile.
+        """
+        with self._lock:
+            if self._lost is None:
+                self._load_done = on_loaded
+        if self._load_done is None:
+            on_loaded(self._error())
+            return
+        self._reader.start()
+        fields = {
+            "spec": spec_to_json(self._spec),
+            "placement": placement_to_json(placement),
+            "level": self._log.level,
+        }
+        try:
+            self._exchange.send(Kind.HELLO, 0, wire.encode_hello(0))
+            self._exchange.send(Kind.LOAD, 0, wire.encode_json(fields))
+        except ChannelClosedError:
+            pass  # the reader notices, and says so
+
+    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+        """Sends a batch; see `BackendInstance.begin`. On a lost link it is done at once, with an error."""
+        requests = batch.requests
+        number = next(self._numbers)
+        numbers = [self._number(request) for request in requests]
+        again = [known for known, _ in numbers]
+        begun = _Begun(batch, [each for _, each in numbers], done, monotonic_ns())
+        with self._lock:
+            lost = self._lost is not None
+            if not lost:
+                self._batches[number] = begun
+                for request, each in zip(requests, begun.numbers, strict=True):
+                    if not request.filler and each not in self._open:
+                        self._open[each] = self._opened(request, each)
+        if lost:
+            done(self._error())
+            return
+        try:
+            flags = self._send(number, begun, again)
+        except ChannelClosedError:
+            return  # the reader notices, and ends the batch
+        except BaseException as error:
+            if self._take(number) is not None:
+                done(as_conch_error(error))
+            return
+        for request, each, flag in zip(requests, begun.numbers, flags, strict=True):
+            # It may have been cancelled before the worker knew it.
+            if request.cancelled and not flag & wire.CANCELLED:
+                self._cancel(each)
+
+    def in_flight(self) -> list[InFlight]:
+        """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
+        with self._lock:
+            return self._last if self._lost is not None else self._in_flight()
+
+    def _in_flight(self) -> list[InFlight]:
+        return [
+            InFlight(begun.since_ns, tuple(each.id for each in begun.batch.requests if not each.filler))
+            for begun in self._batches.values()
+        ]
+
+    def close(self, timeout_s: float) -> bool:
+        """Asks the worker to finalize its model and to end, and waits for that.
+
+        Returns:
+            Whether it did so in time; if not, its process has to be killed. The link is closed either way.
+        """
+        self._quiet = True
+        try:
+            self._exchange.send(Kind.CLOSE)
+        except ChannelClosedError:
+            pass
+        ended = self._wait(timeout_s)
+        self.lose("it is closed")
+        if not ended:
+            self._wait(_END_S)
+        return ended
+
+    def shut(self) -> None:
+        """Ends the conversation, as the end of the worker would; others may hold its end of the socket."""
+        self._channel.shut()
+
+    def lose(self, reason: str) -> None:
+        """Gives the worker up: everything that it has is answered with an error. May be called twice."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = reason or "its process has ended"
+            self._last = self._in_flight()
+            batches, opened = list(self._batches.values()), dict(self._open)
+            checks, on_loaded = list(self._checks.values()), self._load_done
+            self._batches.clear()
+            self._open.clear()
+            self._checks.clear()
+            self._load_done = None
+        self._channel.shut()
+        if self._explain is not None and not self._quiet:
+            self._explanation = self._explain(reason)
+        for check in checks:
+            check.answer(False)
+        if on_loaded is not None:
+            on_loaded(self._error())
+        for begun in batches:
+            for number in begun.numbers:
+                opened.pop(number, None)
+            begun.done(self._error())
+        for entry in opened.values():  # of batches that were done, by models that answer later
+            entry.fail(self._error())
+        self._caller.close()
+        if self._reader.ident is None:
+            self._end()
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def _number(self, request: InferenceRequest) -> tuple[bool, int]:
+        """Whether the worker knows a request already, and its number there."""
+        kept = getattr(request, "kept", None)
+        if isinstance(kept, _Kept) and kept.link is self:
+            request.kept = None
+            self._again.discard(kept.number)
+            return True, kept.number
+        return False, next(self._numbers)
+
+    def _opened(self, request: InferenceRequest, number: int) -> OpenRequest:
+        hands = self._hands if self._spec.decoupled else None
+        request.on_cancel = partial(self._cancel, number)
+        return OpenRequest(request, number, self._handing, hands, self._credit)
+
+    def _send(self, number: int, begun: _Begun, again: list[bool]) -> list[int]:
+        """Sends a batch; returns the flags of its requests."""
+        if self._again:
+            self._forget()
+        if self._log.changed:
+            self._exchange.send(Kind.LEVEL, 0, wire.encode_json({"level": self._log.level}))
+        batch = begun.batch
+        payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests])
+        batch.bytes_copied += payload.bytes_copied
+        instance = -1 if batch.instance is None else batch.instance
+        parts = [BatchRecord(len(batch.requests), batch.size, instance, batch.compute_start_ns).encode()]
+        flags: list[int] = []
+        for request, each, known, tensors in zip(
+            batch.requests, begun.numbers, again, payload.lists, strict=True
+        ):
+            if known:
+                request.on_cancel = partial(self._cancel, each)
+            record = _record(request, each, known)
+            flags.append(record.flags)
+            parts.append(record.encode())
+            parts.append(tensors)
+        self._exchange.send(Kind.EXECUTE, number, b"".join(parts), payload)
+        return flags
+
+    def _forget(self) -> None:
+        """Tells the worker which of the requests that were to run again have been answered without it."""
+        for number in list(self._again):
+            entry = self._open.get(number)
+            if entry is None or entry.request.answered:
+                self._again.discard(number)
+                self._open.pop(number, None)
+                self._exchange.send(Kind.FORGET, number)
+
+    def _cancel(self, number: int) -> None:
+        if number in self._open:
+            self._tell(Kind.CANCEL, number)
+
+    def _credit(self, number: int, units: int) -> None:
+        self._tell(Kind.CREDIT, number, wire.encode_credit(units))
+
+    def _tell(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
+        try:
+            self._exchange.send(kind, subject, fields)
+        except ChannelClosedError:
+            pass  # the reader notices
+
+    # --- receiving -----------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        reason = ""
+        try:
+            while True:
+                self._handle(self._exchange.receive())
+        except ChannelClosedError:
+            pass
+        except WireError as error:
+            reason = f"it has sent something that can't be understood: {error}"
+            log.error("worker of '%s': %s", self._name, error)
+        except BaseException as error:
+            reason = "the server failed with what it had sent"
+            log.exception("worker of '%s'", self._name, exc_info=error)
+        self.lose(reason)
+        self._end()
+        if not self._quiet:
+            self._on_lost(self._lost or reason)
+
+    def _end(self) -> None:
+        """Frees everything, when nobody receives any more."""
+        self._hands.close()
+        self._channel.close()
+        self._exchange.close()
+
+    def _handle(self, incoming: Incoming) -> None:
+        kind = incoming.message.kind
+        if not self._greeted:
+            if kind is not Kind.HELLO:
+                raise WireError("it does not begin with HELLO")
+            wire.check_hello(incoming.message.fields, "worker")
+            self._greeted = True
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise WireError(f"a message {kind.name} was not expected")
+        handler(incoming.message.subject, incoming)
+
+    def _on_call(self, subject: int, incoming: Incoming) -> None:
+        self._caller.call(incoming)
+
+    def _on_call_cancel(self, subject: int, incoming: Incoming) -> None:
+        self._caller.cancel(subject)
+
+    def _on_ask(self, subject: int, incoming: Incoming) -> None:
+        self._caller.ask(subject, wire.decode_json(incoming.message.fields))
+
+    def _on_log(self, subject: int, incoming: Incoming) -> None:
+        self._log.handle(wire.decode_json(incoming.message.fields))
+
+    def _on_metric(self, subject: int, incoming: Incoming) -> None:
+        self._caller.metrics.change(subject, wire.decode_json(incoming.message.fields))
+
+    def _on_ready(self, subject: int, incoming: Incoming) -> None:
+        with self._lock:
+            check = self._checks.pop(subject, None)
+        if check is not None:
+            check.answer(wire.decode_json(incoming.message.fields).get("ready") is True)
+
+    def _on_loaded(self, subject: int, incoming: Incoming) -> None:
+        if wire.decode_json(incoming.message.fields).get("readiness") is True:
+            self.readiness = LinkReadiness(self)
+        self._loaded(None)
+
+    def _on_failed(self, subject: int, incoming: Incoming) -> None:
+        self._quiet = True
+        self._loaded(wire.decode_error(incoming.message.fields))
+
+    def _loaded(self, error: ConchError | None) -> None:
+        with self._lock:
+            on_loaded, self._load_done = self._load_done, None
+        if on_loaded is None:
+            raise WireError("it has said before what came of its load")
+        on_loaded(error)
+
+    def _done(self, number: int, incoming: Incoming) -> None:
+        with self._lock:
+            begun = self._batches.get(number)
+        if begun is None:
+            raise WireError(f"batch {number} is done, but has not begun")
+        reader = incoming.reader
+        record = DoneRecord.decode(reader)
+        outcome: Outcome
+        if record.error:
+            outcome = wire.decode_error(reader.take(record.error))
+        else:
+            if record.length != len(begun.batch.requests):
+                raise WireError(f"{record.length} responses to {len(begun.batch.requests)} requests")
+            outcome = self._responses(begun, incoming)
+        reader.end()
+        if self._take(number) is None:
+            return  # it has been lost meanwhile
+        self._settle(begun, outcome)
+        batch = begun.batch
+        batch.compute_input_end_ns = record.input_end_ns
+        batch.compute_output_start_ns = record.output_start_ns
+        batch.bytes_copied += record.bytes_copied
+        done = begun.done
+        # What has come is done's alone now: memory that it lets go of goes at once.
+        del begun, batch, incoming, reader
+        done(outcome)
+
+    def _responses(self, begun: _Begun, incoming: Incoming) -> list[InferenceResponse | None]:
+        responses: list[InferenceResponse | None] = []
+        for request, number in zip(begun.batch.requests, begun.numbers, strict=True):
+            record = ResponseRecord.decode(incoming.reader)
+            outputs = incoming.tensors() if record.has_tensors else []
+            if record.failed:
+                request.failed = True
+            if record.present:
+                parameters = None if record.parameters is None else dict(record.parameters)
+                responses.append(InferenceResponse(outputs, record.error, parameters))
+                continue
+            responses.append(None)
+            if record.rescheduled and not request.filler:
+                request.rescheduled = True
+                request.kept = _Kept(self, number)
+                self._again.add(number)
+        return responses
+
+    def _settle(self, begun: _Begun, outcome: Outcome) -> None:
+        """Forgets the requests of a batch that have got their answers with it."""
+        if isinstance(outcome, BaseException):
+            for number in begun.numbers:
+                self._open.pop(number, None)
+            return
+        for number, response in zip(begun.numbers, outcome or (), strict=False):
+            if response is not None:
+                self._open.pop(number, None)
+
+    def _response(self, number: int, incoming: Incoming) -> None:
+        record = ResponseRecord.decode(incoming.reader)
+        outputs: Sequence[Tensor] = incoming.tensors() if record.has_tensors else []
+        incoming.reader.end()
+        entry = self._open.get(number)
+        if record.final:
+            self._open.pop(number, None)
+        if entry is None:
+            return  # it has been answered with an error meanwhile
+        if record.failed:
+            entry.request.failed = True
+        response: InferenceResponse | None = None
+        if record.present:
+            parameters = None if record.parameters is None else dict(record.parameters)
+            response = InferenceResponse(list(outputs), record.error, parameters)
+        entry.hand(response, record.final, wire.units(outputs))
+
+    # --- the rest ------------------------------------------------------------------------------------------
+
+    def _take(self, number: int) -> _Begun | None:
+        with self._lock:
+            return self._batches.pop(number, None)
+
+    def _error(self) -> ConchError:
+        """What clients are told when the worker can't answer any more; a new one each time."""
+        known = self._explanation
+        if known is not None:
+            error = type(known)(known.message)
+            error.retry_after_ms = known.retry_after_ms
+            return error
+        return UnavailableError(
+            f"Failed to process the request(s) for model instance '{self._name}', message: Stub process "
+            f"'{self._name}' is not healthy. The worker of the model is gone ({self._lost}); another one "
+            f"takes its place, so the request may be sent again."
+        )
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Waits for the end of the link's thread."""
+        reader = self._reader
+        if reader.ident is None or reader is threading.current_thread():
+            return reader.ident is None
+        reader.join(timeout_s)
+        return not reader.is_alive()
+
+    def ask_ready(self) -> _Check:
+        """Asks the model whether it is ready."""
+        check = _Check()
+        number = next(self._numbers)
+        with self._lock:
+            lost = self._lost is not None
+            if not lost:
+                self._checks[number] = check
+        if lost:
+            check.answer(False)
+        else:
+            self._tell(Kind.READY, number)
+        return check
+
+
+class _Check:
+    """A question for readiness, and its answer."""
+
+    __slots__ = ("_answered", "_ready")
+
+    def __init__(self) -> None:
+        self._answered = threading.Event()
+        self._ready = False
+
+    @property
+    def open(self) -> bool:
+        """Whether there is no answer yet."""
+        return not self._answered.is_set()
+
+    def answer(self, ready: bool) -> None:
+        """Gives the answer."""
+        self._ready = ready
+        self._answered.set()
+
+    def wait(self) -> bool:
+        """The answer; False if it does not come in time."""
+        return self._answered.wait(_READY_S) and self._ready
+
+
+class LinkReadiness:
+    """The `is_ready` of a worker's model.
+
+    Args:
+        link: The worker.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        self._check: _Check | None = None
+
+    def start(self) -> None:
+        """Begins a check, unless one is under way."""
+        with self._lock:
+            if self._check is None or not self._check.open:
+                self._check = self._link.ask_ready()
+
+    def result(self) -> bool:
+        """Waits for the check that was begun; False too if it fails or takes too long."""
+        check = self._check
+        return check is not None and check.wait()
+
+
+def _record(request: InferenceRequest, number: int, again: bool) -> RequestRecord:
+    flags = 0
+    if request.sequence_start:
+        flags |= wire.SEQUENCE_START
+    if request.sequence_end:
+        flags |= wire.SEQUENCE_END
+    if request.filler:
+        flags |= wire.FILLER
+    if request.cancelled:
+        flags |= wire.CANCELLED
+    if again:
+        flags |= wire.AGAIN
+    if request.empty_final:
+        flags |= wire.EMPTY_FINAL
+    return RequestRecord(
+        number,
+        request.received_ns,
+        request.queued_ns,
+        request.deadline_ns,
+        request.batch_size,
+        flags,
+        request.id,
+        request.parameters,
+        request.correlation_id,
+        request.requested,
+        request.priority,
+        request.timeout_us,
+    )

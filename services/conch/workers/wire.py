@@ -1,0 +1,722 @@
+"""The wire format between the server and a worker.
+
+Every message is one packet of a Unix socket: a header, numbers of blocks that are given back, the message's
+own fields, and then, on a multiple of eight, the bytes of small tensors. Integers are little-endian. What
+few messages have is compact JSON; nothing is pickled. Every decoder here takes whatever bytes there are, and
+either returns something valid or raises `WireError`.
+
+A list of tensors is a layout, which is the same for most requests of a model and is parsed once, and for each
+tensor where it is: in the message (source 0), in the block that came with the message (its number), or in a
+block that the receiver had sent (its number with `RETURNED` set).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any, NamedTuple
+
+from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError
+from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
+
+MAGIC = 0xC7
+VERSION = 1
+
+MOST_INLINE = 32 * 1024
+"""Tensors of a message that have more bytes than this together travel in a block."""
+
+MOST_PACKET = 96 * 1024
+"""A message with more bytes travels in a file of its own, of which the packet only tells."""
+
+RETURNED = 1 << 31
+"""Set in the number of a block that belongs to the receiver of the message."""
+
+MOST_RELEASED = 255
+
+
+class WireError(Exception):
+    """A message that is not one; whoever sent it can't be trusted with the next."""
+
+
+class Kind(IntEnum):
+    """Kinds of messages. S: the server sends them, W: the worker, B: both."""
+
+    HELLO = 1  # B: version
+    LOAD = 2  # S: JSON: spec, placement
+    LOADED = 3  # W: JSON: what the instance can do
+    FAILED = 4  # W: error: it could not be loaded
+    EXECUTE = 5  # S, subject is a batch: its requests
+    DONE = 6  # W, a batch: what came of it
+    RESPONSE = 7  # W, a request: one response by its sender
+    CREDIT = 8  # S, a request: more responses may be sent
+    CANCEL = 9  # S, a request: nobody waits for it any more
+    RELEASE = 10  # B: nothing but the blocks in its header
+    DROP = 11  # B: blocks that are not used any more
+    READY = 12  # S, a question: is the model ready? W: the answer
+    CLOSE = 13  # S: finalize and end
+    FORGET = 22  # S, a request: one that was to run again does not
+    CALL = 14  # W, a call: a request to another model
+    CALL_CANCEL = 15  # W, a call: nobody waits for it any more
+    REPLY = 16  # S, a call: one response, or an error
+    ASK = 17  # W, a call: JSON: another question to the server
+    ANSWER = 18  # S, a call: JSON: the answer, or an error
+    LOG = 19  # W: JSON: a record of the log
+    METRIC = 20  # W: JSON: a change of a metric
+    LEVEL = 21  # S: JSON: from which level on records are wanted
+
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+HEADER = struct.Struct("<BBBBIQII")
+"""Magic, kind, flags, count of released blocks, bytes of fields, subject, number and size of a block."""
+
+NEW_BLOCK = 1
+"""Flag: the block is new, and its descriptor comes with the message."""
+OUTLINE = 2
+"""Flag: the message is in the file whose descriptor comes with this one."""
+
+_NUMBER = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
+_HELLO = struct.Struct("<4sHI")
+_HELLO_MAGIC = b"conc"
+
+
+class Message(NamedTuple):
+    """A message that has been taken apart as far as all messages are alike.
+
+    Attributes:
+        kind: What it is.
+        subject: What it is about: number of a batch, a request or a call.
+        fields: Its own fields.
+        data: The bytes of small tensors.
+        block: Number of the block that comes with it; 0 for none.
+        block_size: The size of that block.
+        new_block: Whether the block's descriptor comes with it.
+        outline: Whether the real message is in a file.
+        released: Blocks that are given back.
+    """
+
+    kind: Kind
+    subject: int
+    fields: memoryview
+    data: memoryview
+    block: int
+    block_size: int
+    new_block: bool
+    outline: bool
+    released: tuple[int, ...]
+
+
+def encode(
+    kind: Kind,
+    subject: int = 0,
+    fields: bytes = b"",
+    data: Sequence[Buffer] = (),
+    block: int = 0,
+    block_size: int = 0,
+    new_block: bool = False,
+    released: Sequence[int] = (),
+) -> bytes:
+    """Puts a message together; the parts of `data` must each begin on a multiple of eight."""
+    length = len(fields)
+    flags = NEW_BLOCK if new_block else 0
+    header = HEADER.pack(MAGIC, kind, flags, len(released), length, subject, block, block_size)
+    if not released and not data:
+        return header + fields
+    head = HEADER.size + 4 * len(released) + length
+    parts: list[Buffer] = [header, struct.pack(f"<{len(released)}I", *released), fields, bytes(-head % 8)]
+    for part in data:
+        parts.append(part)
+        parts.append(bytes(-len(part) % 8))
+    return b"".join(parts)
+
+
+def outline(size: int) -> bytes:
+    """The message that tells of a message in a file, which has `size` bytes."""
+    return HEADER.pack(MAGIC, Kind.RELEASE, OUTLINE, 0, 0, size, 0, 0)
+
+
+def decode(packet: memoryview) -> Message:
+    """Takes a message apart.
+
+    Raises:
+        WireError: It is none.
+    """
+    if len(packet) < HEADER.size:
+        raise WireError(f"a message of {len(packet)} bytes is too short")
+    magic, number, flags, released, length, subject, block, block_size = HEADER.unpack_from(packet)
+    if magic != MAGIC:
+        raise WireError(f"a message begins with {magic:#x}, not {MAGIC:#x}")
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise WireError(f"there is no message of kind {number}")
+    start = HEADER.size + 4 * released
+    end = start + length
+    if end > len(packet) or flags & ~(NEW_BLOCK | OUTLINE):
+        raise WireError(f"the header of a message {kind.name} does not fit it")
+    numbers: tuple[int, ...] = struct.unpack_from(f"<{released}I", packet, HEADER.size) if released else ()
+    return Message(
+        kind,
+        subject,
+        packet[start:end],
+        packet[end + -end % 8 :],
+        block,
+        block_size,
+        bool(flags & NEW_BLOCK),
+        bool(flags & OUTLINE),
+        numbers,
+    )
+
+
+def encode_hello(pid: int) -> bytes:
+    """The fields of HELLO, which stay the same in all versions."""
+    return _HELLO.pack(_HELLO_MAGIC, VERSION, pid)
+
+
+def check_hello(fields: Buffer, speaker: str) -> None:
+    """Checks the fields of HELLO.
+
+    Raises:
+        WireError: The other side speaks another version, or something else.
+    """
+    try:
+        magic, version, _ = _HELLO.unpack(fields)
+    except struct.error:
+        magic, version = b"", 0
+    if magic != _HELLO_MAGIC:
+        raise WireError(f"the {speaker} does not speak conch's protocol for workers")
+    if version != VERSION:
+        raise WireError(
+            f"the {speaker} speaks version {version} of the protocol for workers, and this side version "
+            f"{VERSION}: both must be of the same conch; was it updated while the server ran?"
+        )
+
+
+def encode_json(value: object) -> bytes:
+    """A value as compact JSON, also with text that UTF-8 can't have."""
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def decode_json(fields: Buffer) -> dict[str, Any]:
+    """An object in JSON.
+
+    Raises:
+        WireError: It is something else.
+    """
+    try:
+        value = json.loads(bytes(fields))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"JSON can't be read: {error}") from None
+    if not isinstance(value, dict):
+        raise WireError("a JSON object is expected")
+    return value
+
+
+def encode_numbers(numbers: Sequence[int]) -> bytes:
+    """Numbers of blocks."""
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def decode_numbers(fields: Buffer) -> tuple[int, ...]:
+    """Numbers of blocks.
+
+    Raises:
+        WireError: It is something else.
+    """
+    if len(fields) % 4:
+        raise WireError("numbers of blocks have four bytes each")
+    return struct.unpack(f"<{len(fields) // 4}I", fields)
+
+
+class Reader:
+    """Reads fields one after the other; every read raises `WireError` where the fields end too early."""
+
+    __slots__ = ("_fields", "_position")
+
+    def __init__(self, fields: memoryview) -> None:
+        self._fields = fields
+        self._position = 0
+
+    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """The values of a struct."""
+        try:
+            values = layout.unpack_from(self._fields, self._position)
+        except struct.error as error:
+            raise WireError(f"a message ends too early: {error}") from None
+        self._position += layout.size
+        return values
+
+    def take(self, length: int) -> memoryview:
+        """So many bytes."""
+        end = self._position + length
+        if length < 0 or end > len(self._fields):
+            raise WireError(f"a message ends {end - len(self._fields)} bytes too early")
+        part = self._fields[self._position : end]
+        self._position = end
+        return part
+
+    def text(self, length: int) -> str:
+        """Text of so many bytes."""
+        try:
+            return str(self.take(length), "utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise WireError(f"a text can't be read: {error}") from None
+
+    def end(self) -> None:
+        """Checks that everything has been read."""
+        if self._position != len(self._fields):
+            raise WireError(f"a message has {len(self._fields) - self._position} bytes too many")
+
+
+# --- tensors ---------------------------------------------------------------------------------------------
+
+
+class TensorLayout(NamedTuple):
+    """What a tensor is.
+
+    Attributes:
+        name: Its name.
+        datatype: Its datatype.
+        shape: Its shape.
+        nbytes: Its size; -1 where only the message says it, as for BYTES.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Place(NamedTuple):
+    """Where a tensor's bytes are.
+
+    Attributes:
+        source: 0 for the message itself, else the number of a block.
+        offset: Where they begin there.
+        nbytes: How many there are.
+    """
+
+    source: int
+    offset: int
+    nbytes: int
+
+
+_PLACE = struct.Struct("<QQQ")
+_MOST_LAYOUTS = 512
+_MOST_BYTES = 1 << 62
+
+LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+class Layouts:
+    """The layouts that one side has sent or received; all are forgotten when there are too many."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[LayoutKey, bytes] = {}
+        self._decoded: dict[bytes, tuple[TensorLayout, ...]] = {}
+
+    def encode(self, key: LayoutKey) -> bytes:
+        """A layout, its length before it."""
+        encoded = self._encoded.get(key)
+        if encoded is None:
+            text = encode_json(key)
+            encoded = _COUNT.pack(len(text)) + text
+            if len(self._encoded) >= _MOST_LAYOUTS:
+                self._encoded.clear()
+            self._encoded[key] = encoded
+        return encoded
+
+    def decode(self, reader: Reader) -> tuple[TensorLayout, ...]:
+        """Reads a layout.
+
+        Raises:
+            WireError: It is none.
+        """
+        (length,) = reader.unpack(_COUNT)
+        text = bytes(reader.take(length))
+        decoded = self._decoded.get(text)
+        if decoded is None:
+            decoded = _parse_layout(text)
+            if len(self._decoded) >= _MOST_LAYOUTS:
+                self._decoded.clear()
+            self._decoded[text] = decoded
+        return decoded
+
+
+def _parse_layout(text: bytes) -> tuple[TensorLayout, ...]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the layout of tensors can't be read: {error}") from None
+    if not isinstance(value, list):
+        raise WireError("the layout of tensors is not a list")
+    return tuple(_tensor_layout(entry) for entry in value)
+
+
+def _tensor_layout(entry: object) -> TensorLayout:
+    match entry:
+        case [str() as name, str() as datatype, list() as dims] if all(
+            type(dim) is int and 0 <= dim < _MOST_BYTES for dim in dims
+        ):
+            pass
+        case _:
+            raise WireError("the layout of a tensor is not a name, a datatype and a shape")
+    if datatype == "BYTES":
+        return TensorLayout(name, datatype, tuple(dims), -1)
+    size = ELEMENT_SIZES.get(datatype)
+    if size is None:
+        raise WireError(f"there is no datatype '{datatype}'")
+    return TensorLayout(name, datatype, tuple(dims), prod(dims) * size)
+
+
+def encode_tensors(layouts: Layouts, key: LayoutKey, places: Sequence[Place]) -> bytes:
+    """A list of tensors: what they are and where."""
+    return b"".join([layouts.encode(key), *[_PLACE.pack(*place) for place in places]])
+
+
+def decode_tensors(layouts: Layouts, reader: Reader) -> list[tuple[TensorLayout, Place]]:
+    """Reads a list of tensors; that they are where they should be is for `conch.workers.exchange` to check.
+
+    Raises:
+        WireError: It is none, or one of them has not the size that its shape says.
+    """
+    tensors: list[tuple[TensorLayout, Place]] = []
+    for layout in layouts.decode(reader):
+        place = Place(*reader.unpack(_PLACE))
+        if layout.nbytes not in (-1, place.nbytes):
+            raise WireError(f"tensor '{layout.name}' has {place.nbytes} bytes, not {layout.nbytes}")
+        tensors.append((layout, place))
+    return tensors
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+
+def encode_error(error: ConchError) -> bytes:
+    """An error: its code and its text."""
+    record: dict[str, object] = {"code": error.code, "text": error.message}
+    if error.retry_after_ms is not None:
+        record["retry"] = error.retry_after_ms
+    return encode_json(record)
+
+
+def decode_error(fields: Buffer) -> ConchError:
+    """Reads an error.
+
+    Raises:
+        WireError: It is none.
+    """
+    record = decode_json(fields)
+    code, text, retry = record.get("code"), record.get("text"), record.get("retry")
+    if not isinstance(code, str) or not isinstance(text, str) or not isinstance(retry, int | None):
+        raise WireError("an error is a code and a text")
+    error = ERRORS_BY_CODE.get(code, InternalError)(text)
+    error.retry_after_ms = retry
+    return error
+
+
+def check_parameters(value: object) -> dict[str, bool | int | float | str] | None:
+    """Parameters as they came in JSON.
+
+    Raises:
+        WireError: They are none.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(
+        isinstance(item, bool | int | float | str) for item in value.values()
+    ):
+        raise WireError("parameters are names with a bool, a number or a text")
+    return value
+
+
+# --- requests --------------------------------------------------------------------------------------------
+
+_REQUEST = struct.Struct("<QQQqIIII")
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+FILLER = 4
+CANCELLED = 8
+AGAIN = 16
+EMPTY_FINAL = 32
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request, without its tensors: one that a worker is to execute, or that its model makes.
+
+    Attributes:
+        number: Its number on this socket.
+        received_ns: Monotonic time at which it reached the server.
+        queued_ns: Monotonic time at which its scheduler took it.
+        deadline_ns: Monotonic time after which nobody waits for the answer, or None.
+        batch_size: Rows it adds to a batch.
+        flags: What else is true of it.
+        id: The client's request id.
+        parameters: Its parameters, or None.
+        correlation_id: The sequence it belongs to.
+        requested: The outputs that are wanted, or None for all.
+        priority: Its priority level.
+        timeout_us: Its timeout.
+        model: For a call, the name and the version of the model; empty otherwise.
+        more: What else there is to say, by name.
+    """
+
+    number: int
+    received_ns: int = 0
+    queued_ns: int = 0
+    deadline_ns: int | None = None
+    batch_size: int = 1
+    flags: int = 0
+    id: str = ""
+    parameters: Mapping[str, bool | int | float | str] | None = None
+    correlation_id: int | str = 0
+    requested: tuple[str, ...] | None = None
+    priority: int = 0
+    timeout_us: int = 0
+    model: tuple[str, ...] = ()
+    more: Mapping[str, Any] | None = None
+
+    def encode(self) -> bytes:
+        """The record, to be followed by its tensors."""
+        name = self.id.encode("utf-8", "surrogatepass") if self.id else b""
+        rare = self._rare()
+        deadline = -1 if self.deadline_ns is None else self.deadline_ns
+        head = _REQUEST.pack(
+            *(self.number, self.received_ns, self.queued_ns, deadline, self.batch_size, self.flags),
+            *(len(name), len(rare)),
+        )
+        return head + name + rare if name or rare else head
+
+    def _rare(self) -> bytes:
+        rare: dict[str, object] = {}
+        if self.parameters:
+            rare["parameters"] = dict(self.parameters)
+        if self.correlation_id:
+            rare["correlation"] = self.correlation_id
+        if self.requested is not None:
+            rare["requested"] = self.requested
+        if self.priority:
+            rare["priority"] = self.priority
+        if self.timeout_us:
+            rare["timeout"] = self.timeout_us
+        if self.model:
+            rare["model"] = self.model
+        if self.more:
+            rare["more"] = dict(self.more)
+        return encode_json(rare) if rare else b""
+
+    @classmethod
+    def decode(cls, reader: Reader) -> RequestRecord:
+        """Reads a record.
+
+        Raises:
+            WireError: It is none.
+        """
+        number, received, queued, deadline, rows, flags, name, rare = reader.unpack(_REQUEST)
+        record = cls(number, received, queued, None if deadline == -1 else deadline, rows, flags)
+        if name:
+            record.id = reader.text(name)
+        if rare:
+            record._read(decode_json(reader.take(rare)))
+        return record
+
+    def _read(self, rare: dict[str, Any]) -> None:
+        self.parameters = check_parameters(rare.get("parameters"))
+        self.correlation_id = _checked(rare, "correlation", int | str, 0)
+        self.requested = None if rare.get("requested") is None else _names(rare, "requested")
+        self.model = _names(rare, "model")
+        self.priority = _checked(rare, "priority", int, 0)
+        self.timeout_us = _checked(rare, "timeout", int, 0)
+        self.more = _checked(rare, "more", dict, None)
+
+
+def _names(record: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = record.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise WireError(f"'{key}' of a request is not a list of names")
+    return tuple(names)
+
+
+def _checked(record: dict[str, Any], key: str, kind: Any, default: Any) -> Any:
+    value = record.get(key, default)
+    if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise WireError(f"'{key}' of a request is {type(value).__name__}")
+    return value
+
+
+_BATCH = struct.Struct("<IIiq")
+
+
+class BatchRecord(NamedTuple):
+    """A batch, without its requests.
+
+    Attributes:
+        length: How many requests there are.
+        size: Their rows.
+        instance: Number of the instance that may run it; -1 for any.
+        start_ns: Monotonic time at which the instance took it.
+    """
+
+    length: int
+    size: int
+    instance: int
+    start_ns: int
+
+    def encode(self) -> bytes:
+        """The record, to be followed by its requests."""
+        return _BATCH.pack(*self)
+
+    @classmethod
+    def decode(cls, reader: Reader) -> BatchRecord:
+        """Reads a record.
+
+        Raises:
+            WireError: It is none.
+        """
+        return cls(*reader.unpack(_BATCH))
+
+
+# --- responses -------------------------------------------------------------------------------------------
+
+_RESPONSE = struct.Struct("<BBHI")
+_HAS_RESPONSE, _HAS_ERROR, _FINAL, _RESCHEDULED, _FAILED = 1, 2, 4, 8, 16
+
+
+@dataclass(slots=True)
+class ResponseRecord:
+    """A response without its tensors, or what there is instead of one.
+
+    Attributes:
+        present: Whether there is a response; its tensors follow unless it is an error.
+        error: What went wrong, or None.
+        parameters: Its parameters, or None.
+        final: Whether nothing follows for its request.
+        rescheduled: Whether its request runs again.
+        failed: Whether the model has answered with an error by itself.
+    """
+
+    present: bool = False
+    error: ConchError | None = None
+    parameters: Mapping[str, bool | int | float | str] | None = None
+    final: bool = False
+    rescheduled: bool = False
+    failed: bool = False
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether tensors follow."""
+        return self.present and self.error is None
+
+    def encode(self) -> bytes:
+        """The record."""
+        flags = (
+            (_HAS_RESPONSE if self.present else 0)
+            | (_HAS_ERROR if self.error is not None else 0)
+            | (_FINAL if self.final else 0)
+            | (_RESCHEDULED if self.rescheduled else 0)
+            | (_FAILED if self.failed else 0)
+        )
+        rare = b""
+        if self.error is not None:
+            rare = encode_error(self.error)
+        elif self.parameters:
+            rare = encode_json(dict(self.parameters))
+        return _RESPONSE.pack(flags, 0, 0, len(rare)) + rare
+
+    @classmethod
+    def decode(cls, reader: Reader) -> ResponseRecord:
+        """Reads a record.
+
+        Raises:
+            WireError: It is none.
+        """
+        flags, _, _, rare = reader.unpack(_RESPONSE)
+        record = cls(
+            bool(flags & _HAS_RESPONSE),
+            None,
+            None,
+            bool(flags & _FINAL),
+            bool(flags & _RESCHEDULED),
+            bool(flags & _FAILED),
+        )
+        if flags & _HAS_ERROR:
+            record.error = decode_error(reader.take(rare))
+        elif rare:
+            record.parameters = check_parameters(decode_json(reader.take(rare)))
+        return record
+
+
+_DONE = struct.Struct("<QQQII")
+
+
+class DoneRecord(NamedTuple):
+    """What came of a batch, without the responses.
+
+    Attributes:
+        input_end_ns: When its inputs were ready for the model; 0 if never.
+        output_start_ns: When the model had its results; 0 if never.
+        bytes_copied: Bytes copied in the worker.
+        length: How many responses follow.
+        error: Bytes of the error that follows; 0 for none.
+    """
+
+    input_end_ns: int
+    output_start_ns: int
+    bytes_copied: int
+    length: int
+    error: int
+
+    def encode(self) -> bytes:
+        """The record."""
+        return _DONE.pack(*self)
+
+    @classmethod
+    def decode(cls, reader: Reader) -> DoneRecord:
+        """Reads a record.
+
+        Raises:
+            WireError: It is none.
+        """
+        return cls(*reader.unpack(_DONE))
+
+
+WINDOW = 96
+"""What the worker may send for one request of a decoupled model before the server has handed it on."""
+
+CREDIT_AT = WINDOW // 4
+"""The server says what it has handed on when it is that much."""
+
+_UNIT_BYTES = 64 * 1024
+_BLOCK_UNITS = 4
+
+
+def units(tensors: Sequence[Tensor]) -> int:
+    """What a response costs of its request's window: small ones one, others more, as each takes a block."""
+    nbytes = 0
+    for tensor in tensors:
+        nbytes += tensor.nbytes
+    return 1 if nbytes <= MOST_INLINE else _BLOCK_UNITS + nbytes // _UNIT_BYTES
+
+
+_CREDIT = struct.Struct("<I")
+
+
+def encode_credit(units: int) -> bytes:
+    """How much more may be sent."""
+    return _CREDIT.pack(units)
+
+
+def decode_credit(fields: memoryview) -> int:
+    """How much more may be sent.
+
+    Raises:
+        WireError: It is something else.
+    """
+    (units,) = Reader(fields).unpack(_CREDIT)
+    return int(units)

@@ -1,0 +1,173 @@
+"""Worker processes with nothing but a link around them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.core import WAIT_S, Answers, make_spec
+
+from conch.core.backend import Outcome
+from conch.core.calls import ServerCalls
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError
+from conch.core.instances.placement import Placement
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Array, Tensor
+from conch.workers.channel import Channel
+from conch.workers.link import Link
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACEMENT = Placement("m_0_0", "CPU")
+_SERVE = (
+    "import sys; sys.path.insert(0, sys.argv[2]); "
+    "from conch.workers.host.loop import serve; serve(int(sys.argv[1]))"
+)
+
+
+class NoCalls:
+    """A server that has no other models."""
+
+    def find(self, request: InferenceRequest) -> Any:
+        raise AssertionError("nothing is called")
+
+    submit = cancel = model_ready = load = unload = find
+
+
+class Running:
+    """A worker, its process and its link."""
+
+    def __init__(self, spec: ModelSpec, calls: ServerCalls, code: str = _SERVE) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", code]
+                + [str(theirs.fileno()), str(ROOT / "services")],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self.lost: list[str] = []
+        self._gone = threading.Event()
+        self.link = Link(Channel(ours, patient=False), PLACEMENT.name, spec, calls, self._on_lost)
+        self._loaded = threading.Event()
+        self.load_error: ConchError | None = None
+        self.spec = spec
+
+    def _on_lost(self, reason: str) -> None:
+        self.lost.append(reason)
+        self._gone.set()
+
+    def load(self) -> None:
+        """Loads the model; raises what comes of it."""
+
+        def on_loaded(error: ConchError | None) -> None:
+            self.load_error = error
+            self._loaded.set()
+
+        self.link.load(PLACEMENT, on_loaded)
+        assert self._loaded.wait(WAIT_S)
+        if self.load_error is not None:
+            raise self.load_error
+
+    def wait_lost(self) -> str:
+        """Why the worker was lost, once it is."""
+        assert self._gone.wait(WAIT_S)
+        (reason,) = self.lost
+        return reason
+
+    def begin(self, batch: Batch) -> Begun:
+        """Begins a batch."""
+        begun = Begun(batch)
+        batch.compute_start_ns = monotonic_ns()
+        self.link.begin(batch, begun.done)
+        return begun
+
+    def run(self, *requests: InferenceRequest) -> Sequence[InferenceResponse | None]:
+        """Runs requests as a batch; raises if it fails."""
+        return self.begin(batch_of(*requests)).result()
+
+    def infer(self, **arrays: Array) -> dict[str, Array]:
+        """Runs one request that succeeds."""
+        request, _ = request_of(**arrays)
+        (response,) = self.run(request)
+        assert response is not None
+        assert response.error is None, response.error
+        return {tensor.name: tensor.numpy() for tensor in response.outputs}
+
+    def end(self) -> None:
+        """Ends everything, whatever state it is in."""
+        closed = self.process.poll() is None and self.link.close(WAIT_S)
+        if not closed:
+            self.process.kill()
+        self.link.lose("the test is over")
+        self.link.close(0)
+        self.process.wait(WAIT_S)
+
+
+class Begun:
+    """A batch that was begun."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.outcomes: list[Outcome] = []
+        self._over = threading.Event()
+
+    def done(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._over.set()
+
+    def result(self) -> Sequence[InferenceResponse | None]:
+        assert self._over.wait(WAIT_S)
+        (outcome,) = self.outcomes
+        if isinstance(outcome, BaseException):
+            raise outcome
+        assert outcome is not None
+        return outcome
+
+
+def request_of(request_id: str = "", **arrays: Array) -> tuple[InferenceRequest, Answers]:
+    """A request with inputs."""
+    answers = Answers()
+    inputs = {name: Tensor.from_array(name, array) for name, array in arrays.items()}
+    return InferenceRequest("m", "", inputs, answers, monotonic_ns(), request_id), answers
+
+
+def batch_of(*requests: InferenceRequest) -> Batch:
+    """A batch of requests."""
+    return Batch(list(requests), len(requests))
+
+
+def model_spec(directory: Path, source: str, **more: Any) -> ModelSpec:
+    """The spec of a model with a source, which is written."""
+    from dataclasses import replace
+
+    version = directory / "m" / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    (version / "model.py").write_text(source)
+    return replace(
+        make_spec(**more),
+        backend="python",
+        directory=version.parent,
+        version_directory=version,
+        model_file="model.py",
+        config={"name": "m"},
+    )
+
+
+@contextmanager
+def worker(spec: ModelSpec, calls: ServerCalls | None = None) -> Iterator[Running]:
+    """A worker that has loaded its model, ended afterwards."""
+    running = Running(spec, calls or NoCalls())
+    try:
+        running.load()
+        yield running
+    finally:
+        running.end()

@@ -1,0 +1,321 @@
+"""Blocks: lent, given back when nobody looks at them any more, dropped when they are idle, never shrunk."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from conch.core.tensor import Tensor
+from conch.workers import wire
+from conch.workers.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
+from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.exchange import BlockTensor, Exchange
+from conch.workers.wire import Kind, WireError
+
+LARGE = np.arange(100_000, dtype=np.float32)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@contextmanager
+def exchanges() -> Iterator[tuple[Exchange, Exchange]]:
+    """The server's side and the worker's, in one process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sides = Exchange(Channel(ours, patient=False), False), Exchange(Channel(theirs), True)
+    try:
+        yield sides
+    finally:
+        for side in sides:
+            side.channel.close()
+            side.close()
+
+
+def send(source: Exchange, target: Exchange, tensors: list[Tensor]) -> list[Tensor]:
+    payload = source.pack([tensors])
+    source.send(Kind.DONE, 0, payload.lists[0], payload)
+    del payload
+    return target.receive().tensors()
+
+
+def tell(source: Exchange, target: Exchange) -> None:
+    """Any message: what is to be given back goes with it."""
+    source.send(Kind.DONE)
+    target.receive()
+
+
+def test_sizes_are_few() -> None:
+    assert block_size(1) == LEAST_BYTES
+    assert block_size(LEAST_BYTES) == LEAST_BYTES
+    assert block_size(LEAST_BYTES + 1) == 2 * LEAST_BYTES
+    assert block_size(4_000_000) == 4 * 1024 * 1024
+
+
+def test_a_block_is_used_again_when_it_has_been_given_back() -> None:
+    pool = Pool()
+    first, second = pool.take(1000), pool.take(1000)
+    assert first.number != second.number
+    pool.give_back(first.number)
+    assert pool.take(2000) is first
+    assert (pool.count, pool.lent) == (2, 2)
+    with pytest.raises(WireError, match="block 7 is given back, but is not lent"):
+        pool.give_back(7)
+    pool.give_back(second.number)
+    with pytest.raises(WireError):
+        pool.give_back(second.number)
+    pool.close()
+
+
+def test_idle_blocks_beyond_the_cap_and_old_ones_are_dropped() -> None:
+    clock = Clock()
+    pool = Pool(clock, most_idle=2 * LEAST_BYTES)
+    blocks = [pool.take(1) for _ in range(3)]
+    for block in blocks:
+        pool.give_back(block.number)
+    assert pool.take_dropped() == [blocks[0].number]
+    assert pool.take_dropped() == []
+    block = pool.take(1)
+    clock.now = IDLE_NS + 1
+    pool.give_back(block.number)
+    assert pool.take_dropped() == [blocks[1].number]
+    assert pool.count == 1
+    pool.close()
+
+
+def test_not_too_many_blocks_are_idle() -> None:
+    pool = Pool()
+    blocks = [pool.take(1) for _ in range(MOST_IDLE + 3)]
+    for block in blocks:
+        pool.give_back(block.number)
+    assert pool.take_dropped() == [block.number for block in blocks[:3]]
+    assert pool.count == MOST_IDLE
+    pool.close()
+
+
+def test_a_view_of_a_block_of_ones_own_keeps_it_lent() -> None:
+    pool = Pool()
+    block = pool.take(1)
+    view = pool.view(block.number)[10:20]
+    pool.give_back(block.number)
+    assert pool.take(1) is not block
+    del view
+    assert pool.take(1) is block
+    with pytest.raises(WireError, match="block 9 is not lent"):
+        pool.view(9)
+    pool.close()
+
+
+def test_blocks_can_neither_shrink_nor_grow() -> None:
+    block = Block(1, LEAST_BYTES)
+    for size in (0, 2 * LEAST_BYTES):
+        with pytest.raises(PermissionError):
+            os.ftruncate(block.fd, size)
+    block.sent()
+
+
+@pytest.mark.parametrize("kind", ["not sealed", "a file", "a pipe", "another size"])
+def test_what_is_no_block_is_not_mapped(kind: str, tmp_path: object) -> None:
+    mappings = Mappings(False, lambda: None)
+    more: list[int] = []
+    if kind == "a pipe":
+        fd, *more = os.pipe()
+    elif kind == "a file":
+        fd = os.open(f"{tmp_path}/file", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(fd, LEAST_BYTES)
+    else:
+        fd = os.memfd_create("x", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, LEAST_BYTES if kind == "not sealed" else 4096)
+        if kind == "another size":
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    try:
+        with pytest.raises(WireError):
+            mappings.add(1, LEAST_BYTES, fd)
+        assert mappings.count == 0
+    finally:
+        for each in (fd, *more):
+            os.close(each)
+
+
+def test_large_tensors_take_one_block_that_goes_back_with_the_last_view() -> None:
+    with exchanges() as (server, worker):
+        sent = [Tensor.from_array("A", LARGE), Tensor.from_array("B", LARGE.reshape(1000, 100)[::2].T)]
+        first, second = send(server, worker, sent)
+        assert (first.numpy() == LARGE).all()
+        assert (second.numpy() == LARGE.reshape(1000, 100)[::2].T).all()
+        first.numpy()[0] = 7  # a model may write to what it gets
+        assert (server.pool.count, server.pool.lent, worker.mappings.count) == (1, 1, 1)
+        kept = first.numpy()[5:10].reshape(5, 1)
+        del first, second
+        tell(worker, server)
+        assert server.pool.lent == 1
+        del kept
+        tell(worker, server)
+        assert server.pool.lent == 0
+        # The next one needs no new memory, and no descriptor.
+        again = send(server, worker, sent)
+        assert server.pool.count == worker.mappings.count == 1
+        assert (again[0].numpy() == LARGE).all()
+
+
+def test_small_tensors_take_no_block() -> None:
+    with exchanges() as (server, worker):
+        small = [
+            Tensor.from_array("A", LARGE[:10]),
+            Tensor.from_array("B", np.array([b"x", b""], np.object_)),
+        ]
+        one, two = send(server, worker, [*small, Tensor.from_array("C", LARGE[:0])])[:2]
+        assert (one.numpy() == LARGE[:10]).all()
+        assert two.numpy().tolist() == [b"x", b""]
+        one.numpy()[0] = 1
+        assert server.pool.count == 0
+
+
+def test_what_a_worker_sends_can_be_read_only_and_positions_are_copied() -> None:
+    with exchanges() as (server, worker):
+        floats, positions, strings = send(
+            worker,
+            server,
+            [
+                Tensor.from_array("F", LARGE),
+                Tensor.from_array("P", np.arange(50_000)),
+                Tensor.from_array("S", np.array([b"x" * 50_000], np.object_)),
+            ],
+        )
+        assert isinstance(floats, BlockTensor)
+        assert floats.shared and floats.renamed("X", (10, 10_000)).shared
+        assert not floats.numpy().flags.writeable
+        assert not positions.shared and not strings.shared
+        # Whatever the worker writes to its block from now on, those stay as they were.
+        (block,) = worker.pool._blocks.values()
+        block.memory[:] = 255
+        assert (positions.numpy() == np.arange(50_000)).all()
+        assert strings.numpy().tolist() == [b"x" * 50_000]
+
+
+def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
+    with exchanges() as (server, worker):
+        (given,) = send(server, worker, [Tensor.from_array("A", LARGE)])
+        payload = worker.pack([[given]])
+        assert (payload.block, payload.bytes_copied) == (None, 0)
+        worker.send(Kind.DONE, 0, payload.lists[0], payload)
+        del given, payload
+        (returned,) = server.receive().tensors()
+        assert (returned.numpy() == LARGE).all()
+        tell(worker, server)  # the worker gives it back, but the server still looks at it
+        server.pool._settle()
+        assert server.pool.lent == 1
+        del returned
+        server.pool._settle()
+        assert server.pool.lent == 0
+
+
+def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
+    with exchanges() as (server, worker):
+        for source in (5, 5 | wire.RETURNED):
+            fields = wire.encode_tensors(wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(source, 0, 4)])
+            worker.send(Kind.DONE, 0, fields)
+            with pytest.raises(WireError):
+                server.receive().tensors()
+
+
+@pytest.mark.parametrize("offset", [LEAST_BYTES - 2, LEAST_BYTES, 2**63, 2**64 - 4])
+def test_a_tensor_must_lie_within_its_block(offset: int) -> None:
+    with exchanges() as (server, worker):
+        payload = worker.pack([[Tensor.from_array("A", np.zeros(16_000, np.float32))]])
+        assert payload.block is not None and payload.block.size == LEAST_BYTES
+        fields = wire.encode_tensors(
+            wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(payload.block.number, offset, 4)]
+        )
+        worker.send(Kind.DONE, 0, fields, payload)
+        with pytest.raises(WireError, match="a tensor ends at"):
+            server.receive().tensors()
+
+
+def test_much_that_waits_is_given_back_without_a_message() -> None:
+    with exchanges() as (server, worker):
+        kept = [send(server, worker, [Tensor.from_array("A", LARGE)]) for _ in range(MANY)]
+        assert server.pool.lent == MANY
+        kept.clear()
+        worker.send(Kind.DONE)
+        server.receive()
+        assert server.pool.lent == 0
+
+
+def test_a_long_message_travels_in_a_file() -> None:
+    with exchanges() as (server, worker):
+        text = bytes(range(256)) * 4096
+        worker.send(Kind.LOG, 3, text)
+        message = server.receive().message
+        assert (message.kind, message.subject, bytes(message.fields)) == (Kind.LOG, 3, text)
+        # Also with a block.
+        (tensor,) = send(worker, server, [Tensor.from_array("n" * 200_000, LARGE)])
+        assert (tensor.numpy() == LARGE).all()
+
+
+def test_what_can_not_be_sent_at_once_is_sent_later_and_in_order() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sender, receiver = Channel(ours, patient=False), Channel(theirs)
+    for number in range(2000):
+        sender.send([number.to_bytes(4, "little"), bytes(2000)])
+    buffer = bytearray(BUFFER_BYTES)
+    for number in range(2000):
+        packet, fds = receiver.receive(buffer)
+        assert (packet[:4], fds) == (number.to_bytes(4, "little"), [])
+    sender.close()
+    with pytest.raises(ChannelClosedError):
+        receiver.receive(buffer)
+    with pytest.raises(ChannelClosedError):
+        receiver.send([b"x"])
+    receiver.close()
+
+
+def test_a_backlog_that_nobody_will_read_goes_with_the_channel() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sender = Channel(ours, patient=False)
+    with theirs, open(os.devnull, "rb") as file:
+        for _ in range(2000):
+            sender.send([bytes(2000)], [file.fileno()])
+        sender.close()
+        with pytest.raises(ChannelClosedError):
+            sender.send([b"x"])
+
+
+def test_unexpected_descriptors_are_closed() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = Exchange(Channel(ours, patient=False), False)
+    worker = Channel(theirs)
+    with open(os.devnull, "rb") as file:
+        worker.send([wire.encode(Kind.DONE)], [file.fileno()] * 3)
+        worker.send([wire.encode(Kind.DONE, new_block=True, block=1)])
+        worker.send([wire.outline(100)])
+        worker.send([wire.outline(100)], [file.fileno()] * 2)
+    server.receive()
+    for _ in range(3):
+        with pytest.raises(WireError):
+            server.receive()
+    server.channel.close()
+    worker.close()
+
+
+def test_what_was_sent_before_the_other_side_went_is_received() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    here, there = Channel(ours), Channel(theirs)
+    here.send([b"unread"])
+    there.send([wire.encode(Kind.DONE, 5)])
+    there.close()
+    buffer = bytearray(BUFFER_BYTES)
+    assert wire.decode(here.receive(buffer)[0]).subject == 5
+    with pytest.raises(ChannelClosedError):
+        here.receive(buffer)
+    here.close()

@@ -1,0 +1,246 @@
+"""The wire format: what is encoded comes back, and no bytes do anything but that or raise `WireError`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conch.core.errors import ERRORS_BY_CODE
+from conch.workers import wire
+from conch.workers.wire import (
+    BatchRecord,
+    DoneRecord,
+    Kind,
+    Layouts,
+    Place,
+    Reader,
+    RequestRecord,
+    ResponseRecord,
+    WireError,
+)
+
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+TEXT = st.text(st.characters(), max_size=20)  # surrogates too: clients' names may come from files
+PARAMETERS = st.none() | st.dictionaries(
+    TEXT, st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT, min_size=1, max_size=3
+)
+ERRORS = st.builds(lambda kind, text: kind(text), st.sampled_from(list(ERRORS_BY_CODE.values())), TEXT)
+
+
+@given(
+    kind=st.sampled_from(Kind),
+    subject=U64,
+    fields=st.binary(max_size=50),
+    data=st.lists(st.binary(max_size=30), max_size=4),
+    block=U32,
+    size=U32,
+    new=st.booleans(),
+    released=st.lists(U32, max_size=255),
+)
+def test_messages_come_back(
+    kind: Kind,
+    subject: int,
+    fields: bytes,
+    data: list[bytes],
+    block: int,
+    size: int,
+    new: bool,
+    released: list[int],
+) -> None:
+    packet = wire.encode(kind, subject, fields, data, block, size, new, released)
+    message = wire.decode(memoryview(packet))
+    assert (message.kind, message.subject, bytes(message.fields)) == (kind, subject, fields)
+    assert (message.block, message.block_size, message.new_block) == (block, size, new)
+    assert message.released == tuple(released)
+    offset = 0
+    for part in data:
+        assert offset % 8 == 0
+        assert bytes(message.data[offset : offset + len(part)]) == part
+        offset += len(part) + -len(part) % 8
+
+
+def test_small_tensors_lie_where_numpy_wants_them() -> None:
+    for length in range(9):
+        for released in ([], [1], [1, 2]):
+            packet = wire.encode(Kind.DONE, 0, bytes(length), [b"12345678"], released=released)
+            assert (len(packet) - 8) % 8 == 0
+            assert bytes(wire.decode(memoryview(packet)).data) == b"12345678"
+
+
+@given(
+    record=st.builds(
+        RequestRecord,
+        number=U64,
+        received_ns=U64,
+        queued_ns=U64,
+        deadline_ns=st.none() | st.integers(0, 2**63 - 1),
+        batch_size=U32,
+        flags=U32,
+        id=TEXT,
+        parameters=PARAMETERS,
+        correlation_id=st.integers(1) | TEXT.filter(bool),
+        requested=st.none() | st.lists(TEXT, max_size=3).map(tuple),
+        priority=st.integers(0, 2**64),
+        timeout_us=st.integers(0, 2**64),
+        model=st.just(()) | st.tuples(TEXT, TEXT),
+        more=st.none() | st.dictionaries(TEXT, TEXT, min_size=1, max_size=2),
+    )
+)
+def test_requests_come_back_with_the_types_that_values_have(record: RequestRecord) -> None:
+    reader = Reader(memoryview(record.encode()))
+    read = RequestRecord.decode(reader)
+    reader.end()
+    assert read == record
+    if record.parameters:
+        assert read.parameters is not None
+        assert {key: type(value) for key, value in read.parameters.items()} == {
+            key: type(value) for key, value in record.parameters.items()
+        }
+    assert type(read.correlation_id) is type(record.correlation_id)
+
+
+@given(
+    present=st.booleans(),
+    error=st.none() | ERRORS,
+    parameters=PARAMETERS,
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    retry=st.none() | st.integers(0, 10**6),
+)
+def test_responses_come_back(
+    present: bool, error: Any, parameters: Any, flags: tuple[bool, bool, bool], retry: int | None
+) -> None:
+    if error is not None:
+        error.retry_after_ms = retry
+        parameters = None
+    record = ResponseRecord(present, error, parameters, *flags)
+    read = ResponseRecord.decode(Reader(memoryview(record.encode())))
+    assert (read.present, read.parameters) == (present, parameters)
+    assert (read.final, read.rescheduled, read.failed) == flags
+    assert read.has_tensors == (present and error is None)
+    if error is None:
+        assert read.error is None
+    else:
+        assert type(read.error) is type(error)
+        assert (read.error.message, read.error.retry_after_ms) == (error.message, retry)
+
+
+SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+TENSORS = st.lists(st.tuples(TEXT, st.sampled_from(["FP32", "BOOL", "BF16", "BYTES"]), SHAPES), max_size=4)
+
+
+@given(key=TENSORS.map(tuple), source=U32, offset=U64, twice=st.booleans())
+def test_tensors_come_back(key: wire.LayoutKey, source: int, offset: int, twice: bool) -> None:
+    sent, received = Layouts(), Layouts()
+    for _ in range(1 + twice):  # the second time out of what is remembered
+        places = [Place(source, offset, max(layout.nbytes, 0)) for layout in _layouts(key)]
+        tensors = wire.decode_tensors(received, Reader(memoryview(wire.encode_tensors(sent, key, places))))
+        assert [(layout.name, layout.datatype, layout.shape) for layout, _ in tensors] == list(key)
+        assert [place for _, place in tensors] == places
+
+
+def _layouts(key: wire.LayoutKey) -> tuple[wire.TensorLayout, ...]:
+    layouts = Layouts()
+    return layouts.decode(Reader(memoryview(layouts.encode(key))))
+
+
+def test_layouts_are_forgotten_when_there_are_too_many() -> None:
+    layouts = Layouts()
+    for size in range(2000):
+        encoded = layouts.encode((("IN", "FP32", (size,)),))
+        (layout,) = layouts.decode(Reader(memoryview(encoded)))
+        assert layout.nbytes == 4 * size
+    assert len(layouts._encoded) <= wire._MOST_LAYOUTS
+    assert len(layouts._decoded) <= wire._MOST_LAYOUTS
+
+
+def test_a_tensor_has_the_size_that_its_shape_says() -> None:
+    fields = wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(0, 0, 15)])
+    with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
+        wire.decode_tensors(Layouts(), Reader(memoryview(fields)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1}',
+        "[1]",
+        '[["IN","FP32"]]',
+        '[["IN","FP33",[1]]]',
+        '[["IN","FP32",[-1]]]',
+        '[["IN","FP32",[true]]]',
+        '[["IN","FP32",[1.0]]]',
+        '[[1,"FP32",[1]]]',
+        "[" * 100_000,
+        "",
+    ],
+)
+def test_what_is_no_layout_is_refused(text: str) -> None:
+    fields = len(text).to_bytes(4, "little") + text.encode()
+    with pytest.raises(WireError):
+        Layouts().decode(Reader(memoryview(fields)))
+
+
+def test_done_and_batch_come_back() -> None:
+    for record, kind in ((DoneRecord(1, 2, 3, 4, 5), DoneRecord), (BatchRecord(2, 8, -1, 5), BatchRecord)):
+        reader = Reader(memoryview(record.encode()))
+        assert kind.decode(reader) == record
+        reader.end()
+
+
+DECODERS = [
+    lambda packet: wire.decode(packet),
+    lambda packet: RequestRecord.decode(Reader(packet)),
+    lambda packet: ResponseRecord.decode(Reader(packet)),
+    lambda packet: DoneRecord.decode(Reader(packet)),
+    lambda packet: BatchRecord.decode(Reader(packet)),
+    lambda packet: wire.decode_tensors(Layouts(), Reader(packet)),
+    lambda packet: wire.decode_error(packet),
+    lambda packet: wire.decode_json(packet),
+    lambda packet: wire.decode_numbers(packet),
+    lambda packet: wire.decode_credit(packet),
+    lambda packet: wire.check_hello(packet, "worker"),
+]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@given(packet=st.binary(max_size=200), data=st.data())
+def test_garbage_raises_wire_errors_and_nothing_else(decoder: Any, packet: bytes, data: Any) -> None:
+    try:
+        decoder(memoryview(packet))
+    except WireError:
+        pass
+
+
+VALID = [
+    wire.encode(Kind.DONE, 1, b"fields", [b"12345678"], 3, 65536, True, [1, 2]),
+    RequestRecord(1, 2, 3, 4, 5, 6, "id", {"a": 1}, "corr", ("OUT",), 7, 8).encode(),
+    ResponseRecord(True, ERRORS_BY_CODE["UNAVAILABLE"]("text")).encode(),
+    ResponseRecord(True, None, {"a": True}).encode(),
+    wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [Place(0, 0, 16)] * 2),
+    wire.encode_hello(5),
+]
+
+
+@pytest.mark.parametrize("packet", VALID)
+@pytest.mark.parametrize("decoder", DECODERS)
+@given(data=st.data())
+def test_damaged_messages_raise_wire_errors_and_nothing_else(decoder: Any, packet: bytes, data: Any) -> None:
+    damaged = bytearray(packet)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decoder(memoryview(bytes(damaged[: data.draw(st.integers(0, len(damaged)))])))
+    except WireError:
+        pass
+
+
+def test_another_version_is_named() -> None:
+    hello = bytearray(wire.encode_hello(1))
+    wire.check_hello(bytes(hello), "worker")
+    hello[4] += 1
+    with pytest.raises(WireError, match="the worker speaks version 2 .* and this side version 1"):
+        wire.check_hello(bytes(hello), "worker")
