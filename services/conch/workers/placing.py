@@ -19,6 +19,7 @@ from conch.workers.environments import (
     EnvironmentCache,
     environment_as_asked,
     environment_for,
+    placement_as_asked,
     placement_of,
 )
 from conch.workers.monitor import Monitor
@@ -58,10 +59,8 @@ class Workers:
             options: The backend's options.
         """
         name = config.get("name", "")
-        if Settings.read(name, parameters, options).placement == "worker":
-            return True
-        said = "CONCH_PLACEMENT" in parameters or "placement" in options
-        return not said and bool(Asked.read(name, directory, file_name, parameters, options).reason)
+        asked = Asked.read(name, directory, file_name, parameters, options)
+        return placement_as_asked(name, asked, parameters, options) == "worker"
 
     def complete(
         self,

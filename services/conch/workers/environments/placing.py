@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from conch.backends.python.settings import Placement, Settings
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
@@ -17,18 +19,24 @@ def placement_of(spec: ModelSpec) -> Placement:
     Raises:
         InvalidArgumentError: It asks for an environment, but is to run in the server's process.
     """
-    placement = Settings.of(spec).placement
-    asked = Asked.of(spec)
+    return placement_as_asked(spec.name, Asked.of(spec), spec.parameters, spec.backend_options)
+
+
+def placement_as_asked(
+    name: str, asked: Asked, parameters: Mapping[str, str], options: Mapping[str, str]
+) -> Placement:
+    """The same, for a model whose config is not complete yet."""
+    placement = Settings.read(name, parameters, options).placement
     if not asked.reason or placement == "worker":
         return placement
-    if "CONCH_PLACEMENT" in spec.parameters:
+    if "CONCH_PLACEMENT" in parameters:
         said = "parameter 'CONCH_PLACEMENT'"
-    elif "placement" in spec.backend_options:
+    elif "placement" in options:
         said = "--backend-config=python,placement"
     else:
         return "worker"
     raise InvalidArgumentError(
-        f"model '{spec.name}': {asked.reason} asks for an environment of its own, which only a worker "
+        f"model '{name}': {asked.reason} asks for an environment of its own, which only a worker "
         f"process can have, but {said} has it run in the server's process ('{placement}'); set "
         f"CONCH_PLACEMENT to 'worker' for the model"
     )
