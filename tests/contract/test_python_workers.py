@@ -182,7 +182,7 @@ def test_what_needs_a_worker_is_refused_in_process(
     served: tuple[ServerProcess, Path], parameter: str
 ) -> None:
     server, repository = served
-    write_hazards(repository, "limited", CONCH_PLACEMENT="in_process", **{parameter: "7"})
+    write_hazards(repository, "limited", 1, CONCH_PLACEMENT="in_process", **{parameter: "7"})
     with client_of(server) as client:
         assert f"parameter '{parameter}' needs a process of the model's own" in why_not(client, "limited")
 

@@ -79,7 +79,7 @@ class TritonPythonModel:
             "garbage": _write_garbage,
             "print": _write_megabytes,
             "spawn": self._spawn,
-            "fork": lambda: os.fork() or time.sleep(_LONG_S),
+            "fork": _fork,
         }
         orders[what]()
 
@@ -88,6 +88,11 @@ class TritonPythonModel:
         self._children += [subprocess.Popen([sys.executable, "-c", code], close_fds=False) for _ in range(2)]
         for _ in range(4):
             threading.Thread(target=time.sleep, args=(_LONG_S,)).start()
+
+
+def _fork() -> None:
+    if os.fork() == 0:
+        time.sleep(_LONG_S)
 
 
 def _close() -> None:

@@ -47,8 +47,7 @@ def test_passive_instances_do_not_count() -> None:
         each.member.life.wait_ns = QUIET_WAIT_NS + 1
     serving.member.life.phase = Phase.LOST
     team.changed()
-    assert serving.readiness is NOT_READY
-    assert not team.hopeless
+    assert (serving.readiness, team.hopeless) == (NOT_READY, False)
 
 
 def test_who_waits_is_told_when_there_is_no_hope_left() -> None:
