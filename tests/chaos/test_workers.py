@@ -202,6 +202,8 @@ def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int)
                         succeeded.append(begun)
 
     def three() -> list[int] | None:
+        if of_model(scrape(shared.metrics_url), "many", "conch_workers", state="serving") != 3:
+            return None
         pids = [each.pid for each in workers_of(shared) if each.status() != psutil.STATUS_ZOMBIE]
         return sorted(pids) if len(pids) == 3 else None
 

@@ -9,8 +9,8 @@
 ```
 
 The first try after a death is at once, the next one after 0.1 s, then after twice that, up to 30 s. A minute
-of health takes it back to the start. A worker that has served for ten times as long as it was waited for does
-not make the next wait longer: what dies now and then is not what can't live.
+of health takes it back to the start. A worker that has served for as long as it was waited for makes the next
+wait half as long, not twice: what dies now and then is not what can't live.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ HEALTHY_NS = 60_000_000_000
 
 QUIET_WAIT_NS = 1_000_000_000
 """For longer than this requests do not wait for a worker: they are refused."""
-
-_WORTH = 10
 
 
 class Phase(Enum):
@@ -75,8 +73,8 @@ class Life:
         lived = now_ns - self._serving_since_ns
         if lived >= HEALTHY_NS:
             self._next_wait_ns = 0
-        elif 0 < self.wait_ns <= lived // _WORTH:
-            self._next_wait_ns = self.wait_ns
+        elif 0 < self.wait_ns <= lived:
+            self._next_wait_ns = max(self.wait_ns // 2, FIRST_WAIT_NS)
 
     def ended(self, now_ns: int, reason: str) -> None:
         """Nothing is left of the worker that was lost."""

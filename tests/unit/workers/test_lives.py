@@ -52,7 +52,7 @@ def test_a_minute_of_health_takes_it_back_to_the_start() -> None:
     life = Life()
     for _ in range(12):
         _die(life, 0)
-    assert _die(life, HEALTHY_NS - 1) == LONGEST_WAIT_NS
+    assert _die(life, HEALTHY_NS - 1) == LONGEST_WAIT_NS // 2
     assert _die(life, HEALTHY_NS) == 0
     assert _die(life, 0) == FIRST_WAIT_NS
 
@@ -60,6 +60,15 @@ def test_a_minute_of_health_takes_it_back_to_the_start() -> None:
 def test_what_dies_now_and_then_does_not_wait_longer_and_longer() -> None:
     life = Life()
     assert [_die(life, 2 * S) / S for _ in range(20)] == [0, *[0.1] * 19]
+
+
+def test_waits_become_shorter_when_it_serves_for_longer() -> None:
+    life = Life()
+    for _ in range(5):
+        _die(life, 0)
+    assert life.wait_ns == 800_000_000
+    assert [_die(life, 2 * S) / S for _ in range(5)] == [0.4, 0.2, 0.1, 0.1, 0.1]
+    assert [_die(life, 0) / S for _ in range(3)] == [0.2, 0.4, 0.8]
 
 
 def test_times_of_tries() -> None:
