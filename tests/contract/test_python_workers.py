@@ -143,6 +143,23 @@ def test_quorum_and_refusals(served: tuple[ServerProcess, Path], tmp_path: Path)
         assert restarts is not None and restarts >= 6
 
 
+def test_what_a_model_prints_is_in_the_log(served: tuple[ServerProcess, Path]) -> None:
+    server, repository = served
+    directory = write_hazards(repository, "talks") / "1" / "model.py"
+    directory.write_text(
+        directory.read_text().replace(
+            "        responses = []", '        print("hello", 1)\n        responses = []', 1
+        )
+    )
+    with loaded(server, "talks") as client:
+        ask(client, "talks")
+
+        def lines() -> list[str]:
+            return [line["level"] for line in server.logs() if line["message"] == "talks_0_0: hello 1"]
+
+        assert eventually(lines, "it is logged while the worker runs") == ["info"]
+
+
 def test_unloading_while_a_worker_is_restarted(served: tuple[ServerProcess, Path], tmp_path: Path) -> None:
     server, repository = served
     flag = tmp_path / "flag"

@@ -7,6 +7,7 @@ further paths, behind everything that is installed here.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str]) -> None:
     from conch.workers.host.parent import end_with_parent
 
     end_with_parent()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a model prints is in the log when it prints it
     if role == "complete":
         from conch.workers.host.complete import complete
 
