@@ -10,6 +10,7 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.instances.fleet import Resize
 from conch.core.servable import Servable
+from conch.core.stopping import stopping_with
 from conch_control.book import FORGOTTEN, UNFINISHED, Book, Change
 from conch_control.changes import Treatment
 from conch_control.config.metrics import first_response_buckets
@@ -171,9 +172,10 @@ class Maker:
             measurement = self._meter.begin()
             start = self._clock()
             try:
-                model = made.loaded[version] = self._loader.load(
-                    definition, version, lambda: say(Change(Phase.WARMING))
-                )
+                with stopping_with(lambda: operation.stopped is not None):
+                    model = made.loaded[version] = self._loader.load(
+                        definition, version, lambda: say(Change(Phase.WARMING))
+                    )
             except BaseException as error:
                 # Models are other people's code: one that calls sys.exit() fails like any other.
                 self._meter.end(measurement)

@@ -32,8 +32,10 @@ FIELDS = """
 HELPS = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 
 
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["in_process", "worker"])
+def broken(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """A server most of whose models do not load."""
     repository = tmp_path_factory.mktemp("broken")
     copy_example(repository, "simple")
@@ -52,7 +54,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_probe(
         repository, "bad_initialize", 'parameters { key: "fail" value { string_value: "no weights" } }'
     )
-    with serving(repository, flags=["--exit-on-error=false"]) as server:
+    flags = ["--exit-on-error=false", f"--backend-config=python,placement={request.param}"]
+    with serving(repository, flags=flags) as server:
         yield server
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.utils.shared_memory as shared_memory
+from tests.support.hazards import write_hazards
 from tests.support.metrics import Samples, families, get, of_model, samples, scrape, value
 from tests.support.names import new_name
 from tests.support.servers import (
@@ -69,7 +70,7 @@ METRIC_NAME = re.compile(r"\b(?:nv|conch|process|python)_[a-z0-9_]+")
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server with all that has metrics: a cache, a GPU, a model with metrics of its own, a failed one."""
+    """A server with all that has metrics: a cache, a GPU, workers, own metrics, a failed model."""
     directory = tmp_path_factory.mktemp("everything")
     repository, modules = directory / "models", directory / "modules"
     modules.mkdir()
@@ -77,6 +78,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     for name, extra in {"m": "", "kept": "response_cache { enable: true }", "tagged": TAGS}.items():
         write_model(repository, name, CONFIG.format(extra=extra), {"model.py": MODEL})
     write_probe(repository, "batches", "dynamic_batching { }")
+    write_hazards(repository)
     write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
     path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE]

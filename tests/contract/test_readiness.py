@@ -44,18 +44,23 @@ CONFIG = """
 Served = tuple[triton.InferenceServerClient, Path]
 
 
-@pytest.fixture(scope="module", params=["def", "async def"])
+@pytest.fixture(
+    scope="module",
+    params=[(sync, place) for place in ("in_process", "worker") for sync in ("def", "async def")],
+    ids=lambda case: "-".join(case).replace(" ", "-"),
+)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A client of a server with a model that reads in a file whether it is ready."""
     directory = tmp_path_factory.mktemp("ready")
     state = directory / "state"
     state.write_text("ready")
-    sync = request.param.removesuffix("def")
+    sync = request.param[0].removesuffix("def")
     files = {"model.py": MODEL.replace("{sync}", sync)}
     write_model(directory / "models", "checked", CONFIG.format(state=state), files)
     other = {"model.py": MODEL.replace("{sync}def is_ready", "def other")}
     write_model(directory / "models", "plain", CONFIG.format(state=state), other)
-    with serving(directory / "models") as server, client_of(server) as client:
+    flags = [f"--backend-config=python,placement={request.param[1]}"]
+    with serving(directory / "models", flags=flags) as server, client_of(server) as client:
         assert client.is_server_live()
         yield client, state
 

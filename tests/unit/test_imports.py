@@ -35,6 +35,12 @@ def rule(module: str, *allowed: str, lazy: frozenset[str] = frozenset()) -> Rule
 
 RULES = (
     rule("conch.core", "numpy", "conch.core"),
+    # It chooses whether a model runs here or in a worker.
+    rule(
+        "conch.backends.python",
+        *("numpy", "conch.core", "conch.backends", "conch.workers"),
+        lazy=frozenset({"conch.memory"}),
+    ),
     rule("conch.backends", "numpy", "conch.core", "conch.backends", lazy=FRAMEWORKS | {"conch.memory"}),
     # Where tests of models put both planes together; only what loads models knows the control plane.
     rule(
@@ -65,6 +71,7 @@ RULES = (
         "google.protobuf",
     ),
     rule("conch.memory", "numpy", "conch.core", "conch.memory"),
+    rule("conch.workers.environments", "conch.core", "conch.backends", "conch.workers.environments"),
     # What a worker imports, in whatever interpreter and environment: nothing that is not in these.
     rule("conch.workers.host", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.workers", "numpy", "conch.core", "conch.backends", "conch.workers"),

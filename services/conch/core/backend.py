@@ -17,6 +17,7 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
+from conch.core.workers import WorkerStatus
 
 if TYPE_CHECKING:
     from conch.core.calls import ServerCalls
@@ -80,6 +81,10 @@ class BackendInstance(ABC):
                 while holding locks that this takes. Those given when it could are not to be called.
         """
         return True
+
+    def worker(self) -> WorkerStatus | None:
+        """What its process is in, if it has one of its own."""
+        return None
 
     def close(self) -> None:
         """Frees what the instance holds; called once, when nothing runs on it any more."""

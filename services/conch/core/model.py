@@ -27,6 +27,7 @@ from conch.core.scheduler.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import QUEUED, ModelStatistics
 from conch.core.validation import RequestValidator
+from conch.core.workers import WorkerStatus
 
 
 def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
@@ -157,6 +158,11 @@ class Model:
     def readiness(self) -> Sequence[Readiness]:
         """The checks its instances make of themselves."""
         return [check for instance in self._fleet.active if (check := instance.readiness) is not None]
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """What the processes of its instances are in, of those that have one of their own."""
+        return [status for instance in self._fleet.all if (status := instance.worker()) is not None]
 
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Runner | None:
         """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.

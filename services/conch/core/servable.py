@@ -10,6 +10,7 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
+from conch.core.workers import WorkerStatus
 
 
 class ClosedError(Exception):
@@ -59,6 +60,10 @@ class Servable(Protocol):
     @property
     def readiness(self) -> Sequence[Readiness]:
         """The checks it makes of itself when somebody asks whether it is ready; they may take time."""
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """What the processes of its instances are in, of those that have one of their own."""
 
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
         """Checks and takes a request; the responder gets every outcome except those raised here.

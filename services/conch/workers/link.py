@@ -87,6 +87,9 @@ class Link:
         on_lost: Called once, on the link's own thread, with the reason, when the worker can't be used any
             more and everything it had has been answered; not where it was asked to close, and not where it
             could not load its model.
+        explain: Called once, before that and before anything is answered, with the reason, which is empty if
+            the socket has simply ended; gives the error for everything that the worker had. It may take its
+            time; `in_flight` says what the worker had.
 
     Attributes:
         readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
@@ -101,11 +104,14 @@ class Link:
         spec: ModelSpec,
         calls: ServerCalls,
         on_lost: Callable[[str], None],
+        explain: Callable[[str], ConchError] | None = None,
     ) -> None:
         self._channel = channel
         self._name = name
         self._spec = spec
         self._on_lost = on_lost
+        self._explain = explain
+        self._explanation: ConchError | None = None
         self._lock = threading.Lock()
         self._exchange = Exchange(channel, in_worker=False)
         self._handing = Handing(spec)
@@ -229,7 +235,7 @@ class Link:
         with self._lock:
             if self._lost is not None:
                 return
-            self._lost = reason
+            self._lost = reason or "its process has ended"
             self._last = self._in_flight()
             batches, opened = list(self._batches.values()), dict(self._open)
             checks, on_loaded = list(self._checks.values()), self._load_done
@@ -238,6 +244,8 @@ class Link:
             self._checks.clear()
             self._load_done = None
         self._channel.shut()
+        if self._explain is not None and not self._quiet:
+            self._explanation = self._explain(reason)
         for check in checks:
             check.answer(False)
         if on_loaded is not None:
@@ -317,7 +325,7 @@ class Link:
     # --- receiving -----------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        reason = "its process has ended"
+        reason = ""
         try:
             while True:
                 self._handle(self._exchange.receive())
@@ -468,8 +476,13 @@ class Link:
         with self._lock:
             return self._batches.pop(number, None)
 
-    def _error(self) -> UnavailableError:
-        """What clients are told when the worker can't answer any more."""
+    def _error(self) -> ConchError:
+        """What clients are told when the worker can't answer any more; a new one each time."""
+        known = self._explanation
+        if known is not None:
+            error = type(known)(known.message)
+            error.retry_after_ms = known.retry_after_ms
+            return error
         return UnavailableError(
             f"Failed to process the request(s) for model instance '{self._name}', message: Stub process "
             f"'{self._name}' is not healthy. The worker of the model is gone ({self._lost}); another one "

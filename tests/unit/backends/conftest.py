@@ -11,9 +11,15 @@ from tests.unit.backends.harness import Harness
 
 
 @pytest.fixture
-def harness(tmp_path: Path) -> Iterator[Harness]:
+def placement() -> str:
+    """Where Python models run; parametrised by those modules whose tests hold in both places."""
+    return "in_process"
+
+
+@pytest.fixture
+def harness(tmp_path: Path, placement: str) -> Iterator[Harness]:
     before_path, before_modules, before_finders = list(sys.path), set(sys.modules), list(sys.meta_path)
-    harness = Harness(tmp_path)
+    harness = Harness(tmp_path, placement)
     yield harness
     harness.close()
     assert sys.path == before_path

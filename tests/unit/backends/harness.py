@@ -64,10 +64,16 @@ class Answer:
 
 
 class Harness:
-    """Makes models and requests; closes the models it made."""
+    """Makes models and requests; closes the models it made.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: Where model directories are written.
+        placement: Where Python models run: ``in_process`` or ``worker``.
+    """
+
+    def __init__(self, root: Path, placement: str = "in_process") -> None:
         self.root = root
+        self.placement = placement
         self._models: list[Model] = []
 
     def directory(self, name: str, files: Mapping[str, str | bytes]) -> Path:
@@ -102,6 +108,7 @@ class Harness:
             model_file=model_file,
             instance_groups=(InstanceGroup(f"{name}_0"),),
             config={"name": name, "max_batch_size": 8},
+            backend_options={"placement": self.placement},
         )
         return dataclasses.replace(spec, **changes)
 

@@ -86,6 +86,12 @@ class Backend(ArrayBackend):
         return self.function
 
 
+@pytest.fixture(params=["in_process", pytest.param("worker", marks=pytest.mark.slow)])
+def placement(request: pytest.FixtureRequest) -> str:
+    """Models behave the same in both places."""
+    return str(request.param)
+
+
 def test_array_functions_get_controls_and_states(harness: Harness) -> None:
     backend = Backend()
     model = harness.load(backend, spec(harness, SUMMING))

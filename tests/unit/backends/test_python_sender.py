@@ -92,6 +92,12 @@ ASYNC = """
 """
 
 
+@pytest.fixture(params=["in_process", "worker"])
+def placement(request: pytest.FixtureRequest) -> str:
+    """Models behave the same in both places."""
+    return str(request.param)
+
+
 @pytest.mark.parametrize("body", [COUNT, THREADS, ASYNC])
 def test_any_number_of_responses(harness: Harness, body: str) -> None:
     model = load(harness, body)

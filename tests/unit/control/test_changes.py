@@ -12,7 +12,10 @@ from conch_control.config.parse import parse_config
 from conch_control.definition import Definition
 from conch_control.repository.layout import Fingerprint, versions_in
 
-FILES = ("config.pbtxt", "configs/", "configs/x.pbtxt", "labels.txt", "1/", "1/m", "2/", "2/m", "warmup/a")
+FILES = (
+    *("config.pbtxt", "configs/", "configs/x.pbtxt", "labels.txt", "requirements.txt", "warmup/a"),
+    *("1/", "1/m", "2/", "2/m", "2/requirements.txt"),
+)
 CONFIG = 'name: "m" backend: "echo"'
 
 
@@ -48,6 +51,8 @@ GROUP = "instance_group { count: 2 }"
         (origin(without="2/"), (KEEP, LOAD)),
         (origin(changed="labels.txt"), (LOAD, LOAD)),
         (origin(changed="warmup/a"), (LOAD, LOAD)),
+        (origin(changed="requirements.txt"), (LOAD, LOAD)),
+        (origin(changed="2/requirements.txt"), (KEEP, LOAD)),
         (origin(changed="config.pbtxt"), (LOAD, LOAD)),
         (origin(changed="configs/x.pbtxt"), (LOAD, LOAD)),
         (origin(CONFIG + POLICY, changed="config.pbtxt"), (KEEP, KEEP)),

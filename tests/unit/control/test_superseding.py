@@ -16,6 +16,7 @@ from tests.support.servers import eventually
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.stopping import load_stopped
 from conch_control.book import Book
 from conch_control.definition import PollError
 from conch_control.events import EventLog
@@ -480,3 +481,26 @@ def test_loads_side_by_side_are_not_measured(storage: Storage, site: Site) -> No
     for load in loads:
         load.result(WAIT_S)
     assert [storage.book.versions(name)[1].host_bytes for name in ("a", "b")] == [None, None]
+
+
+def test_what_takes_long_in_a_load_can_ask_whether_to_go_on(
+    storage: Storage, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = site.backend.load
+    loading = threading.Event()
+
+    def asking(spec: ModelSpec) -> BackendModel:
+        stopped = load_stopped()
+        assert not stopped()
+        loading.set()
+        eventually(stopped, "somebody to stop it")
+        raise UnavailableError("stopped in the middle")
+
+    monkeypatch.setattr(site.backend, "load", asking)
+    future = storage.start(storage.model(v1="ok"))
+    assert loading.wait(WAIT_S)
+    monkeypatch.setattr(site.backend, "load", load)
+    storage.load(storage.model("m", ALL, v1="ok", v2="ok"))
+    with pytest.raises(SupersededError):
+        future.result(WAIT_S)
+    assert storage.phases() == {1: "READY", 2: "READY"}

@@ -43,6 +43,7 @@ class Direct:
         self.pending = 0
         self.held = 0
         self.readiness = ()
+        self.workers = ()
         self.requests: list[InferenceRequest] = []
         self.cancelled: list[InferenceRequest] = []
         self._answer = answer

@@ -18,6 +18,7 @@ from conch.core.registry import Entry, Registry, VersionState
 from conch.core.scheduler.base import Batch
 from conch.core.spec import InstanceGroup
 from conch.core.stats import ModelStatistics
+from conch.core.workers import WorkerStatus
 from conch.observe.metrics.breaks import Breaks
 from conch.observe.metrics.exposition import Exposition, Format
 from conch.observe.metrics.models import ModelMetrics
@@ -33,6 +34,7 @@ class Served:
         self.statistics = ModelStatistics(lambda: (99, 2))
         self.statistics.keep_latencies()
         self.pending = 3
+        self.workers: list[WorkerStatus] = []
 
     def run(self, size: int = 1) -> None:
         batch = Batch([make_request(batch_size=size, received_ns=0, queued_ns=1_000)], size)
@@ -80,6 +82,23 @@ def test_everything_is_there_with_0_before_the_first_request() -> None:
     assert of_model(found, "kept", "nv_cache_num_hits_per_model") == 0
     assert of_model(found, "m", "nv_cache_num_hits_per_model") is None
     assert of_model(found, "m", "nv_model_load_duration_secs") is None, "nobody has measured it"
+
+
+def test_workers_by_state_and_their_restarts() -> None:
+    model = Served("m")
+    model.workers = [
+        WorkerStatus("serving", 2, 17, ""),
+        WorkerStatus("waiting", 5, None, "it died"),
+        WorkerStatus("serving", 0, 18, ""),
+    ]
+    found = Site(model, Served("none")).samples()
+    told = {
+        state: of_model(found, "m", "conch_workers", state=state)
+        for state in ("serving", "starting", "waiting")
+    }
+    assert told == {"serving": 2, "starting": 0, "waiting": 1}
+    assert of_model(found, "m", "conch_worker_restarts_total") == 7
+    assert of_model(found, "none", "conch_worker_restarts_total") is None
 
 
 def test_what_is_counted_is_told() -> None:

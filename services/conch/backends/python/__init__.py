@@ -1,18 +1,21 @@
-"""Runs models written for Triton's Python backend, unchanged, in this process."""
+"""Runs models written for Triton's Python backend, unchanged: in this process, or in ones of their own."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conch.backends.python.settings import Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.instances.placement import Placement
 from conch.core.spec import ModelSpec
 
 if TYPE_CHECKING:
     from conch.core.calls import ServerCalls
+    from conch.workers.placing import Workers
 
 log = logging.getLogger(__name__)
 
@@ -23,22 +26,36 @@ class PythonBackend(Backend):
     default_model_file = "model.py"
     completion_runs_code = True
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: Workers | None = None
+
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
         """Asks the model's `auto_complete_config`, in a load of the file that is forgotten afterwards."""
+        file_name = config.get("default_model_filename") or self.default_model_file
+        parameters = config.get("parameters") or {}
+        texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
+        workers = self._made_workers()
+        if workers.run_completion(config, version_directory, file_name, texts, options):
+            return workers.complete(config, version_directory, file_name, texts, options)
         from conch.backends.python.config import auto_complete
         from conch.backends.python.instance import load_code
 
-        file_name = config.get("default_model_filename") or self.default_model_file
         code = load_code(config.get("name", ""), version_directory, file_name)
         try:
             return auto_complete(code.module.TritonPythonModel, config)
         finally:
             code.close()
 
+    def check(self, spec: ModelSpec) -> None:
+        """Checks how the model is to run, without making an environment for it or running its code."""
+        if not self._made_workers().run(spec):
+            Settings.of(spec).check_in_process(spec)
+
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads nothing yet: each instance loads the file for itself, as if it had its own process."""
+        """Loads a model that does not call the server."""
         return self._load(spec, None)
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
@@ -46,13 +63,26 @@ class PythonBackend(Backend):
         return self._load(spec, calls)
 
     def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
+        # Nothing is loaded yet: each instance loads the file for itself, whether or not it has a process.
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "
                 "request as it is and answers it by itself",
                 spec.name,
             )
+        workers = self._made_workers()
+        if workers.run(spec):
+            return workers.load(spec, calls)
+        Settings.of(spec).check_in_process(spec)
         return _PythonModel(spec, calls)
+
+    def _made_workers(self) -> Workers:
+        from conch.workers.placing import Workers
+
+        with self._lock:
+            if self._workers is None:
+                self._workers = Workers()
+            return self._workers
 
 
 class _PythonModel(BackendModel):

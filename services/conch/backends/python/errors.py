@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
+from conch.backends.python.limits import memory_hint
 from conch.core.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -104,7 +105,7 @@ def describe(error: BaseException) -> str:
 
     Only frames of the model and of what it called are shown; those of the server would mislead.
     """
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}{memory_hint(error)}"
     frames = _frames(error)
     return f"{text}\n\nAt:\n{frames}" if frames else text
 

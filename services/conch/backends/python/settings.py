@@ -11,6 +11,10 @@ from conch.core.spec import ModelSpec
 
 Placement = Literal["in_process", "worker"]
 DEFAULT_PLACEMENT: Placement = "in_process"
+_WORKER_ONLY = (
+    ("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
+    ("MEMORY_LIMIT_MB", "memory-limit-mb"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,21 @@ class Settings:
             values.seconds("START_TIMEOUT_SECONDS", "start-timeout-seconds"),
         )
 
+    def check_in_process(self, spec: ModelSpec) -> None:
+        """Checks that nothing is set which only a worker has.
+
+        Raises:
+            InvalidArgumentError: Something is; the text names it.
+        """
+        values = _Values(spec.name, spec.parameters, spec.backend_options)
+        for parameter, option in _WORKER_ONLY:
+            found = values.find(parameter, option)
+            if found is not None:
+                raise InvalidArgumentError(
+                    f"{found[1]} needs a process of the model's own, and the model runs in the server's: set "
+                    f"parameter 'CONCH_PLACEMENT' to 'worker'"
+                )
+
 
 class _Values:
     def __init__(self, name: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> None:
@@ -65,7 +84,7 @@ class _Values:
         self._parameters = parameters
         self._options = options
 
-    def _find(self, parameter: str, option: str) -> tuple[str, str] | None:
+    def find(self, parameter: str, option: str) -> tuple[str, str] | None:
         """A value and where it stands."""
         key = f"CONCH_{parameter}"
         if key in self._parameters:
@@ -75,7 +94,7 @@ class _Values:
         return None
 
     def placement(self) -> Placement:
-        found = self._find("PLACEMENT", "placement")
+        found = self.find("PLACEMENT", "placement")
         if found is None:
             return DEFAULT_PLACEMENT
         for known in get_args(Placement):
@@ -85,7 +104,7 @@ class _Values:
         raise InvalidArgumentError(f"{found[1]} must be 'in_process' or 'worker', not '{found[0]}'")
 
     def integer(self, parameter: str, option: str) -> int | None:
-        found = self._find(parameter, option)
+        found = self.find(parameter, option)
         if found is None:
             return None
         if not found[0].isdecimal() or int(found[0]) == 0:
@@ -93,7 +112,7 @@ class _Values:
         return int(found[0])
 
     def seconds(self, parameter: str, option: str) -> float | None:
-        found = self._find(parameter, option)
+        found = self.find(parameter, option)
         if found is None:
             return None
         try:

@@ -19,6 +19,7 @@ from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.servable import Leadable, Servable
 from conch.core.spec import ModelSpec
+from conch.core.workers import WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,11 @@ class CachedModel:
     def readiness(self) -> Sequence[Readiness]:
         """What the model itself says about it."""
         return self.model.readiness
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """What the processes of the model's instances are in."""
+        return self.model.workers
 
     @property
     def pending(self) -> int:

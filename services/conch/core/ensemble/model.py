@@ -22,6 +22,7 @@ from conch.core.spec import ModelSpec
 from conch.core.stats import RUNNING, ModelStatistics
 from conch.core.validation import RequestValidator
 from conch.core.watch import note_run
+from conch.core.workers import WorkerStatus
 
 
 class EnsembleModel:
@@ -72,6 +73,11 @@ class EnsembleModel:
             except ConchError:
                 continue
         return found
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """None: its models have them."""
+        return ()
 
     @property
     def pending(self) -> int:

@@ -60,6 +60,12 @@ class Fleet:
         with self._lock:
             return [member.instance for member in self._members if not member.placement.passive]
 
+    @property
+    def all(self) -> list[BackendInstance]:
+        """All instances."""
+        with self._lock:
+            return [member.instance for member in self._members]
+
     def create(self, warm_up: Warmup) -> None:
         """Makes the instances of all groups; what was made when one fails, `close` closes.
 

@@ -265,5 +265,18 @@ IN_MODEL = Template(
         "Requests that are being executed, or still answered by a model that has returned",
     )
 )
+WORKER_STATES = ("serving", "starting", "lost", "waiting")
+WORKERS = Template(
+    Family(
+        "conch_workers",
+        "gauge",
+        "Worker processes of a model's instances, by what they are in; waiting for their next start, if they "
+        "have died",
+    ),
+    [("", "state", state) for state in WORKER_STATES],
+)
+WORKER_RESTARTS = Template(
+    Family("conch_worker_restarts_total", "counter", "Starts of worker processes in place of dead ones")
+)
 LOAD_SECONDS = Template(Family("nv_model_load_duration_secs", "gauge", "Model load time in seconds"))
 """Gauges of model versions."""

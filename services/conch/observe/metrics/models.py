@@ -19,6 +19,9 @@ from conch.observe.metrics.families import (
     PENDING,
     TRITON,
     WAITING,
+    WORKER_RESTARTS,
+    WORKER_STATES,
+    WORKERS,
     Counted,
     first_responses,
 )
@@ -28,6 +31,7 @@ from conch.observe.metrics.text import Family, ModelLabels
 _COUNTED = (*TRITON, *OURS)
 _FAMILIES = (*(family.template.family for family in _COUNTED), FIRST_RESPONSE)
 _LIVE = (PENDING, WAITING, IN_MODEL, LOAD_SECONDS)
+_WORKERS = (WORKERS, WORKER_RESTARTS)
 _NOTHING = ModelStatistics().snapshot()
 
 
@@ -86,18 +90,24 @@ class ModelMetrics:
         """
         seconds = self._loads().seconds
         rendered: dict[object, _Rendered] = {}
-        live: list[list[str]] = [[] for _ in _LIVE]
+        live: list[list[str]] = [[] for _ in (*_LIVE, *_WORKERS)]
         summed: list[list[str]] = []
         for model in self._models():
             text = rendered[model.statistics.identity] = self._counted(model)
             spec, statistics = model.spec, model.statistics
             pending = model.pending
             values = (pending, pending, statistics.gauges()[1], seconds.get((spec.identifier, spec.version)))
-            for pieces, template, value in zip(live, _LIVE, values, strict=True):
+            for pieces, template, value in zip(live[: len(_LIVE)], _LIVE, values, strict=True):
                 if value is not None:
                     pieces.append(template.render(text.labels, (value,)))
             if self._summaries is not None:
                 summed.append(self._summed(self._summaries, model, text.labels))
+            workers = model.workers
+            if workers:
+                states = [worker.state for worker in workers]
+                live[-2].append(WORKERS.render(text.labels, [states.count(state) for state in WORKER_STATES]))
+                restarts = sum(worker.restarts for worker in workers)
+                live[-1].append(WORKER_RESTARTS.render(text.labels, (restarts,)))
             step()
         self._rendered = rendered
         counted = zip(*(text.chunks for text in rendered.values()), strict=True)
@@ -111,7 +121,8 @@ class ModelMetrics:
                 (family, [piece for piece in pieces if piece])
                 for family, pieces in zip(self._summaries.families, columns, strict=False)
             ]
-        return [*found, *((template.family, pieces) for template, pieces in zip(_LIVE, live, strict=True))]
+        templates = (*_LIVE, *_WORKERS)
+        return [*found, *((each.family, pieces) for each, pieces in zip(templates, live, strict=True))]
 
     def _summed(self, summaries: SummaryMetrics, model: Servable, labels: ModelLabels) -> list[str]:
         """A model version's samples of the summaries; what they say of late changes without any request."""

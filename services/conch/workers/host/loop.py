@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from conch.backends.python.instance import PythonInstance, open_instance
+from conch.backends.python.limits import limit_memory
 from conch.backends.python.metrics import keep_metrics_in
+from conch.backends.python.settings import Settings
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, InternalError, as_conch_error
 from conch.core.instances.placement import Placement
@@ -101,6 +103,9 @@ class Host:
     def _open(self, spec: ModelSpec, placement: Placement) -> bool:
         keep_metrics_in(self._families)
         self._decoupled = spec.decoupled
+        settings = Settings.of(spec)
+        if settings.memory_limit_mb is not None:
+            limit_memory(settings.memory_limit_mb)
         self._watch.begin()  # an `initialize` may take long, and ask the server for something
         try:
             instance = open_instance(spec, placement, self._calls)

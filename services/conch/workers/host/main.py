@@ -1,11 +1,14 @@
-"""Where a worker process begins: ``python -I -X faulthandler main.py FD PACKAGE MODULE``.
+"""Where a worker process begins: ``python -X faulthandler main.py ROLE FD PACKAGE MODULE PATH...``.
 
 The interpreter may be another one than the server's, in another environment. So the two packages that are
-needed are found at the paths that are given here, and nothing else of the server's environment is.
+needed are found at the paths that are given here, and of the server's environment nothing else is but the
+further paths, behind everything that is installed here.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -37,9 +40,22 @@ class Finder(MetaPathFinder):
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serves the socket whose descriptor is the first argument, until it is closed."""
-    descriptor, package, module = arguments
+    """Serves the socket whose descriptor is the second argument, until it is closed."""
+    role, descriptor, package, module, *paths = arguments
+    own = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if path != own]  # its modules have names that models' may have
+    sys.path += [path for path in paths if path not in sys.path]
     sys.meta_path.insert(0, Finder({"conch": package, "triton_python_backend_utils": module}))
+    from conch.workers.host.parent import end_with_parent
+
+    end_with_parent()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a model prints is in the log when it prints it
+    if role == "complete":
+        from conch.workers.host.complete import complete
+
+        complete(int(descriptor))
+        return
     from conch.workers.host.loop import serve
 
     serve(int(descriptor))

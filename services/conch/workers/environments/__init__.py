@@ -1,0 +1,21 @@
+"""Which interpreter a worker of a Python model runs in, with which variables and modules."""
+
+from __future__ import annotations
+
+from conch.workers.environments.asked import Asked
+from conch.workers.environments.cache import EnvironmentCache
+from conch.workers.environments.environment import Environment, server_environment
+from conch.workers.environments.obtaining import environment_as_asked, environment_for
+from conch.workers.environments.placing import check_environment, placement_as_asked, placement_of
+
+__all__ = [
+    "Asked",
+    "Environment",
+    "EnvironmentCache",
+    "check_environment",
+    "environment_as_asked",
+    "environment_for",
+    "placement_as_asked",
+    "placement_of",
+    "server_environment",
+]

@@ -1,0 +1,151 @@
+"""Unpacks packed environments, without letting an archive write anywhere but into its own folder."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import sys
+import tarfile
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.stopping import Stopped, never
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZIP = b"PK"
+_CHUNK = 1 << 20
+
+
+def digest(path: Path, memory: Path, stopped: Stopped = never) -> str:
+    """The hash of a file's contents, remembered as long as the file looks the same.
+
+    Args:
+        path: The file.
+        memory: A folder to remember it in.
+        stopped: Asked now and then.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    status = path.stat()
+    state = [str(path), status.st_size, status.st_mtime_ns, status.st_ino]
+    note = memory / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+    try:
+        known = json.loads(note.read_text())
+        if known["state"] == state:
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # it is only a note
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_CHUNK):
+            _check(stopped, path)
+            hashed.update(data)
+    found = hashed.hexdigest()
+    try:
+        memory.mkdir(parents=True, exist_ok=True)
+        unfinished = note.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        unfinished.write_text(json.dumps({"state": state, "digest": found}))
+        unfinished.rename(note)
+    except OSError:
+        pass
+    return found
+
+
+def unpack(archive: Path, folder: Path, label: str, stopped: Stopped = never) -> None:
+    """Unpacks a tar archive into an empty folder, with its links and permissions.
+
+    Raises:
+        InvalidArgumentError: It is no archive that can be read, or has members that it must not have.
+        OSError: There is no room, for example.
+    """
+    with archive.open("rb") as file:
+        start = file.read(4)
+    if start == _ZSTD and sys.version_info < (3, 14):
+        raise InvalidArgumentError(
+            f"{label}: the archive is compressed with Zstandard, which Python {sys.version_info[0]}."
+            f"{sys.version_info[1]} can't read; pack it as .tar.gz"
+        )
+    if start[:2] == _ZIP:
+        raise InvalidArgumentError(f"{label}: the archive is a zip file; pack it as .tar.gz")
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            checked = _Members(label, archive, stopped).checked(tar)
+            if hasattr(tarfile, "fully_trusted_filter"):
+                tar.extractall(folder, checked, filter="fully_trusted")
+            else:  # before Python 3.11.4
+                tar.extractall(folder, checked)
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"{label}: '{archive}' can't be unpacked as a tar archive: {error}"
+        ) from error
+
+
+class _Members:
+    """The rules for members; what they are not is refused as a whole.
+
+    Links may lead to absolute paths, as that of a venv to its interpreter does. What they must not do is
+    give anything to be written a way out, so nothing may lie behind a link or take the place of one.
+    """
+
+    def __init__(self, label: str, archive: Path, stopped: Stopped) -> None:
+        self._label = label
+        self._archive = archive
+        self._stopped = stopped
+        self._links: set[PurePosixPath] = set()
+        self._files: set[PurePosixPath] = set()
+
+    def checked(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        """The members, each with no more rights than it may have, when it is its turn."""
+        for member in tar:
+            _check(self._stopped, self._archive)
+            name = self._path(member, member.name)
+            if name in self._links:
+                raise self._refused(member, "takes the place of a link")
+            if member.issym():
+                self._links.add(name)
+                self._check_target(member, name)
+            elif member.islnk():
+                if self._path(member, member.linkname) not in self._files:
+                    raise self._refused(
+                        member, f"is a hard link to '{member.linkname}', which is no file before"
+                    )
+                self._links.add(name)
+            elif member.isreg():
+                self._files.add(name)
+            elif not member.isdir():
+                raise self._refused(member, "is neither a file nor a directory nor a link")
+            # Not another user's, nor with another user's rights; and a folder can be filled, and removed.
+            member.mode = (member.mode & 0o777) | (0o700 if member.isdir() else 0o400)
+            member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+            yield member
+
+    def _path(self, member: tarfile.TarInfo, name: str) -> PurePosixPath:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise self._refused(member, f"leaves the directory with '{name}'")
+        if any(parent in self._links for parent in path.parents):
+            raise self._refused(member, f"lies behind a link with '{name}'")
+        return path
+
+    def _check_target(self, member: tarfile.TarInfo, name: PurePosixPath) -> None:
+        """A relative link stays within the archive."""
+        if PurePosixPath(member.linkname).is_absolute():
+            return
+        target = os.path.normpath(os.path.join(name.parent, member.linkname))
+        if target == ".." or target.startswith("../"):
+            raise self._refused(member, f"is a link to '{member.linkname}', outside of the archive")
+
+    def _refused(self, member: tarfile.TarInfo, why: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self._label}: the archive is refused: '{member.name}' {why}")
+
+
+def _check(stopped: Stopped, archive: Path) -> None:
+    if stopped():
+        raise UnavailableError(f"the load was stopped while '{archive}' was unpacked")

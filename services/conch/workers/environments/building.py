@@ -1,0 +1,194 @@
+"""Builds an environment from a list of packages, with uv where it is there, else with venv and pip."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.stopping import Stopped, never
+from conch.workers.environments.asked import Packages
+from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
+from conch.workers.environments.specifiers import allows
+from conch.workers.environments.tools import run_tool
+
+_FORMAT = 1
+"""Part of every key: to be raised when environments are built in another way."""
+
+_LOCKED = frozenset({"uv-lock", "pylock"})
+_GENERATED = "requirements.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What environments are built with.
+
+    Attributes:
+        uv: The command of uv, or nothing.
+        pip: Whether this interpreter has a pip that can install into another environment.
+    """
+
+    uv: tuple[str, ...] = ()
+    pip: bool = False
+
+    @classmethod
+    def here(cls) -> Tools:
+        """What is there."""
+        found = shutil.which("uv")
+        if found is not None:
+            return cls((found,))
+        if importlib.util.find_spec("uv") is not None:
+            return cls((sys.executable, "-m", "uv"))
+        return cls((), _pip_version() >= (22, 3))
+
+
+def key_of(packages: Packages) -> str:
+    """The key of the environment: the same for the same packages on the same interpreter and platform."""
+    hashed = hashlib.sha256()
+    parts = [
+        _FORMAT,
+        packages.kind,
+        sys.version,
+        sys.base_prefix,
+        platform.python_implementation(),
+        sysconfig.get_platform(),
+        *(data for _, data in packages.contents),
+    ]
+    for part in parts:
+        data = repr(part).encode()
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return f"built-{hashed.hexdigest()[:32]}"
+
+
+def build(
+    packages: Packages,
+    folder: Path,
+    label: str,
+    tools: Tools,
+    lock: int | None = None,
+    stopped: Stopped = never,
+) -> Mapping[str, str]:
+    """Builds the environment in ``folder/env``.
+
+    Args:
+        packages: What is to be in it.
+        folder: An empty folder.
+        label: What it is, for messages.
+        tools: What it is built with.
+        lock: A descriptor that the tools hold until they end.
+        stopped: Asked now and then.
+
+    Returns:
+        What to keep about it.
+
+    Raises:
+        ConchError: It can't be built, or was stopped.
+    """
+    python = _python_for(packages, label, tools)
+    _check_tools(packages, label, tools)
+    prefix = folder / "env"
+    scratch = folder / "tmp"
+    scratch.mkdir()
+    variables = {
+        **without_python(os.environ),
+        "PYTHONNOUSERSITE": "1",
+        "PIP_USER": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "NO_COLOR": "1",
+        "TMPDIR": str(scratch),  # what a killed tool leaves there goes with the folder
+        "UV_PROJECT_ENVIRONMENT": str(prefix),
+    }
+    base = packages.file.parent
+    for command in _commands(packages, folder, prefix, python, tools):
+        run_tool(command, label, base, variables, lock, stopped)
+    if not packages.is_current():
+        raise UnavailableError(f"{label}: the file was changed while the environment was built")
+    shutil.rmtree(scratch)
+    return {"version": interpreter_in(prefix, label, conda=False).version, "from": str(packages.file)}
+
+
+def _python_for(packages: Packages, label: str, tools: Tools) -> str:
+    """The interpreter to build with: this one, or what uv is to find."""
+    wanted = packages.requires_python
+    try:
+        if allows(wanted, tuple(sys.version_info[:3])):
+            return sys.executable
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{label}: '{error}' in requires-python '{wanted}' is no version of Python"
+        ) from None
+    if tools.uv:
+        return f"{wanted},>={'.'.join(map(str, OLDEST))}"
+    raise InvalidArgumentError(
+        f"{label}: it requires Python '{wanted}', but the server runs in {platform.python_version()}; put uv "
+        f"on the server's PATH, which finds other versions, or name an environment with EXECUTION_ENV_PATH"
+    )
+
+
+def _check_tools(packages: Packages, label: str, tools: Tools) -> None:
+    if packages.kind in _LOCKED and not tools.uv:
+        lock = "uv.lock" if packages.kind == "uv-lock" else "pylock.toml"
+        raise UnavailableError(
+            f"{label}: {lock} needs uv, which is neither on the server's PATH nor installed beside it"
+        )
+    if not tools.uv and not tools.pip and importlib.util.find_spec("ensurepip") is None:
+        raise UnavailableError(
+            f"{label}: there is nothing to build an environment with; put uv on the server's PATH, or "
+            f"install pip beside the server"
+        )
+
+
+def _commands(
+    packages: Packages, folder: Path, prefix: Path, python: str, tools: Tools
+) -> list[tuple[str, ...]]:
+    """What is run, in order. numpy comes along with whatever else there is, so that one version suits all."""
+    inside = str(prefix / "bin" / "python")
+    requirements = packages.file
+    if packages.kind in ("script", "project"):
+        requirements = folder / _GENERATED
+        requirements.write_text("".join(f"{line}\n" for line in packages.dependencies))
+    if tools.uv:
+        make = (*tools.uv, "venv", "--no-project", "--python", python, str(prefix))
+        install = (*tools.uv, "pip", "install", "--python", inside)
+        if packages.kind == "uv-lock":
+            project = ("--project", str(packages.file.parent))
+            sync = (*tools.uv, "sync", "--frozen", "--no-dev", "--no-install-project", *project)
+            return [make, sync, (*install, "numpy")]
+        if packages.kind == "pylock":
+            return [make, (*install, "-r", str(packages.file)), (*install, "numpy")]
+        if packages.kind == "project":
+            requirements = packages.file  # for its [tool.uv], such as the indexes of packages
+        return [make, (*install, "-r", str(requirements), *_numpy(packages))]
+    if tools.pip:
+        make = (python, "-m", "venv", "--without-pip", str(prefix))
+        install = (python, "-m", "pip", "--python", inside, "install", "--progress-bar", "off")
+    else:
+        make = (python, "-m", "venv", str(prefix))
+        install = (inside, "-m", "pip", "install", "--progress-bar", "off")
+    return [make, (*install, "-r", str(requirements), *_numpy(packages))]
+
+
+def _numpy(packages: Packages) -> tuple[str, ...]:
+    """numpy, unless all must have hashes: then a list without it is found wanting when it has been built."""
+    hashed = any(b"--hash" in data or b"--require-hashes" in data for _, data in packages.contents)
+    return () if packages.kind == "requirements" and hashed else ("numpy",)
+
+
+def _pip_version() -> tuple[int, ...]:
+    if importlib.util.find_spec("pip") is None:
+        return (0,)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return tuple(int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return (0,)

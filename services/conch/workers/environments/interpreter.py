@@ -1,0 +1,193 @@
+"""Finds the interpreter of an environment, starts it once, and says with which variables it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conch.core.errors import InvalidArgumentError, UnavailableError
+
+OLDEST = (3, 10)
+_TIMEOUT_S = 120.0
+_TAIL = 2000
+
+# For any Python, also those that are too old. What a `sitecustomize` prints comes before.
+_PROBE = """
+import json, sys
+try:
+    import numpy
+    found, problem = numpy.__version__, None
+except BaseException as error:
+    found, problem = None, "%s: %s" % (type(error).__name__, error)
+print("")
+print(json.dumps({"version": list(sys.version_info[:3]), "numpy": found, "problem": problem}))
+"""
+
+_VARIABLES = "import json, os; print(''); print(json.dumps(dict(os.environ)))"
+
+# What activating means where packages bring scripts for it. They may print, but not into the answer.
+_ACTIVATE = """
+python=$1; shift
+for script; do . "$script"; done 1>&2
+exec "$python" -I -c "$CONCH_LAST_STEP"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """An interpreter that has been started.
+
+    Attributes:
+        python: Its path, as it is to be started.
+        version: Its version, such as ``3.12.1``.
+        variables: The whole environment for its processes.
+        paths: Directories for the end of `sys.path`.
+    """
+
+    python: Path
+    version: str
+    variables: Mapping[str, str]
+    paths: tuple[Path, ...]
+
+
+def interpreter_in(prefix: Path, label: str, conda: bool = True) -> Interpreter:
+    """The interpreter of an environment.
+
+    Args:
+        prefix: Directory of the environment.
+        label: What it is, for messages.
+        conda: Whether it may be a conda environment, with libraries and scripts of its own.
+
+    Raises:
+        InvalidArgumentError: There is none, it does not run, or no model can run in it.
+    """
+    python = find_python(prefix, label)
+    variables: Mapping[str, str] = activated(prefix)
+    if conda and not (prefix / "pyvenv.cfg").exists():
+        variables = _activated_conda(prefix, python, variables, label)
+    version = _probed(python, variables, label)
+    places = (Path(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place)
+    return Interpreter(python, version, variables, tuple(place.absolute() for place in places))
+
+
+def find_python(prefix: Path, label: str) -> Path:
+    """The interpreter's path.
+
+    Raises:
+        InvalidArgumentError: There is none.
+    """
+    for name in ("python", "python3"):
+        python = prefix / "bin" / name
+        if python.is_file():
+            return python
+        if python.is_symlink():
+            raise InvalidArgumentError(
+                f"{label}: 'bin/{name}' is a link to '{os.readlink(python)}', which is not on this "
+                f"machine; an environment that is moved needs an interpreter of its own, as conda's have, or "
+                f"one that is installed in the same place"
+            )
+    raise InvalidArgumentError(
+        f"{label}: there is no 'bin/python'; expected a conda environment or a venv, as a directory or "
+        f"packed with conda-pack"
+    )
+
+
+def activated(prefix: Path) -> dict[str, str]:
+    """The server's variables as activating an environment changes them.
+
+    ``PYTHONPATH`` is not among them: it would put what is installed for the server before what is installed
+    in the environment.
+    """
+    variables = without_python(os.environ)
+    variables["PATH"] = os.pathsep.join([str(prefix / "bin"), variables.get("PATH", os.defpath)])
+    variables["VIRTUAL_ENV" if (prefix / "pyvenv.cfg").exists() else "CONDA_PREFIX"] = str(prefix)
+    # An interpreter outside a venv would find what the user has installed for another one.
+    variables["PYTHONNOUSERSITE"] = "1"
+    return variables
+
+
+def without_python(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those that lead an interpreter to another one's modules."""
+    misleading = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "__PYVENV_LAUNCHER__")
+    return {name: value for name, value in variables.items() if name not in misleading}
+
+
+def _activated_conda(
+    prefix: Path, python: Path, variables: Mapping[str, str], label: str
+) -> Mapping[str, str]:
+    """Adds what Triton sets, and what scripts of the environment's packages do."""
+    # No empty place, which would be the working directory.
+    libraries = [str(prefix / "lib"), variables.get("LD_LIBRARY_PATH", "")]
+    variables = {
+        **variables,
+        "CONDA_DEFAULT_ENV": prefix.name,
+        "LD_LIBRARY_PATH": os.pathsep.join(place for place in libraries if place),
+    }
+    scripts = sorted((prefix / "etc" / "conda" / "activate.d").glob("*.sh"))
+    if not scripts:
+        return variables
+    bash = shutil.which("bash")
+    if bash is None:
+        raise UnavailableError(f"{label}: 'etc/conda/activate.d' needs bash, which is not on PATH")
+    command = [bash, "-c", _ACTIVATE, "activate", str(python), *map(str, scripts)]
+    answer = _answer(command, {**variables, "CONCH_LAST_STEP": _VARIABLES}, label)
+    del answer["CONCH_LAST_STEP"]
+    return {str(name): str(value) for name, value in answer.items()}
+
+
+def _probed(python: Path, variables: Mapping[str, str], label: str) -> str:
+    """Starts an interpreter and looks at what it says."""
+    answer = _answer([str(python), "-c", _PROBE], variables, label)
+    version = tuple(answer["version"])
+    text = ".".join(str(part) for part in version)
+    oldest = ".".join(str(part) for part in OLDEST)
+    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if version < OLDEST:
+        raise InvalidArgumentError(
+            f"{label}: its interpreter '{python}' is Python {text}, but models run in Python {oldest} or "
+            f"newer; make the environment anew, as with 'conda create -n NAME python={ours} numpy'"
+        )
+    if answer["numpy"] is None:
+        raise InvalidArgumentError(
+            f"{label}: models need numpy, which can't be imported there ({answer['problem']}); install it "
+            f"into the environment of '{python}' (Python {text})"
+        )
+    return text
+
+
+def _answer(command: list[str], variables: Mapping[str, str], label: str) -> dict[str, Any]:
+    """What a program prints as the last line, as JSON."""
+    try:
+        ended = subprocess.run(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(
+            f"{label}: '{command[0]}' did not come to an end within {_TIMEOUT_S:.0f} s"
+        ) from None
+    except OSError as error:
+        raise InvalidArgumentError(f"{label}: '{command[0]}' can't be started: {error}") from error
+    said = ended.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
+    try:
+        if ended.returncode == 0 and isinstance(answer := json.loads(said), dict):
+            return answer
+    except ValueError:
+        pass
+    problem = (ended.stderr or ended.stdout).decode(errors="backslashreplace").strip()[-_TAIL:]
+    raise InvalidArgumentError(
+        f"{label}: '{command[0]}' does not run as a Python interpreter (exit code {ended.returncode}):\n"
+        f"{problem}"
+    )

@@ -1,0 +1,141 @@
+"""Runs the tools that make environments: what they say goes to the log, and its end into an error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import InternalError, UnavailableError
+from conch.core.stopping import Stopped, never
+
+log = logging.getLogger(__name__)
+
+_LOG_EVERY_NS = 1_000_000_000
+_TAIL_LINES = 20
+_POLL_S = 0.2
+_LONGEST_LINE = 1000
+
+# A tool must not go on when the server has been killed. The kernel kills it then if it asks for that, which
+# is safe to do between fork and exec only in a process that has no threads: so this small one comes between.
+_TIED = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Output:
+    """What a tool has said: all of it for debugging, now and then a line as progress, the end for an error.
+
+    Args:
+        label: What is being made.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, label: str, clock: Clock = monotonic_ns) -> None:
+        self._label = label
+        self._clock = clock
+        self._next_ns = 0
+        self._rest = b""
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+
+    def add(self, data: bytes) -> None:
+        """Takes what comes, wherever its lines end."""
+        *lines, self._rest = (self._rest + data).replace(b"\r", b"\n").split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._line(line)
+
+    def end(self) -> None:
+        """Takes the last line, which may have no end."""
+        self._line(self._rest)
+        self._rest = b""
+
+    @property
+    def tail(self) -> str:
+        """The last lines."""
+        return "\n".join(self._tail)
+
+    def _line(self, line: bytes) -> None:
+        text = line[:_LONGEST_LINE].decode(errors="backslashreplace").rstrip()
+        if not text:
+            return
+        self._tail.append(text)
+        now = self._clock()
+        level = logging.DEBUG
+        if now >= self._next_ns:
+            self._next_ns = now + _LOG_EVERY_NS
+            level = logging.INFO
+        log.log(level, "%s: %s", self._label, text)
+
+
+def run_tool(
+    command: Sequence[str],
+    label: str,
+    folder: Path,
+    variables: Mapping[str, str],
+    lock: int | None = None,
+    stopped: Stopped = never,
+) -> None:
+    """Runs a tool to its end.
+
+    Args:
+        command: The tool and its arguments.
+        label: What is being made, for messages.
+        folder: The folder it runs in.
+        variables: Its whole environment.
+        lock: A descriptor for it to hold until it and all its children have ended.
+        stopped: Asked now and then; once it is so, the tool is killed.
+
+    Raises:
+        InternalError: It failed; the text has the end of what it said.
+        UnavailableError: It was stopped.
+    """
+    log.debug("%s: runs %s", label, command)
+    output = Output(label)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command],
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        pass_fds=() if lock is None else (lock,),
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            stream = process.stdout.fileno()
+            waiting = select.poll()
+            waiting.register(stream, select.POLLIN)
+            while True:
+                if stopped():
+                    raise UnavailableError(f"{label}: the load was stopped while its environment was made")
+                if waiting.poll(_POLL_S * 1000):
+                    if not (data := os.read(stream, 65536)):
+                        break
+                    output.add(data)
+                elif process.poll() is not None:
+                    break  # something that it has left running holds the other end
+        except BaseException:
+            if process.poll() is None:
+                # Its children too: it leads a group of its own.
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        code = process.wait()
+    output.end()
+    if code:
+        ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        raise InternalError(f"{label}: {' '.join(command)} {ended}:\n{output.tail}")

@@ -1,0 +1,169 @@
+"""The one thread of a server that starts worker processes, reads what they print and learns of their ends.
+
+The kernel ends a worker with the *thread* that started it (``PR_SET_PDEATHSIG``), so all are started by one
+thread that lives for as long as any of them. That thread also has the timers of workers, so nothing polls.
+What it calls must not block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from conch.core.clock import Clock, monotonic_ns
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Timer:
+    """A call in the future.
+
+    Args:
+        call: What is to be called.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Has it never be called, unless it is being called now."""
+        self._call = None
+
+    def fire(self) -> None:
+        """Calls it, unless it was cancelled."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class Monitor:
+    """Runs calls, timers and readers of file descriptors on one thread, for as long as somebody holds it.
+
+    Args:
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, clock: Clock = monotonic_ns) -> None:
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._thread: threading.Thread | None = None
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[int, int, Timer]] = []
+        self._numbers = itertools.count()
+        self._wake_fd = -1
+        self._selector: selectors.BaseSelector | None = None
+
+    def hold(self) -> None:
+        """Has the thread run until `release`; to be called once for each."""
+        with self._lock:
+            self._holders += 1
+            if self._thread is None:
+                self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._selector = selectors.DefaultSelector()
+                self._selector.register(self._wake_fd, selectors.EVENT_READ, self._woken)
+                self._thread = threading.Thread(target=self._run, name="conch-workers", daemon=True)
+                self._thread.start()
+
+    def release(self) -> None:
+        """Takes one `hold` back; the thread ends with the last one."""
+        with self._lock:
+            self._holders -= 1
+            self._wake()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Has the thread, which somebody must hold, call a function soon."""
+        with self._lock:
+            self._calls.append(function)
+            self._wake()
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Has the thread call a function, and returns or raises what it does; not for that thread itself."""
+        future: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.call(call)
+        return future.result()
+
+    def at(self, time_ns: int, function: Callable[[], None]) -> Timer:
+        """Has the thread, which somebody must hold, call a function at a time."""
+        timer = Timer(function)
+        with self._lock:
+            heapq.heappush(self._timers, (time_ns, next(self._numbers), timer))
+            if self._timers[0][2] is timer:
+                self._wake()
+        return timer
+
+    def watch(self, fd: int, function: Callable[[], object]) -> None:
+        """Calls a function whenever a descriptor can be read; only on the thread."""
+        assert self._selector is not None, "the thread runs"
+        self._selector.register(fd, selectors.EVENT_READ, function)
+
+    def unwatch(self, fd: int) -> None:
+        """Ends that; only on the thread, before the descriptor is closed."""
+        assert self._selector is not None, "the thread runs"
+        self._selector.unregister(fd)
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake_fd)
+
+    def _run(self) -> None:
+        selector = self._selector
+        assert selector is not None, "made with the thread"
+        while True:
+            with self._lock:
+                calls, self._calls = self._calls, deque()
+                due = self._due()
+                if not calls and not due and self._holders <= 0:
+                    # Under the lock: whoever holds it from now on gets a thread of its own.
+                    selector.close()
+                    os.close(self._wake_fd)
+                    self._wake_fd, self._selector, self._thread = -1, None, None
+                    self._timers.clear()
+                    return
+                timeout = None
+                if calls or due:
+                    timeout = 0.0
+                elif self._timers:
+                    timeout = max(self._timers[0][0] - self.clock(), 0) / 1e9
+            for function in (*calls, *(timer.fire for timer in due)):
+                _guarded(function)
+            del calls, due
+            for key, _ in selector.select(timeout):
+                if key.fd in selector.get_map():  # one before it may have ended it
+                    _guarded(key.data)
+
+    def _due(self) -> list[Timer]:
+        now = self.clock()
+        due = []
+        while self._timers and self._timers[0][0] <= now:
+            due.append(heapq.heappop(self._timers)[2])
+        return due
+
+
+def _guarded(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception:  # the thread is that of all workers
+        log.exception("a step in the supervision of Python workers failed")

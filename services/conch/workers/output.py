@@ -1,0 +1,113 @@
+"""What a worker prints: cut into lines for the log, within limits, and the end of it kept. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conch.core.clock import Clock, monotonic_ns
+
+TAIL_BYTES = 65_536
+"""How much of the end of a worker's output is kept for a crash report."""
+
+LINE_BYTES = 4_096
+"""How much of a line is logged."""
+
+LINES_PER_SECOND = 100
+_WINDOW_NS = 1_000_000_000
+
+
+class Tail:
+    """The last bytes of a stream.
+
+    Args:
+        most: How many.
+    """
+
+    def __init__(self, most: int = TAIL_BYTES) -> None:
+        self._most = most
+        self._kept = bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Adds what came."""
+        self._kept += data[-self._most :]
+        if len(self._kept) > 2 * self._most:
+            del self._kept[: -self._most]
+
+    def text(self) -> str:
+        """The end of the stream, from a line's beginning where something was cut off."""
+        kept = bytes(self._kept[-self._most :])
+        if len(self._kept) > self._most:
+            kept = kept.partition(b"\n")[2] or kept
+        return kept.decode(errors="replace")
+
+
+class Lines:
+    """Cuts a stream into lines to be logged: so many in a second, each not longer than some length.
+
+    Args:
+        clock: Monotonic time in nanoseconds.
+        per_second: How many lines are logged in a second.
+        longest: How many bytes of a line.
+    """
+
+    def __init__(
+        self, clock: Clock = monotonic_ns, per_second: int = LINES_PER_SECOND, longest: int = LINE_BYTES
+    ) -> None:
+        self._clock = clock
+        self._per_second = per_second
+        self._longest = longest
+        self._begun = b""
+        self._cut = 0  # bytes of the line that is begun which are not kept
+        self._window_ends_ns = 0
+        self._told = 0
+        self._left_out = 0
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """The lines that are complete with what came, as they are to be logged."""
+        rest = data
+        while rest:
+            if self._told >= self._per_second and self._clock() < self._window_ends_ns:
+                # Not even looked at one by one: a model may print faster than anybody could log.
+                newlines = rest.count(b"\n")
+                if newlines:
+                    self._left_out += newlines
+                    self._begun, self._cut = b"", 0
+                    rest = rest[rest.rfind(b"\n") + 1 :]
+                self._keep(rest)
+                return
+            line, newline, rest = rest.partition(b"\n")
+            self._keep(line)
+            if newline:
+                yield from self._end()
+
+    def end(self) -> Iterator[str]:
+        """What is left when the stream has ended."""
+        if self._begun or self._cut:
+            yield from self._end()
+        yield from self._admitted()
+
+    def _keep(self, data: bytes) -> None:
+        room = self._longest - len(self._begun)
+        self._begun += data[:room]
+        self._cut += max(len(data) - room, 0)
+
+    def _end(self) -> Iterator[str]:
+        line, cut = self._begun, self._cut
+        self._begun, self._cut = b"", 0
+        text = line.decode(errors="replace").rstrip()
+        if not text:
+            return
+        now = self._clock()
+        if now >= self._window_ends_ns:
+            yield from self._admitted()
+            self._window_ends_ns, self._told = now + _WINDOW_NS, 0
+        if self._told >= self._per_second:
+            self._left_out += 1
+            return
+        self._told += 1
+        yield f"{text} ... ({cut} more bytes)" if cut else text
+
+    def _admitted(self) -> Iterator[str]:
+        if self._left_out:
+            yield f"({self._left_out} more lines are left out: a worker may log {self._per_second} a second)"
+            self._left_out = 0

@@ -1,0 +1,48 @@
+"""Models in worker processes: writing them, and finding their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as triton
+from tests.support.servers import WAIT_S, ServerProcess, tensor, write_model
+
+_HAZARDS = Path(__file__).with_name("hazards_model.py")
+_CONFIG = """
+    backend: "python"
+    input {{ name: "IN" data_type: TYPE_INT32 dims: [ -1 ] }}
+    output {{ name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }}
+    output {{ name: "PID" data_type: TYPE_INT32 dims: [ -1 ] }}
+    instance_group {{ count: {count} kind: KIND_CPU }}
+"""
+
+
+def write_hazards(repository: Path, name: str = "hazards", count: int = 1, **parameters: str) -> Path:
+    """Writes a model in workers that does what its requests tell it to; see `hazards_model`."""
+    config = _CONFIG.format(count=count)
+    for key, value in {"CONCH_PLACEMENT": "worker", **parameters}.items():
+        config += f'    parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    return write_model(repository, name, config, {"model.py": _HAZARDS.read_text()})
+
+
+def ask(
+    client: triton.InferenceServerClient,
+    model: str = "hazards",
+    orders: Mapping[str, Any] | None = None,
+    value: int = 7,
+    timeout_s: float = WAIT_S,
+) -> int:
+    """Sends a request to such a model, checks the answer, and returns the process that gave it."""
+    inputs = [tensor("IN", np.array([value], np.int32), "INT32")]
+    result = client.infer(model, inputs, parameters=dict(orders or {}), client_timeout=timeout_s)
+    assert result.as_numpy("OUT").tolist() == [value]
+    return int(result.as_numpy("PID")[0])
+
+
+def workers_of(server: ServerProcess) -> list[psutil.Process]:
+    """The worker processes of a server, and what they have started."""
+    return psutil.Process(server.process.pid).children(recursive=True)

@@ -1,0 +1,216 @@
+"""What a model asks for, read from its config and the files beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from tests.support.environments import model
+
+from conch.core.errors import InvalidArgumentError
+from conch.workers.environments import Asked, placement_of
+from conch.workers.environments.building import key_of
+from conch.workers.environments.specifiers import allows
+
+PROJECT = '[project]\nname = "m"\ndependencies = ["pillow>=10", "scipy"]\nrequires-python = ">=3.10"\n'
+SCRIPT = '''"""A model."""
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "pillow",
+# ]
+# ///
+import PIL
+'''
+
+
+def test_most_models_ask_for_nothing(tmp_path: Path) -> None:
+    spec = model(tmp_path, {"pyproject.toml": "[tool.ruff]\nline-length = 80\n"})
+    assert not Asked.of(spec).reason
+    assert placement_of(spec) == "in_process"
+
+
+def test_what_a_version_says_comes_before_what_the_model_says(tmp_path: Path) -> None:
+    files = {"1/requirements.txt": "a", "1/pyproject.toml": PROJECT, "1/model.py": SCRIPT}
+    spec = model(tmp_path, {**files, "requirements.txt": "b", "pyproject.toml": PROJECT})
+    found = []
+    for path in (*files, "requirements.txt", "pyproject.toml"):
+        packages = Asked.of(spec).packages
+        assert packages is not None
+        found.append((packages.kind, str(packages.file.relative_to(spec.directory))))
+        (spec.directory / path).unlink()
+    assert found == [
+        ("requirements", "1/requirements.txt"),
+        ("project", "1/pyproject.toml"),
+        ("script", "1/model.py"),
+        ("requirements", "requirements.txt"),
+        ("project", "pyproject.toml"),
+    ]
+    assert Asked.of(spec).packages is None
+
+
+def test_dependencies_in_toml(tmp_path: Path) -> None:
+    packages = Asked.of(model(tmp_path, {"pyproject.toml": PROJECT})).packages
+    assert packages is not None
+    assert packages.dependencies == ("pillow>=10", "scipy")
+    assert packages.requires_python == ">=3.10"
+    packages = Asked.of(model(tmp_path, {"1/model.py": SCRIPT}, name="script")).packages
+    assert packages is not None
+    assert packages.dependencies == ("pillow",)
+    assert packages.requires_python == ">=3.11"
+
+
+def test_locks_count(tmp_path: Path) -> None:
+    spec = model(tmp_path, {"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"})
+    packages = Asked.of(spec).packages
+    assert packages is not None
+    assert packages.kind == "uv-lock"
+    before = key_of(packages)
+    (spec.directory / "uv.lock").write_text("version = 2\n")
+    again = Asked.of(spec).packages
+    assert again is not None
+    assert key_of(again) != before
+    (spec.directory / "pylock.toml").write_text('lock-version = "1.0"\n')
+    last = Asked.of(spec).packages
+    assert last is not None
+    assert last.kind == "pylock"
+
+
+def test_the_key_is_that_of_the_contents_wherever_they_are(tmp_path: Path) -> None:
+    """Also of the files that a list names, however deep; not of the rest of a script."""
+
+    def key(name: str, files: dict[str, str]) -> str:
+        packages = Asked.of(model(tmp_path, files, name=name)).packages
+        assert packages is not None
+        return key_of(packages)
+
+    files = {
+        "requirements.txt": "-r more.txt\n--constraint=limits.txt\n./local.whl\nx==1\n",
+        "more.txt": "-r requirements.txt\ny\n",
+        "limits.txt": "z<2\n",
+        "local.whl": "1",
+    }
+    first = key("a", files)
+    assert first == key("b", files)
+    for number, path in enumerate(files):
+        assert key(f"changed{number}", {**files, path: files[path] + "# more\n"}) != first, path
+    script = key("c", {"1/model.py": SCRIPT})
+    assert script == key("d", {"1/model.py": SCRIPT + "\nprint()\n"})
+    assert script != key("e", {"1/model.py": SCRIPT.replace("pillow", "scipy")})
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"pyproject.toml": "[project"}, "'.*/pyproject.toml' is not TOML: "),
+        ({"pyproject.toml": "\x00"}, "is not TOML: "),
+        (
+            {"pyproject.toml": '[project]\ndependencies = "x"'},
+            "'dependencies' in .* must be a list of strings",
+        ),
+        (
+            {"pyproject.toml": '[project]\ndependencies = ["x\\n-r /y"]'},
+            "'dependencies' in .* must be a list",
+        ),
+        ({"pyproject.toml": '[project]\ndynamic = ["dependencies"]'}, "are dynamic, so they can't be told"),
+        ({"pyproject.toml": "[project]\nrequires-python = 3"}, "'requires-python' in .* must be a string"),
+        ({"pylock.toml": "requires-python = 3"}, "'requires-python' in .* must be a string"),
+        ({"1/model.py": SCRIPT + SCRIPT}, "more than one comment '# /// script'"),
+        ({"1/model.py": "# /// script\n# x = [\n# ///\n"}, "is not TOML"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, files: dict[str, str], text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^model 'm': .*{text}"):
+        Asked.of(model(tmp_path, files))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    spec = model(tmp_path, {"requirements.txt": ""})
+    (spec.directory / "requirements.txt").unlink()
+    (spec.directory / "requirements.txt").symlink_to("/proc/self/mem")
+    with pytest.raises(InvalidArgumentError, match=r"requirements.txt' can't be read: "):
+        Asked.of(spec)
+
+
+def test_an_environment_that_the_config_names_comes_first(tmp_path: Path) -> None:
+    spec = model(tmp_path, {"requirements.txt": "x", "env.tar.gz": ""}, {"EXECUTION_ENV_PATH": ""})
+    assert Asked.of(spec).packages is not None
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "$$TRITON_MODEL_DIRECTORY/env.tar.gz"})
+    assert Asked.of(spec).prepared == spec.directory / "env.tar.gz"
+    assert Asked.of(spec).packages is None
+
+
+def test_a_relative_path_starts_where_the_server_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "envs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "envs"})
+    assert Asked.of(spec).prepared == Path(os.getcwd(), "envs")
+
+
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": "$$TRITON_MODEL_DIRECTORY/none.tar.gz"})
+    text = (
+        f"model 'm': there is no '{spec.directory}/none.tar.gz', which parameter 'EXECUTION_ENV_PATH' names"
+    )
+    with pytest.raises(InvalidArgumentError) as caught:
+        Asked.of(spec)
+    assert caught.value.message == text
+
+
+def test_variables(tmp_path: Path) -> None:
+    parameters = {"CONCH_ENV_OMP_NUM_THREADS": "1", "CONCH_ENV_HOME": "$$TRITON_MODEL_DIRECTORY/x"}
+    spec = model(tmp_path, {}, parameters)
+    assert Asked.of(spec).variables == {"OMP_NUM_THREADS": "1", "HOME": f"{spec.directory}/x"}
+    assert placement_of(spec) == "worker"
+    for wrong in ("CONCH_ENV_", "CONCH_ENV_A B", "CONCH_ENV_1"):
+        with pytest.raises(InvalidArgumentError, match=f"parameter '{wrong}' is no variable"):
+            Asked.of(model(tmp_path, {}, {wrong: "x"}))
+
+
+def test_what_is_to_be_ignored_is(tmp_path: Path) -> None:
+    options = {"build-environments": "ignore"}
+    spec = model(tmp_path, {"requirements.txt": "x"}, options=options)
+    assert not Asked.of(spec).reason
+    with pytest.raises(InvalidArgumentError, match="build-environments must be 'true', 'false' or 'ignore'"):
+        Asked.of(model(tmp_path, options={"build-environments": "no"}))
+
+
+@pytest.mark.parametrize("files", [{"requirements.txt": "x"}, {"1/model.py": SCRIPT}])
+def test_the_placement_follows_unless_somebody_has_said_it(tmp_path: Path, files: dict[str, str]) -> None:
+    assert placement_of(model(tmp_path, files)) == "worker"
+    assert placement_of(model(tmp_path, files, {"CONCH_PLACEMENT": "worker"})) == "worker"
+    said = [({"CONCH_PLACEMENT": "in_process"}, {}), ({}, {"placement": "in_process"})]
+    names = ["parameter 'CONCH_PLACEMENT'", "--backend-config=python,placement"]
+    for (parameters, options), name in zip(said, names, strict=True):
+        with pytest.raises(InvalidArgumentError, match="only a worker process can have") as caught:
+            placement_of(model(tmp_path, files, parameters, options))
+        assert name in caught.value.message
+        assert next(iter(files)) in caught.value.message
+
+
+NUMBERS = st.lists(st.integers(0, 14), min_size=1, max_size=3).map(lambda parts: ".".join(map(str, parts)))
+CLAUSES = st.one_of(
+    st.builds("{}{}".format, st.sampled_from(["==", "!=", "<=", ">=", "<", ">"]), NUMBERS),
+    st.builds("{}{}.*".format, st.sampled_from(["==", "!="]), NUMBERS),
+    st.builds("~={}.{}".format, st.integers(0, 4), NUMBERS.filter(lambda text: text.count(".") < 2)),
+)
+
+
+@given(
+    st.lists(CLAUSES, max_size=3).map(", ".join),
+    st.tuples(st.integers(0, 4), st.integers(0, 14), st.integers(0, 14)),
+)
+def test_versions_are_compared_as_pip_does(specifier: str, version: tuple[int, int, int]) -> None:
+    expected = SpecifierSet(specifier).contains(Version(".".join(map(str, version))))
+    assert allows(specifier, version) == expected
+
+
+@pytest.mark.parametrize("specifier", ["3.10", ">=three", "~=3", ">=3.*", "===3.10", ">= 3 <4", ">=3.13rc1"])
+def test_what_is_no_specifier_is_not_guessed_at(specifier: str) -> None:
+    with pytest.raises(ValueError):
+        allows(specifier, (3, 11, 0))

@@ -1,0 +1,69 @@
+"""What is logged of a worker's output, and what is kept of it."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from conch.workers.output import Lines, Tail
+
+S = 1_000_000_000
+
+
+class Clock:
+    """Time that tests set."""
+
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def _cut(data: bytes, sizes: list[int]) -> list[bytes]:
+    pieces = []
+    for size in sizes:
+        pieces.append(data[:size])
+        data = data[size:]
+    return [piece for piece in (*pieces, data) if piece]
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(1, 40), max_size=20))
+def test_lines_do_not_depend_on_how_they_come(data: bytes, sizes: list[int]) -> None:
+    lines = Lines(Clock(), per_second=10_000, longest=1_000)
+    found = [line for piece in _cut(data, sizes) for line in lines.feed(piece)] + list(lines.end())
+    wanted = [line.decode(errors="replace").rstrip() for line in data.split(b"\n")]
+    assert found == [line for line in wanted if line]
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(1, 40), max_size=20), st.integers(1, 5))
+def test_within_a_second_no_more_than_the_limit(data: bytes, sizes: list[int], most: int) -> None:
+    lines = Lines(Clock(), per_second=most, longest=10)
+    found = [line for piece in _cut(data, sizes) for line in lines.feed(piece)] + list(lines.end())
+    assert len(found) <= most + 1
+    assert all(len(line) <= 100 for line in found)
+
+
+def test_lines_left_out_are_counted_in_the_next_second() -> None:
+    clock = Clock()
+    lines = Lines(clock, per_second=2)
+    assert list(lines.feed(b"1\n2\n3\n4\n5")) == ["1", "2"]
+    clock.now = 2 * S
+    found = list(lines.feed(b"0\n6\n"))
+    assert found[0].startswith("(2 more lines are left out")
+    assert found[1:] == ["50", "6"]
+
+
+def test_long_lines_are_cut() -> None:
+    lines = Lines(Clock(), longest=4)
+    assert list(lines.feed(b"123")) == []
+    assert list(lines.feed(b"45678\n1234\n")) == ["1234 ... (4 more bytes)", "1234"]
+
+
+@given(st.lists(st.binary(max_size=50), max_size=30), st.integers(1, 64))
+def test_tail_is_the_end(pieces: list[bytes], most: int) -> None:
+    tail = Tail(most)
+    for piece in pieces:
+        tail.add(piece)
+    whole = b"".join(pieces)
+    assert len(tail.text()) <= most
+    assert whole.decode(errors="replace").endswith(tail.text()) or not whole.isascii()
