@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from conch.backends.python.errors import TritonModelException
-from conch.core.custom_metrics import FAMILIES, CustomMetric, Kind
+from conch.core.custom_metrics import CustomMetric, Kind, current_families
 from conch.core.errors import ConchError
 
 _KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
@@ -63,7 +63,7 @@ class MetricFamily:
         if kind not in range(len(_KINDS)):
             raise TritonModelException("Unknown metric kind")
         with _errors("Error when creating MetricFamily"):
-            self._family = FAMILIES.family(name, _KINDS[kind], description)
+            self._family = current_families().family(name, _KINDS[kind], description)
 
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
