@@ -13,7 +13,7 @@ _MODULES = {
     "conch.api.model": ("DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor"),
     "conch.api.request": ("Request",),
     "conch.api.results": ("Result",),
-    "conch.api.context": ("Context", "context"),
+    "conch.api.context": ("ModelContext", "model_context"),
     "conch.api.decorators": (
         "batch",
         "fill_optionals",
@@ -23,7 +23,7 @@ _MODULES = {
         "pad_batch",
         "sample",
     ),
-    "conch.api.client": ("Client", "ClientError"),
+    "conch.api.client": ("Client",),
     "conch.api.aio": ("AsyncClient",),
     "conch.flags": ("FlagError",),
     "conch.core.errors": (

@@ -1,8 +1,7 @@
 from conch.api.aio import AsyncClient as AsyncClient
 from conch.api.client import Client as Client
-from conch.api.client import ClientError as ClientError
-from conch.api.context import Context as Context
-from conch.api.context import context as context
+from conch.api.context import ModelContext as ModelContext
+from conch.api.context import model_context as model_context
 from conch.api.decorators import batch as batch
 from conch.api.decorators import fill_optionals as fill_optionals
 from conch.api.decorators import first_value as first_value

@@ -431,8 +431,8 @@ def read_keywords(keywords: Mapping[str, Any]) -> FlagValues:
     The environment says nothing here: whoever writes the program decides.
 
     Args:
-        keywords: Values by name; texts as on the command line, or what they stand for. None leaves a flag out.
-            Those that may be repeated take one value or a list of them.
+        keywords: Values by name; texts as on the command line, or what they stand for. None leaves a flag
+            out. Those that may be repeated take one value or a list of them.
 
     Raises:
         FlagError: One is unknown, or has a wrong value.

@@ -249,7 +249,6 @@ class CustomFamilies:
             families = sorted(self._families.items())
         return [family.snapshot() for _, family in families]
 
-
     @contextmanager
     def used(self) -> Iterator[None]:
         """Has models that this thread loads meanwhile make their families here."""
