@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from conch.api.client import LOOK_S, raised_as_ours
 from conch.api.results import Result
-from conch.api.transport import Signature, Url, is_final
+from conch.api.transport import Signature, Url
 from conch.core.errors import DeadlineExceededError, UnavailableError, UnsupportedError
 from conch.core.request import Parameter
 
@@ -134,13 +134,10 @@ class AsyncClient:
             "inputs": self._inputs(signature.arrays(inputs, named, sample)),
             "model_version": self._version,
             "parameters": dict(parameters) if parameters else None,
-            "enable_empty_final_response": True,
         }
-        over = asyncio.Event()
 
         async def requests() -> AsyncIterator[Any]:
-            yield request
-            await over.wait()
+            yield request  # and no more: the server ends the stream when this one has been answered
 
         stream = self._client.stream_infer(requests())
         try:
@@ -155,14 +152,8 @@ class AsyncClient:
                     return
                 except TimeoutError:
                     raise DeadlineExceededError(f"no response within {self._timeout_s} s") from None
-                final = is_final(response)
-                found = signature.result(response, sample)
-                if found or not final:
-                    yield found
-                if final:
-                    return
+                yield signature.result(response, sample)
         finally:
-            over.set()
             stream.cancel()
 
     def _inputs(self, arrays: Mapping[str, tuple[str, Any]]) -> list[Any]:

@@ -182,7 +182,11 @@ class Client:
                 if found or not ended:
                     yield found
         finally:
+            # A stream that is cancelled leaves a thread behind that waits for more to send.
+            waits = None if ended else getattr(getattr(client, "_stream", None), "_request_queue", None)
             client.stop_stream(cancel_requests=not ended)
+            if waits is not None:
+                waits.put(None)
             client.close()
 
     def _inputs(self, arrays: Mapping[str, tuple[str, Any]]) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -58,6 +58,14 @@ def batch(function: Function) -> Function:
         return _each(function(*bound, **_joined(requests)), lambda outputs: _split(outputs, rows))
 
     return run
+
+
+@overload
+def pad_batch(function: Function) -> Function: ...
+
+
+@overload
+def pad_batch(*, sizes: Sequence[int] = ()) -> Callable[[Function], Function]: ...
 
 
 def pad_batch(function: Function | None = None, *, sizes: Sequence[int] = ()) -> Any:

@@ -399,8 +399,8 @@ def _check_plain(name: str, function: Function) -> None:
         for each in (inner, getattr(inner, "__call__", None))  # noqa: B004  (it may be an object of a class)
     ):
         raise InvalidArgumentError(
-            f"model '{name}': a coroutine function can't be bound; bind a plain one, and a list of them to have "
-            f"several requests run at the same time"
+            f"model '{name}': a coroutine function can't be bound; bind a plain one, and a list of them to "
+            f"have several requests run at the same time"
         )
 
 

@@ -408,8 +408,12 @@ def test_sequences_and_the_cache_are_there_for_functions_too() -> None:
         ]
 
     states = """
-        sequence_batching { state { input_name: "S" output_name: "S_OUT" data_type: TYPE_FP32 dims: [ 1 ]
-                                    initial_state { name: "s" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } }
+        sequence_batching {
+            state {
+                input_name: "S" output_name: "S_OUT" data_type: TYPE_FP32 dims: [ 1 ]
+                initial_state { name: "s" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true }
+            }
+        }
     """
     one = conch.Tensor("X", shape=(1,)), conch.Tensor("Y", shape=(1,))
     server = conch.Server(

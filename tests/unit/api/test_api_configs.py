@@ -109,7 +109,7 @@ def test_dtypes(dtype: Any, datatype: str) -> None:
         ([conch.Tensor("X", "nonsense")], [Y], "tensor 'X' dtype 'nonsense' is none of numpy's"),
         ([conch.Tensor("X", shape=(0,))], [Y], r"tensor 'X' shape \(0,\) may have positive dims and -1"),
         ([conch.Tensor("X", shape=())], [Y], r"tensor 'X' shape \(\) must have a dim; \(1,\) is that of"),
-        ([conch.Tensor("X", shape="ab")], [Y], "tensor 'X' shape 'ab' must be a sequence"),
+        ([conch.Tensor("X", shape="ab")], [Y], "tensor 'X' shape 'ab' must be a sequence"),  # type: ignore[arg-type]
         ([conch.Tensor("")], [Y], "inputs: '' can't be the name"),
         ([X], [conch.Tensor("Y", optional=True)], "output 'Y' can't be optional"),
     ],
