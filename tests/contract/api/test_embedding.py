@@ -42,7 +42,7 @@ def answer(server: conch.Server) -> float:
 
 def test_a_repository_is_served_and_asked_without_a_socket() -> None:
     with conch.Server(EXAMPLES, model_control_mode="explicit", load_model=["simple"], **NO_PORTS) as server:
-        assert server.ready is True
+        assert server.ready
         assert (server.grpc_url, server.http_url, server.metrics_url) == (None, None, None)
         row = np.arange(16, dtype=np.int32)[np.newaxis]
         result = server.infer("simple", {"INPUT0": row, "INPUT1": row})
@@ -55,7 +55,7 @@ def test_a_repository_is_served_and_asked_without_a_socket() -> None:
         states = {entry.name: entry.state for entry in server.models}
         assert states["simple"] == "READY"
         assert states["digits"] == ""
-    assert server.ready is not True
+    assert server.wait(0)
     with pytest.raises(conch.UnavailableError, match="has been stopped"):
         server.infer("simple", {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def run(name: str, *arguments: str) -> list[str]:
         capture_output=True,
         text=True,
         timeout=WAIT_S,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -40,7 +42,7 @@ def test_a_script_that_is_a_server() -> None:
             np.testing.assert_allclose(told, np.exp(logits) / np.exp(logits).sum(), rtol=1e-6)
             colder = client.infer_sample(logits=logits, scale=[0.1])["probabilities"]
             assert colder[2] > told[2]
-            with pytest.raises(conch.InvalidArgumentError, match="scale must be above 0, not 0.0"):
+            with pytest.raises(conch.InvalidArgumentError, match=r"scale must be above 0, not 0\.0"):
                 client.infer_sample(logits=logits, scale=[0.0])
         process.terminate()
         assert process.wait(WAIT_S) == 0
@@ -65,6 +67,12 @@ def test_a_stream_of_words() -> None:
     ]
 
 
+def test_the_program_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python-api.md").read_text(), re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out == "[[2. 4.]]\n[2. 4.]\n"
+
+
 @pytest.mark.slow
 def test_type_checkers_agree() -> None:
     pytest.importorskip("mypy")
@@ -74,6 +82,7 @@ def test_type_checkers_agree() -> None:
             [sys.executable, "-m", "mypy", "--strict", str(Path(script))],
             capture_output=True,
             text=True,
+            check=False,
             cwd=ROOT,
             env={**os.environ, **paths},
         )
