@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from conch.core.errors import ConchError, DeadlineExceededError
+from conch.core.errors import ERRORS_BY_CODE, ConchError, DeadlineExceededError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
 
 MOST_KEPT = 16
@@ -30,12 +30,13 @@ class Handover:
 
     def put(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes a response; waits while too many are kept that nobody has read."""
-        # What a model may change or take back as soon as this returns is not kept.
         with self._changed:
             while len(self._kept) >= MOST_KEPT and not self._closed:
                 self._changed.wait()
             if response is not None and not self._closed:
                 self._kept.append(response)
+            if self._closed and not final:
+                request.cancelled = True  # a model that has no end by itself learns that nobody reads
             self._ended = self._ended or final
             self._changed.notify_all()
         self._on_put()
@@ -108,6 +109,8 @@ class AsyncHandover(Handover):
 def raise_error(response: InferenceResponse) -> None:
     """Raises what a response has in place of outputs, if it has."""
     if response.error is not None:
-        error: ConchError = response.error
+        given: ConchError = response.error
         # The same error may be that of other requests of the batch: each caller gets one of its own.
-        raise type(error)(error.message)
+        error = ERRORS_BY_CODE.get(given.code, InternalError)(given.message)
+        error.retry_after_ms = given.retry_after_ms
+        raise error

@@ -271,13 +271,15 @@ def test_time_limits_end_requests() -> None:
 
 
 def test_a_reader_that_stops_reading_does_not_hold_up_the_end() -> None:
-    going = threading.Event()
+    going, ended = threading.Event(), threading.Event()
 
     def forever(requests: list[conch.Request]) -> Iterator[list[Any]]:
-        for number in range(1_000_000):
-            if number == 10:
+        try:
+            while True:
                 going.set()
-            yield [request["X"] for request in requests]
+                yield [request["X"] for request in requests]
+        finally:
+            ended.set()
 
     server = conch.Server(exit_timeout_secs=0, **NO_PORTS)
     server.bind("forever", forever, [X], [Y], conch.ModelConfig(batching=False, decoupled=True))
@@ -287,6 +289,7 @@ def test_a_reader_that_stops_reading_does_not_hold_up_the_end() -> None:
     assert going.wait(WAIT_S)
     assert server.stop() is False
     assert list(stream) == []
+    assert ended.wait(WAIT_S)
     stream.close()  # type: ignore[attr-defined]
 
 
