@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from conch.core.cache.service import CacheService
 from conch.core.calls import Calls
 from conch.core.clock import wall_seconds
+from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import (
     ConchError,
     InvalidArgumentError,
@@ -39,7 +40,7 @@ from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.readiness import as_wanted
 from conch_control.repository.markers import without_incomplete
-from conch_control.repository.source import ModelSource, Scan
+from conch_control.repository.source import ModelSource, Repository, Scan
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class Agent:
         get_backend: Finds a backend by name.
         cache: The response cache for models that want one; None for none.
         on_drain: Makes the server not ready.
+        repositories: More repositories than the options name.
+        families: Where models make metrics of their own while they are loaded.
 
     Attributes:
         repositories: Where models come from.
@@ -96,11 +99,14 @@ class Agent:
         get_backend: GetBackend,
         cache: CacheService | None = None,
         on_drain: Callable[[], None] = lambda: None,
+        *,
+        repositories: Iterable[Repository] = (),
+        families: CustomFamilies = FAMILIES,
     ) -> None:
         _check_options(options)
         self._registry = registry
         self._options = options
-        self.repositories = open_repositories(options)
+        self.repositories = open_repositories(options, repositories)
         if options.namespacing:
             registry.namespaces = tuple(repository.location for repository in self.repositories)
         self._on_drain = on_drain
@@ -109,7 +115,7 @@ class Agent:
         # A model may load others where a client may; the operator's switch is for clients.
         models = ForModels(self)
         calls = Calls(registry, Gate(models, explicit=options.mode == "explicit"))
-        loader = Loader(options, get_backend, registry, cache, calls)
+        loader = Loader(options, get_backend, registry, cache, calls, families)
         self.loads = LoadStatistics()
         self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
         models.around_loads = self._lifecycle.one_more

@@ -10,6 +10,7 @@ from conch.core.backend import Backend
 from conch.core.cache.cached import CachedModel
 from conch.core.cache.service import CacheService
 from conch.core.calls import Calls, ServerCalls
+from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.instances.fleet import Resize
 from conch.core.instances.limiter import RateLimiter
 from conch.core.instances.placement import differ_in_count_only
@@ -48,6 +49,7 @@ class Loader:
         registry: Where the models of ensembles are.
         cache: The response cache for models that want one; None for none.
         calls: The server, for its models; None where they must not load others.
+        families: Where models make metrics of their own while they are loaded.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Loader:
         registry: Registry,
         cache: CacheService | None = None,
         calls: ServerCalls | None = None,
+        families: CustomFamilies = FAMILIES,
     ) -> None:
+        self._families = families
         self._calls = Calls(registry) if calls is None else calls
         self._get_backend = get_backend
         self._options = options
@@ -90,6 +94,10 @@ class Loader:
         """
         if is_ensemble(definition.config):
             return self._ensembles.load(definition, version)
+        with self._families.used():
+            return self._load(definition, version, on_warmup)
+
+    def _load(self, definition: Definition, version: int, on_warmup: Callable[[], None]) -> Servable:
         config = ModelConfig()
         config.CopyFrom(definition.config)
         check_supported(config)
@@ -143,7 +151,8 @@ class Loader:
             config=to_json(config),
             config_message=config.SerializeToString(),
         )
-        return model.prepare_resize(spec, read_warmup(config, definition.directory))
+        with self._families.used():
+            return model.prepare_resize(spec, read_warmup(config, definition.directory))
 
     def _finish(
         self, config: ModelConfig, backend: Backend, directory: Path, version: int

@@ -14,7 +14,7 @@ from conch import __version__
 from conch.allocator import keep_large_blocks
 from conch.backends import load_backend
 from conch.backends.python.based import backends_within
-from conch.control_options import control_port_options
+from conch.control_options import control_options, control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
@@ -28,15 +28,11 @@ from conch.observe.outputs import LogFileError, Logs, open_logs
 from conch.options import (
     ServerOptions,
     access_log_options,
-    backend_options,
-    control_mode,
     grpc_options,
     log_options,
     metrics_options,
     planner_options,
-    rate_limits,
     server_options,
-    storage_options,
 )
 from conch.running import run
 from conch.server import Server
@@ -91,7 +87,9 @@ def _serve(arguments: Sequence[str]) -> int:
         return 0
     try:
         flags = read_flags(arguments)
-        control = _control_options(flags)
+        control = control_options(flags)
+        if not control.repositories:
+            raise FlagError("--model-repository must be specified")
         grpc = grpc_options(flags)
         options = server_options(flags)
         http = http_options(flags)
@@ -107,33 +105,6 @@ def _serve(arguments: Sequence[str]) -> int:
         return 1
     with logs:
         return _run(flags, options, control, grpc, http, control_port, metrics, logs)
-
-
-def _control_options(flags: FlagValues) -> ControlOptions:
-    repositories = tuple(flags["model-repository"]) + tuple(flags["model-store"])
-    startup = tuple(flags["load-model"])
-    mode = control_mode(flags)
-    if not repositories:
-        raise FlagError("--model-repository must be specified")
-    if startup and mode != "explicit":
-        raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-    if "*" in startup and len(startup) > 1:
-        raise FlagError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
-    strict = flags["strict-model-config"]
-    return ControlOptions(
-        repositories=repositories,
-        mode=mode,
-        startup_models=startup,
-        strict_model_config=flags["disable-auto-complete-config"] if strict is None else strict,
-        load_threads=flags["model-load-thread-count"],
-        load_retries=flags["model-load-retry-count"],
-        model_config_name=flags["model-config-name"],
-        backend_options=backend_options(flags["backend-config"]),
-        max_queue_size=flags["max-queue-size"],
-        rate_limits=rate_limits(flags),
-        storage=storage_options(flags),
-        namespacing=flags["model-namespacing"],
-    )
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Flag values to the options of the control port."""
+"""Flag values to the options of the control plane, and of the control port."""
 
 from __future__ import annotations
 
@@ -6,9 +6,41 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError
 from conch.flags import FlagError, FlagValues
+from conch.options import backend_options, control_mode, rate_limits, storage_options
+from conch_control.options import ControlOptions
 from conch_control.service.options import ControlPortOptions, ServerTls, read_token
 
 _ONLY_WITH_TLS = ("control-server-cert", "control-server-key", "control-root-cert")
+
+
+def control_options(flags: FlagValues) -> ControlOptions:
+    """The settings of the control plane.
+
+    Raises:
+        FlagError: Flags contradict each other, or one of them is malformed.
+    """
+    repositories = tuple(flags["model-repository"]) + tuple(flags["model-store"])
+    startup = tuple(flags["load-model"])
+    mode = control_mode(flags)
+    if startup and mode != "explicit":
+        raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if "*" in startup and len(startup) > 1:
+        raise FlagError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    strict = flags["strict-model-config"]
+    return ControlOptions(
+        repositories=repositories,
+        mode=mode,
+        startup_models=startup,
+        strict_model_config=flags["disable-auto-complete-config"] if strict is None else strict,
+        load_threads=flags["model-load-thread-count"],
+        load_retries=flags["model-load-retry-count"],
+        model_config_name=flags["model-config-name"],
+        backend_options=backend_options(flags["backend-config"]),
+        max_queue_size=flags["max-queue-size"],
+        rate_limits=rate_limits(flags),
+        storage=storage_options(flags),
+        namespacing=flags["model-namespacing"],
+    )
 
 
 def control_port_options(flags: FlagValues) -> ControlPortOptions | None:

@@ -8,6 +8,7 @@ over the file. Several values of one variable are separated by semicolons.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -435,6 +436,42 @@ def read_flags(arguments: Sequence[str], environment: Mapping[str, str] = os.env
     values = {flag.key: flag.default for flag in FLAGS} | from_file | from_environment | given
     unused = [f"--{name}" for name in _NO_EFFECT if name.replace("-", "_") in {**from_file, **given}]
     return FlagValues(values, tuple(unused))
+
+
+def read_keywords(keywords: Mapping[str, Any]) -> FlagValues:
+    """Reads flags that a program gives as keyword arguments, such as ``http_port=0``.
+
+    The environment says nothing here: whoever writes the program decides.
+
+    Args:
+        keywords: Values by name; texts as on the command line, or what they stand for. None leaves a flag
+            out. Those that may be repeated take one value or a list of them.
+
+    Raises:
+        FlagError: One is unknown, or has a wrong value.
+    """
+    known = {flag.key: flag for flag in FLAGS}
+    given: dict[str, Any] = {}
+    unused: list[str] = []
+    for name, value in keywords.items():
+        if name.replace("_", "-") in _NO_EFFECT:
+            unused.append(f"{name}=")
+            continue
+        flag = known.get(name)
+        if flag is None:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise FlagError(f"there is no option '{name}'{hint}")
+        if value is None:
+            continue
+        several = isinstance(value, list | tuple)
+        if several and not flag.many:
+            raise FlagError(f"{name}: takes one value, not {len(value)} of them")
+        read = [_read(flag, str(each), name) for each in (value if several else [value])]
+        given[name] = read if flag.many else read[0]
+    path = given.get("config_file")
+    from_file = _from_file(path) if path is not None else {}
+    return FlagValues({flag.key: flag.default for flag in FLAGS} | from_file | given, tuple(unused))
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from conch.core.cache.service import CacheService
+from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Registry
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.gpus import gpu_uuids
 from conch.memory.regions import Regions
 from conch.observe.metrics.app import MetricsApp
-from conch.observe.metrics.custom import custom_metrics
+from conch.observe.metrics.custom import CustomMetrics
 from conch.observe.metrics.exposition import Exposition
 from conch.observe.metrics.gpus import open_gpus
 from conch.observe.metrics.machine import MachineMetrics
@@ -31,6 +32,7 @@ class MetricsPort:
         loads: What is counted of loads.
         cache: The response cache; None without one.
         regions: The shared-memory regions of clients; None without any.
+        families: What models make of metrics.
     """
 
     def __init__(
@@ -41,13 +43,14 @@ class MetricsPort:
         loads: LoadStatistics,
         cache: CacheService | None = None,
         regions: Regions | None = None,
+        families: CustomFamilies = FAMILIES,
     ) -> None:
         self._options = options
         self._thread = thread
         local = None if cache is None else cache.local_statistics
         sources: list[Source] = [
             StateMetrics(registry, loads.snapshot, local, None if regions is None else _sizes_of(regions)),
-            custom_metrics,
+            CustomMetrics(families),
         ]
         interval_ns = options.interval_ms * _NS_PER_MS
         if options.cpu:

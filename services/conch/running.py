@@ -74,7 +74,7 @@ class _Task:
         return self.result
 
 
-class _Signals:
+class Signals:
     """The signals that ask the process to end, and a way to wait for them and for other things.
 
     Attributes:
@@ -142,7 +142,7 @@ def run(server: Startable, started: Callable[[], None], flush: Callable[[], None
     Raises:
         BaseException: The server could not be started.
     """
-    signals = _Signals(flush)
+    signals = Signals(flush)
     with signals.caught():
 
         def work() -> None:

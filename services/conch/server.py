@@ -7,7 +7,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -19,6 +19,7 @@ from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.backend import Backend
 from conch.core.cache.service import CacheService
+from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
@@ -36,10 +37,11 @@ from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 from conch.options import ServerOptions
-from conch_control.agent import Agent
+from conch_control.agent import Agent, LoadFailure
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
 from conch_control.planner.driver import Planner, PlannerOptions
+from conch_control.repository.source import Repository
 from conch_control.service.options import ControlPortOptions
 from conch_control.service.server import ControlPort
 
@@ -63,6 +65,11 @@ class Server:
         http: Settings of the REST front end; None for none.
         metrics: Settings of the metrics; None for none.
         get_backend: Finds a backend by name.
+        repositories: More repositories than the settings of the control plane name.
+        families: Where models make metrics of their own while they are loaded.
+
+    Attributes:
+        failures: The models of the start that could not be loaded, once it has started.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -81,6 +88,8 @@ class Server:
         *,
         metrics: MetricsOptions | None = None,
         get_backend: Callable[[str], Backend] = load_backend,
+        repositories: Iterable[Repository] = (),
+        families: CustomFamilies = FAMILIES,
     ) -> None:
         if control_port is not None:
             control_port.check()
@@ -98,7 +107,16 @@ class Server:
         self.registry = Registry()
         self._cache = _cache_service(options)
         try:
-            self.agent = Agent(control, self.registry, get_backend, self._cache, self.drain)
+            self.agent = Agent(
+                control,
+                self.registry,
+                get_backend,
+                self._cache,
+                self.drain,
+                repositories=repositories,
+                families=families,
+            )
+            self.failures: list[LoadFailure] = []
         except BaseException:
             self._close_cache()
             raise
@@ -126,7 +144,9 @@ class Server:
         self._metrics = (
             None
             if metrics is None
-            else MetricsPort(metrics, self._loop, self.registry, self.agent.loads, self._cache, self.regions)
+            else MetricsPort(
+                metrics, self._loop, self.registry, self.agent.loads, self._cache, self.regions, families
+            )
         )
         self.metrics_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on
@@ -166,7 +186,7 @@ class Server:
             self._control.start()  # before the models: their loading can be watched
         if self._options.listen_while_loading:
             self._listen()
-        failures = self.agent.start()
+        failures = self.failures = self.agent.start()
         self.core.check_running()
         for failure in failures:
             log.error("%s", failure)

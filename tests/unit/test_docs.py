@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
+import conch
 from conch.backends.arrays import ArrayBackend
 from conch.core.cache.base import ResponseCache
 from conch.core.model import Model
@@ -96,3 +97,13 @@ def test_the_cache_of_the_documentation_keeps_entries() -> None:
     for key in (b"a", b"b", b"c"):
         assert cache.insert(key, key * 2, 0)
     assert [cache.lookup(key) for key in (b"a", b"b", b"c")] == [None, b"bb", b"cc"]
+
+
+def test_the_python_api_page_names_all_there_is() -> None:
+    text = (_DOCS / "python-api.md").read_text()
+    names = [name for name in conch._MODULE_OF if not name.endswith("Error")]  # type: ignore[attr-defined]
+    assert [name for name in (*names, *_public(conch.Server)) if name not in text] == []
+
+
+def _public(kind: type) -> list[str]:
+    return [name for name in vars(kind) if not name.startswith("_")]

@@ -84,6 +84,7 @@ RULES = (
     rule("conch.metrics", "conch"),
     rule("conch.server", "conch", "conch_control"),
     rule("conch.cli", "conch", "conch_control"),
+    rule("conch.api", "numpy", "google.protobuf", "conch", "conch_control"),
     rule("conch_control.planner.inotify", "watchdog", "conch_control"),
     rule("conch.commands", "conch", "conch_control"),
     rule("conch.control_options", "conch", "conch_control"),

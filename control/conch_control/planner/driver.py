@@ -30,7 +30,7 @@ from conch_control.port import Index
 from conch_control.repository.local import LocalModel
 from conch_control.repository.namespaces import in_repository
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import ModelSource
+from conch_control.repository.source import Announced, ModelSource
 from conch_control.retrying import may_pass
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Planner:
     def _run(self) -> None:
         try:
             if self._options.mode == "watch":
-                locations = [repository.location for repository in self._repositories]
+                locations = [each.location for each in self._repositories if not isinstance(each, Announced)]
                 self._watcher = Watcher(locations, self._on_touched)
             while not self._stopped:
                 self._wait(self._turn())

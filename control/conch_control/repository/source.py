@@ -75,6 +75,17 @@ class Listed(Protocol):
         """The state then, however long ago that was; the storage is not asked."""
 
 
+@runtime_checkable
+class Announced(Protocol):
+    """A repository that nobody needs to watch: whoever changes it has what follows from that loaded.
+
+    Attributes:
+        announced: That it is one.
+    """
+
+    announced: bool
+
+
 class Repository(Protocol):
     """A place with models."""
 

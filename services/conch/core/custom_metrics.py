@@ -10,7 +10,9 @@ import bisect
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal, get_args
@@ -223,7 +225,7 @@ class CustomFamily:
 
 
 class CustomFamilies:
-    """The families of one process."""
+    """The families of one server, or of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -267,6 +269,22 @@ class CustomFamilies:
             families = sorted(self._families.items())
         return [family.snapshot() for _, family in families]
 
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Has models that this thread loads meanwhile make their families here."""
+        token = _used.set(self)
+        try:
+            yield
+        finally:
+            _used.reset(token)
+
 
 FAMILIES = CustomFamilies()
 """Those of this process: a module that models import knows of no server that it could ask."""
+
+_used: ContextVar[CustomFamilies] = ContextVar("conch_metric_families", default=FAMILIES)
+
+
+def current_families() -> CustomFamilies:
+    """Those of the server that loads a model on this thread; where none does, those of this process."""
+    return _used.get()

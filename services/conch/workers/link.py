@@ -12,7 +12,7 @@ from functools import partial
 from conch.core.backend import Outcome
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.custom_metrics import FAMILIES
+from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
@@ -105,6 +105,7 @@ class Link:
         calls: ServerCalls,
         on_lost: Callable[[str], None],
         explain: Callable[[str], ConchError] | None = None,
+        families: CustomFamilies = FAMILIES,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -116,7 +117,7 @@ class Link:
         self._exchange = Exchange(channel, in_worker=False)
         self._handing = Handing(spec)
         self._hands = Hands(name)
-        self._caller = WorkerCaller(self._exchange, calls, WorkerMetrics(FAMILIES), self._hands)
+        self._caller = WorkerCaller(self._exchange, calls, WorkerMetrics(families), self._hands)
         self._log = WorkerLog(spec.name)
         self._batches: dict[int, _Begun] = {}
         self._open: dict[int, OpenRequest] = {}

@@ -11,6 +11,7 @@ from typing import ClassVar
 from conch.backends.python.settings import Settings
 from conch.core.backend import BackendInstance, Outcome
 from conch.core.calls import ServerCalls
+from conch.core.custom_metrics import current_families
 from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError, as_conch_error
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
@@ -82,6 +83,7 @@ class WorkerInstance(BackendInstance):
         self._settings = settings
         self._environment = environment
         self._calls = calls
+        self._families = current_families()  # of the server that loads the model
         self._monitor = monitor
         self._team = team
         self._life = Life()
@@ -384,7 +386,15 @@ class _Attempt:
         channel = self._channel = Channel(sock, patient=False)
         if self.process.how:
             channel.shut()
-        self.link = Link(channel, self._name, instance._spec, instance._calls, self._link_lost, self._explain)
+        self.link = Link(
+            channel,
+            self._name,
+            instance._spec,
+            instance._calls,
+            self._link_lost,
+            self._explain,
+            instance._families,
+        )
 
     @property
     def how(self) -> str:

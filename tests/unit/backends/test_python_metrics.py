@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.metrics import samples, value
 
-from conch.observe.metrics.custom import custom_metrics
+from conch.observe.metrics.custom import CustomMetrics
 
 Family: Any = pb_utils.MetricFamily
 COUNTER, GAUGE, HISTOGRAM = Family.COUNTER, Family.GAUGE, Family.HISTOGRAM
 
 
 def told() -> dict[Any, float]:
-    return samples("".join(family.header(False) + "".join(each) for family, each in custom_metrics()))
+    return samples("".join(family.header(False) + "".join(each) for family, each in CustomMetrics()()))
 
 
 def test_a_counter_a_gauge_and_a_histogram() -> None:
@@ -133,5 +133,5 @@ def test_what_cannot_be(call: Callable[[], object], text: str) -> None:
 def test_any_labels_can_be_told(labels: dict[str, str]) -> None:
     metric = Family("any", "what", GAUGE).Metric(labels)
     metric.set(1)
-    text = "".join("".join(each) for family, each in custom_metrics() if family.name == "any")
+    text = "".join("".join(each) for family, each in CustomMetrics()() if family.name == "any")
     assert text.count("\n") >= 1 and text.endswith(" 1\n")

@@ -355,13 +355,14 @@ class PythonInstance(BackendInstance):
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
         message = failure_text(self._name, error)
         ended = isinstance(error, CallsEnded)
+        failure: ConchError = CancelledError(str(error)) if ended else InternalError(message)
         if not ended:
             log.error(FAILED, self._name, type(error).__name__, error, exc_info=in_model(error))
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:
-                request._sender._fail(message)
-        return CancelledError(str(error)) if ended else InternalError(message)
+                request._sender._end(failure)
+        return failure
 
 
 def _check_rescheduled(requests: list[ReceivedRequest], returned: list[Any]) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from conch.backends.python.errors import TritonModelException
-from conch.core.custom_metrics import FAMILIES, CustomFamilies, CustomMetric, Kind
+from conch.core.custom_metrics import CustomFamilies, CustomMetric, Kind, current_families
 from conch.core.errors import ConchError
 
-_families: CustomFamilies = FAMILIES
+_families: CustomFamilies | None = None
 
 
 def keep_metrics_in(families: CustomFamilies) -> None:
@@ -72,7 +72,8 @@ class MetricFamily:
         if kind not in range(len(_KINDS)):
             raise TritonModelException("Unknown metric kind")
         with _errors("Error when creating MetricFamily"):
-            self._family = _families.family(name, _KINDS[kind], description)
+            families = current_families() if _families is None else _families
+            self._family = families.family(name, _KINDS[kind], description)
 
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None

@@ -7,6 +7,7 @@ third of the time. All others, and those that come while one is answered, go uvi
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -20,6 +21,9 @@ from conch.frontends.http.flow import MUCH_BYTES, Flow
 from conch.frontends.http.gathered import Gathered
 from conch.frontends.http.patience import Progress, Seen, Waits
 from conch.frontends.http.shortcut import Direct, DirectCycle
+
+_log = logging.getLogger("conch.uvicorn")  # uvicorn's own is that of the whole process
+_log.setLevel(logging.ERROR)  # what clients do wrong is no warning
 
 CONNECTION = "conch.connection"
 """The key of a scope under which its `Connection` is found."""
@@ -84,6 +88,8 @@ class Connection(HttpToolsProtocol):
         direct: Direct | None = None,
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={}, _loop=loop)
+        self.logger = _log
+        self.access_log = False
         self._state = state
         self._direct = direct
         self._raw: list[tuple[bytes, bytes]] = []

@@ -147,8 +147,9 @@ class Listener:
         config = Config(
             app,
             log_config=None,
-            log_level=logging.WARNING,
-            access_log=False,
+            # What uvicorn does with these would hold for all of the process, which may use uvicorn as well.
+            log_level=None,
+            access_log=True,
             lifespan="off",
             ws="none",
             proxy_headers=False,
@@ -156,7 +157,6 @@ class Listener:
             date_header=False,
         )
         config.load()
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong is no warning
         loop = asyncio.get_running_loop()
         state = self._state
         self._server = await loop.create_server(

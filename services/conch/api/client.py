@@ -1,0 +1,248 @@
+"""`conch.Client`: one model of a server, called like a function; a thin layer over tritonclient."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import numpy.typing as npt
+
+from conch.api.results import Result
+from conch.api.transport import Signature, Url, as_error, is_final
+from conch.core.errors import UnavailableError, UnsupportedError
+from conch.core.request import Parameter
+
+LOOK_S = 0.05
+"""Seconds between looks at whether a model is ready."""
+
+
+class Client:
+    """A model of a server, for one thread at a time.
+
+    It connects with the first call, and waits until the model is ready then.
+
+    Args:
+        url: ``host:port`` or ``grpc://host:port`` for gRPC, ``http://host:port`` for REST; ``grpcs://`` and
+            ``https://`` with TLS.
+        model: The model's name.
+        version: Its version; the newest without.
+        wait_s: Seconds to wait for it to be ready.
+        timeout_s: Seconds that a request may take; None for any time.
+
+    Raises:
+        InvalidArgumentError: The url is none.
+        ImportError: tritonclient is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        version: str | int = "",
+        *,
+        wait_s: float = 60.0,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._url = Url.parse(url)
+        self._module: Any = self._url.module()
+        self._model = model
+        self._version = str(version)
+        self._wait_s = wait_s
+        self._timeout_s = timeout_s
+        self._client: Any = None
+        self._signature: Signature | None = None
+
+    def __enter__(self) -> Client:
+        self.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; the next call opens another one."""
+        client, self._client, self._signature = self._client, None, None
+        if client is not None:
+            client.close()
+
+    def wait(self) -> None:
+        """Waits until the model is ready; returns at once if it has been.
+
+        Raises:
+            UnavailableError: It was not in time.
+        """
+        self._known()
+
+    def infer_sample(
+        self,
+        *inputs: npt.ArrayLike,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: npt.ArrayLike,
+    ) -> Result:
+        """Runs a request of one sample: inputs and outputs are without the batch dimension.
+
+        Args:
+            inputs: Inputs in the model's order.
+            parameters: Parameters for the model.
+            named: Inputs by name, instead.
+
+        Raises:
+            ConchError: What the server says.
+        """
+        return self._infer(inputs, named, parameters, sample=True)
+
+    def infer_batch(
+        self,
+        *inputs: npt.ArrayLike,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: npt.ArrayLike,
+    ) -> Result:
+        """As `infer_sample`, with arrays as they are."""
+        return self._infer(inputs, named, parameters, sample=False)
+
+    def stream_sample(
+        self,
+        *inputs: npt.ArrayLike,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: npt.ArrayLike,
+    ) -> Iterator[Result]:
+        """As `infer_sample`, for a model with any number of responses; over gRPC only.
+
+        A loop that is left early cancels the request.
+        """
+        return self._stream(inputs, named, parameters, sample=True)
+
+    def stream_batch(
+        self,
+        *inputs: npt.ArrayLike,
+        parameters: Mapping[str, Parameter] | None = None,
+        **named: npt.ArrayLike,
+    ) -> Iterator[Result]:
+        """As `stream_sample`, with arrays as they are."""
+        return self._stream(inputs, named, parameters, sample=False)
+
+    def _infer(
+        self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
+    ) -> Result:
+        signature = self._known()
+        given = self._inputs(signature.arrays(inputs, named, sample))
+        with raised_as_ours():
+            response = self._client.infer(
+                self._model,
+                given,
+                self._version,
+                parameters=dict(parameters) if parameters else None,
+                **self._timeouts(),
+            )
+        return signature.result(response, sample)
+
+    def _stream(
+        self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
+    ) -> Iterator[Result]:
+        if not self._url.grpc:
+            raise UnsupportedError("responses are streamed over gRPC only: use a grpc:// url")
+        signature = self._known()
+        given = self._inputs(signature.arrays(inputs, named, sample))
+        return self._responses(signature, given, parameters, sample)
+
+    def _responses(
+        self, signature: Signature, given: list[Any], parameters: Mapping[str, Parameter] | None, sample: bool
+    ) -> Iterator[Result]:
+        # A client of tritonclient has one stream, and callers may be in the middle of several.
+        client = self._open()
+        come: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        ended = False
+        try:
+            with raised_as_ours():
+                client.start_stream(lambda result, error: come.put((result, error)))
+                client.async_stream_infer(
+                    self._model,
+                    given,
+                    self._version,
+                    enable_empty_final_response=True,
+                    parameters=dict(parameters) if parameters else None,
+                )
+            while not ended:
+                try:
+                    result, error = come.get(timeout=self._timeout_s)
+                except queue.Empty:
+                    raise UnavailableError(f"no response within {self._timeout_s} s") from None
+                with raised_as_ours():
+                    if error is not None:
+                        raise error
+                ended = is_final(result)
+                found = signature.result(result, sample)
+                if found or not ended:
+                    yield found
+        finally:
+            # A stream that is cancelled leaves a thread behind that waits for more to send.
+            waits = None if ended else getattr(getattr(client, "_stream", None), "_request_queue", None)
+            client.stop_stream(cancel_requests=not ended)
+            if waits is not None:
+                waits.put(None)
+            client.close()
+
+    def _inputs(self, arrays: Mapping[str, tuple[str, Any]]) -> list[Any]:
+        given = []
+        for name, (datatype, array) in arrays.items():
+            tensor = self._module.InferInput(name, list(array.shape), datatype)
+            with raised_as_ours():
+                tensor.set_data_from_numpy(array)
+            given.append(tensor)
+        return given
+
+    def _known(self) -> Signature:
+        """The model's signature, once it is ready."""
+        if self._signature is None:
+            if self._client is None:
+                self._client = self._open()
+            self._wait_ready()
+            with raised_as_ours():
+                if self._url.grpc:
+                    config = self._client.get_model_config(self._model, self._version, as_json=True)["config"]
+                else:
+                    config = self._client.get_model_config(self._model, self._version)
+            self._signature = Signature(config)
+        return self._signature
+
+    def _wait_ready(self) -> None:
+        end = time.monotonic() + self._wait_s
+        never = threading.Event()
+        while True:
+            why = "it is not ready"
+            try:
+                with raised_as_ours():
+                    if self._client.is_model_ready(self._model, self._version):
+                        return
+            except UnavailableError as error:
+                why = error.message
+            left = end - time.monotonic()
+            if left <= 0:
+                raise UnavailableError(f"model '{self._model}' was not ready within {self._wait_s} s: {why}")
+            never.wait(min(LOOK_S, left))
+
+    def _open(self) -> Any:
+        limits = {} if self._url.grpc or self._timeout_s is None else {"network_timeout": self._timeout_s}
+        return self._module.InferenceServerClient(self._url.address, ssl=self._url.tls, **limits)
+
+    def _timeouts(self) -> dict[str, float]:
+        return {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
+
+
+@contextmanager
+def raised_as_ours() -> Iterator[None]:
+    """Gives errors the classes that they have in a server."""
+    try:
+        yield
+    except Exception as error:
+        known = as_error(error)
+        if known is None:
+            raise
+        raise known from error

@@ -1,0 +1,331 @@
+"""From functions of arrays to functions of requests: what goes between a server and a function.
+
+A bound function gets a list of `conch.Request` and returns as many answers, each a mapping of arrays by name,
+or a sequence of them in the order of the outputs. `sample` and `batch` make such a function of one that takes
+arrays by keyword. Those that take requests (`fill_optionals`, `group_by_keys`, `group_by_values`) stand above
+them, those that take arrays (`first_value`, `pad_batch`) below. All of them leave a generator one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Any, overload
+
+import numpy as np
+
+from conch.api.context import model_context
+from conch.api.request import Request
+from conch.core.errors import InvalidArgumentError
+from conch.core.tensor import Array
+
+Outputs = Any
+"""Arrays by name, or in the order of the outputs; one array alone where there is one output."""
+
+Answers = Any
+"""One `Outputs` for each request, in their order; None for nothing. Or an iterator of such lists."""
+
+Function = Callable[..., Any]
+
+_NOTHING = object()
+
+
+def sample(function: Function) -> Function:
+    """Calls a function once for each request, with its inputs by keyword; it returns the outputs.
+
+    For models without a batch dimension. One that yields outputs answers each request any number of times.
+    """
+
+    @wraps(function)
+    def run(*args: Any) -> Answers:
+        *bound, requests = args
+        answers = [function(*bound, **request) for request in requests]
+        return _together(answers) if any(isinstance(answer, Iterator) for answer in answers) else answers
+
+    return run
+
+
+def batch(function: Function) -> Function:
+    """Calls a function once for all requests, with their inputs joined along the batch dimension, by keyword.
+
+    It returns the outputs of all, which are split again.
+    """
+
+    @wraps(function)
+    def run(*args: Any) -> Answers:
+        *bound, requests = args
+        rows = [_rows(request) for request in requests]
+        return _each(function(*bound, **_joined(requests)), lambda outputs: _split(outputs, rows))
+
+    return run
+
+
+@overload
+def pad_batch(function: Function) -> Function: ...
+
+
+@overload
+def pad_batch(*, sizes: Sequence[int] = ()) -> Callable[[Function], Function]: ...
+
+
+def pad_batch(function: Function | None = None, *, sizes: Sequence[int] = ()) -> Any:
+    """Has a function below `batch` get batches of a few sizes only: the last row is repeated.
+
+    What it returns is cut back.
+
+    Args:
+        function: The function, where the decorator stands without parentheses.
+        sizes: The sizes; by default those that the batcher prefers, and the largest.
+    """
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def run(*args: Any, **inputs: Array) -> Any:
+            rows = len(next(iter(inputs.values()))) if inputs else 0
+            size = min((size for size in sizes or _usual_sizes() if size >= rows), default=rows)
+            if size == rows or not rows:
+                return function(*args, **inputs)
+            padded = {
+                name: np.concatenate([array, np.repeat(array[-1:], size - rows, axis=0)])
+                for name, array in inputs.items()
+            }
+            return _each(
+                function(*args, **padded), lambda outputs: _mapped(outputs, lambda array: array[:rows])
+            )
+
+        return run
+
+    return decorate if function is None else decorate(function)
+
+
+def group_by_keys(function: Function) -> Function:
+    """Calls a function of requests once for each set of inputs that requests have."""
+    return _grouping(_names_of)(function)
+
+
+def group_by_values(*names: str) -> Callable[[Function], Function]:
+    """Calls a function of requests once for each combination of values that requests have of some inputs.
+
+    Rows of one request may have different values; it shares a call only with those that have the same then.
+
+    Args:
+        names: The inputs; to have none of one is a value too.
+    """
+    if not names:
+        raise TypeError("group_by_values: name at least one input")
+
+    def key(request: Request) -> object:
+        return tuple(_value_of(request.get(name), request.rows is not None) for name in names)
+
+    return _grouping(key)
+
+
+def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
+    """Gives requests the inputs that they have left out.
+
+    Args:
+        defaults: Values by input, without the batch dimension.
+    """
+    if not defaults:
+        raise TypeError("fill_optionals: give at least one default, by the name of its input")
+    arrays = {name: _as_input(default) for name, default in defaults.items()}
+
+    def filled(request: Request) -> Request:
+        missing = {name: array for name, array in arrays.items() if name not in request}
+        if not missing:
+            return request
+        if request.rows is not None:
+            rows = request.rows
+            missing = {name: np.repeat(array[np.newaxis], rows, axis=0) for name, array in missing.items()}
+        return request.with_inputs({**request, **missing})
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def run(*args: Any) -> Answers:
+            *bound, requests = args
+            return function(*bound, [filled(request) for request in requests])
+
+        return run
+
+    return decorate
+
+
+def first_value(*names: str, scalars: bool = True, strict: bool = True) -> Callable[[Function], Function]:
+    """Gives a function below `batch` one value of some inputs instead of one for each row.
+
+    Args:
+        names: The inputs; those that are not there are left out.
+        scalars: Whether arrays of one element come as that element.
+        strict: Whether rows that differ are an error; with `group_by_values` above they do not.
+    """
+    if not names:
+        raise TypeError("first_value: name at least one input")
+
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def run(*args: Any, **inputs: Any) -> Any:
+            for name in names:
+                array = inputs.get(name)
+                if array is not None:
+                    inputs[name] = _first(name, array, scalars, strict)
+            return function(*args, **inputs)
+
+        return run
+
+    return decorate
+
+
+def _grouping(key: Callable[[Request], object]) -> Callable[[Function], Function]:
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def run(*args: Any) -> Answers:
+            *bound, requests = args
+            groups: dict[object, list[int]] = {}
+            for place, request in enumerate(requests):
+                groups.setdefault(key(request), []).append(place)
+            answers: list[Any] = [None] * len(requests)
+            streams: list[tuple[list[int], Iterator[Any]]] = []
+            for places in groups.values():
+                answered = function(*bound, [requests[place] for place in places])
+                if isinstance(answered, Iterator):
+                    streams.append((places, answered))
+                    continue
+                for place, answer in zip(places, _counted(answered, len(places)), strict=True):
+                    answers[place] = answer
+            return _one_by_one(streams, answers) if streams else answers
+
+        return run
+
+    return decorate
+
+
+def _names_of(request: Request) -> object:
+    return frozenset(request)
+
+
+def _one_by_one(
+    streams: Iterable[tuple[list[int], Iterator[Any]]], answers: list[Any]
+) -> Iterator[list[Any]]:
+    """The answers of groups that yield them, the groups one after the other."""
+    if any(answer is not None for answer in answers):
+        yield answers
+    for places, stream in streams:
+        for answered in stream:
+            placed = [None] * len(answers)
+            for place, answer in zip(places, _counted(answered, len(places)), strict=True):
+                placed[place] = answer
+            yield placed
+
+
+def _together(answers: Sequence[Any]) -> Iterator[list[Any]]:
+    """What requests yield each by itself, a turn of each at a time."""
+    streams = [answer if isinstance(answer, Iterator) else iter([answer]) for answer in answers]
+    going = True
+    while going:
+        turn = [next(stream, _NOTHING) for stream in streams]
+        going = any(answer is not _NOTHING for answer in turn)
+        if going:
+            yield [None if answer is _NOTHING else answer for answer in turn]
+
+
+def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:
+    """What has become of something that was returned, or of each thing that is yielded."""
+    if isinstance(returned, Iterator):
+        return (change(outputs) for outputs in returned)
+    return change(returned)
+
+
+def _mapped(outputs: Outputs, change: Callable[[Array], Array]) -> Outputs:
+    """Outputs with each array changed, in the form that they have."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        return {name: change(np.asarray(array)) for name, array in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        return [change(np.asarray(array)) for array in outputs]
+    return change(np.asarray(outputs))
+
+
+def _split(outputs: Outputs, rows: Sequence[int]) -> list[Outputs]:
+    """The outputs of each request out of those of all."""
+    total = sum(rows)
+    if outputs is None:
+        return [None] * len(rows)
+
+    def check(array: Array) -> Array:
+        if not array.ndim or len(array) != total:
+            raise ValueError(
+                f"an output has shape {list(array.shape)}, but the inputs of the batch have {total} rows"
+            )
+        return array
+
+    outputs = _mapped(outputs, check)
+    answers = []
+    start = 0
+    for count in rows:
+        part = slice(start, start + count)
+        answers.append(_mapped(outputs, lambda array, part=part: array[part]))  # type: ignore[misc]
+        start += count
+    return answers
+
+
+def _rows(request: Request) -> int:
+    if request.rows is not None:
+        return request.rows
+    shape = next(iter(request.values())).shape if request else ()
+    return shape[0] if shape else 1
+
+
+def _joined(requests: Sequence[Request]) -> dict[str, Array]:
+    first = requests[0]
+    if len(requests) == 1:
+        return dict(first)
+    for request in requests:
+        if request.keys() != first.keys():
+            raise ValueError(
+                f"requests of a batch have different inputs, {sorted(first)} and {sorted(request)}: use "
+                f"group_by_keys or fill_optionals above batch"
+            )
+    return {name: np.concatenate([request[name] for request in requests]) for name in first}
+
+
+def _counted(answers: Any, count: int) -> Sequence[Any]:
+    if not isinstance(answers, Sequence) or len(answers) != count:
+        found = f"{len(answers)} of them" if isinstance(answers, Sequence) else type(answers).__name__
+        raise ValueError(f"a function of {count} requests must return a list of {count} answers, not {found}")
+    return answers
+
+
+def _value_of(array: Array | None, rows: bool) -> object:
+    """What is equal for arrays of equal values; rows that are all the same count once."""
+    if array is None:
+        return None
+    if rows and len(array) and all(np.array_equal(row, array[0]) for row in array[1:]):
+        array = array[:1]
+    return (
+        array.shape,
+        array.dtype.str,
+        tuple(array.ravel().tolist()) if array.dtype == object else array.tobytes(),
+    )
+
+
+def _first(name: str, array: Array, scalars: bool, strict: bool) -> Any:
+    if strict and any(not np.array_equal(row, array[0]) for row in array[1:]):
+        raise InvalidArgumentError(f"input '{name}' must have the same value in all rows of a batch")
+    value = array[0]
+    return value.reshape(-1)[0] if scalars and isinstance(value, np.ndarray) and value.size == 1 else value
+
+
+def _as_input(value: Any) -> Array:
+    array = np.asarray(value)
+    if array.dtype.kind in "SU":
+        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in array.ravel().tolist()]
+        strings = np.empty(len(texts), object)
+        strings[:] = texts
+        return strings.reshape(array.shape)
+    return array
+
+
+def _usual_sizes() -> tuple[int, ...]:
+    context = model_context()
+    return (*context.preferred_batch_sizes, context.max_batch_size)

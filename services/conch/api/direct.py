@@ -1,0 +1,254 @@
+"""Runs requests of the program itself: no socket, no message, the same scheduler, statistics and cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.api.handover import AsyncHandover, Handover, raise_error
+from conch.api.results import Result
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.request import InferenceRequest, InferenceResponse, Parameter
+from conch.core.servable import Servable
+from conch.core.server_core import ServerCore
+from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
+from conch.core.watch import watch_of
+
+_PROTOCOL = "direct"
+_S = 1_000_000_000
+_DECOUPLED = "model '{name}' is decoupled and did not give exactly one response: use stream() for it"
+
+Inputs = Mapping[str, npt.ArrayLike]
+"""Arrays by name, or what can be made arrays of the model's types."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What a request may have besides its inputs.
+
+    Attributes:
+        version: The model's version; the newest one that is ready without.
+        outputs: Names of the outputs wanted; all without.
+        parameters: Parameters for the model.
+        request_id: A name for logs.
+        priority: Its priority level.
+        sequence_id: The sequence that it belongs to.
+        sequence_start: Whether it begins that.
+        sequence_end: Whether it ends it.
+    """
+
+    version: str | int
+    outputs: Sequence[str] | None
+    parameters: Mapping[str, Parameter] | None
+    request_id: str
+    priority: int
+    sequence_id: int | str
+    sequence_start: bool
+    sequence_end: bool
+
+
+class Direct:
+    """The way in for requests of the program.
+
+    Args:
+        core: Runs the requests.
+    """
+
+    def __init__(self, core: ServerCore) -> None:
+        self._core = core
+        self._lock = threading.Lock()
+        self._open: WeakSet[Handover] = WeakSet()
+
+    def infer(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Result:
+        """Runs a request and waits for its only response."""
+        handover = Handover()
+        request, name = self._begin(model, inputs, handover, timeout, options)
+        try:
+            return _only(name, handover.take(timeout), lambda: handover.take(timeout))
+        except BaseException:
+            self._end(request, handover)
+            raise
+
+    async def infer_async(
+        self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
+    ) -> Result:
+        """The same, on an event loop."""
+        handover = AsyncHandover()
+        request, name = self._begin(model, inputs, handover, timeout, options)
+        try:
+            first = await handover.get(timeout)
+            second = None if first is None or first.error is not None else await handover.get(timeout)
+            return _only(name, first, lambda: second)
+        except BaseException:
+            self._end(request, handover)
+            raise
+
+    def stream(
+        self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
+    ) -> Iterator[Result]:
+        """Runs a request and gives its responses as they come."""
+        handover = Handover()
+        request, _ = self._begin(model, inputs, handover, timeout, options)
+        return self._responses(request, handover, timeout)
+
+    def _responses(
+        self, request: InferenceRequest, handover: Handover, timeout: float | None
+    ) -> Iterator[Result]:
+        try:
+            while (response := handover.take(timeout)) is not None:
+                yield _result(response)
+        finally:
+            self._end(request, handover)
+
+    async def stream_async(
+        self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
+    ) -> AsyncIterator[Result]:
+        """The same, on an event loop."""
+        handover = AsyncHandover()
+        request, _ = self._begin(model, inputs, handover, timeout, options)
+        try:
+            while (response := await handover.get(timeout)) is not None:
+                yield _result(response)
+        finally:
+            self._end(request, handover)
+
+    def close(self) -> None:
+        """Lets go of models that wait for somebody to read."""
+        with self._lock:
+            handovers = list(self._open)
+        for handover in handovers:
+            handover.close()
+
+    def _begin(
+        self, model: str, inputs: Inputs, handover: Handover, timeout: float | None, options: RequestOptions
+    ) -> tuple[InferenceRequest, str]:
+        """Submits a request whose responses go to a handover."""
+        core = self._core
+        core.check_running()
+        unknown = options.keys() - RequestOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"a request has no option '{min(unknown)}'")
+        now = monotonic_ns()
+        request = InferenceRequest(
+            model,
+            str(options.get("version", "")),
+            {},
+            handover.put,
+            now,
+            request_id=options.get("request_id", ""),
+            requested=tuple(options.get("outputs") or ()) or None,
+            parameters=_parameters(options.get("parameters")),
+        )
+        request.priority = options.get("priority", 0)
+        request.correlation_id = options.get("sequence_id", 0)
+        request.sequence_start = options.get("sequence_start", False)
+        request.sequence_end = options.get("sequence_end", False)
+        request.responses_wait = True  # the arrays become the caller's
+        if timeout is not None:
+            request.deadline_ns = now + round(timeout * _S)
+        core.check_takes(request)
+        found = core.model_for(request)
+        spec = found.spec
+        datatypes = {tensor.name: tensor.datatype for tensor in spec.inputs}
+        for name, value in inputs.items():
+            request.inputs[name] = _tensor(name, value, datatypes.get(name))
+        self._check_outputs(request, found)
+        with self._lock:
+            self._open.add(handover)
+        log = core.request_log
+        if log is not None:
+            log.begin(request, found, _PROTOCOL, "", sum(t.nbytes for t in request.inputs.values()))
+        try:
+            core.submit(request, False, found)
+        except ConchError as error:
+            watch = watch_of(request)
+            if watch is not None:
+                watch.refused(request, error)
+            raise
+        return request, spec.name
+
+    @staticmethod
+    def _check_outputs(request: InferenceRequest, model: Servable) -> None:
+        known = [tensor.name for tensor in model.spec.outputs]
+        for name in request.requested or ():
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"unexpected inference output '{name}' for model '{request.model_name}'; it has "
+                    f"{', '.join(known)}"
+                )
+
+    def _end(self, request: InferenceRequest, handover: Handover) -> None:
+        """Says that nobody waits any more."""
+        if not handover.over:
+            self._core.cancel(request)
+        handover.close()
+
+
+def _only(
+    name: str, first: InferenceResponse | None, second: Callable[[], InferenceResponse | None]
+) -> Result:
+    """The only response, if there is exactly one."""
+    if first is not None:
+        result = _result(first)
+        if second() is None:
+            return result
+    raise InvalidArgumentError(_DECOUPLED.format(name=name))
+
+
+def _result(response: InferenceResponse) -> Result:
+    raise_error(response)
+    outputs: dict[str, Array] = {}
+    for tensor in response.outputs:
+        tensor.fetch()
+        array = tensor.numpy()
+        # What can't be written to is somebody else's as well: a message's, a cache's, or the caller's inputs.
+        outputs[tensor.name] = array if array.flags.writeable else array.copy()
+    return Result(outputs, response.parameters)
+
+
+def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
+    """A tensor of what a caller gives as an input; no copy of an array that is one already.
+
+    Raises:
+        InvalidArgumentError: It can't be one.
+    """
+    try:
+        wanted = None if isinstance(value, np.ndarray) or datatype is None else NUMPY_DTYPES.get(datatype)
+        array: Array = np.asarray(value, wanted)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"input '{name}' can't be made an array: {error}") from None
+    if array.dtype.kind in "SUO":
+        texts = [_bytes(name, element) for element in array.ravel().tolist()]
+        strings = np.empty(len(texts), object)
+        strings[:] = texts
+        array = strings.reshape(array.shape)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    array = array.view()
+    array.flags.writeable = False
+    try:
+        return Tensor.from_array(name, array)
+    except ConchError as error:
+        raise InvalidArgumentError(f"input '{name}': {error.message}") from None
+
+
+def _bytes(name: str, element: Any) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        return element.encode()
+    raise InvalidArgumentError(f"input '{name}' has an element of {type(element).__name__} among its strings")
+
+
+def _parameters(given: Mapping[str, Parameter] | None) -> dict[str, Parameter] | None:
+    for key, value in (given or {}).items():
+        if not isinstance(value, bool | int | float | str):
+            raise InvalidArgumentError(
+                f"parameter '{key}' must be a boolean, a number or a text, not {type(value).__name__}"
+            )
+    return dict(given) if given else None
