@@ -60,8 +60,8 @@ ALLOWED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "StatusCod
 @pytest.mark.parametrize(
     ("choice", "clients", "each"),
     [
-        ("(self.number + 1) % 6", 16, 4),  # a circle, but never one that is closed
-        ("random.randrange(6)", 16, 4),  # models that wait for each other, and for themselves
+        ("(self.number + 1) % 6", 16, 2),  # a circle, but never one that is closed
+        ("random.randrange(6)", 16, 2),  # models that wait for each other, and for themselves
         pytest.param("(self.number + 1) % 6", 64, 100, marks=pytest.mark.slow),
         pytest.param("random.randrange(6)", 64, 100, marks=pytest.mark.slow),
     ],
