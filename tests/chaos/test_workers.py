@@ -180,7 +180,7 @@ def test_queued_requests_wait_for_the_next_worker(
     assert all(isinstance(each, int) and each != pid for each in outcomes.values())
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int) -> None:
     """Only requests in flight fail, each with UNAVAILABLE, and the model goes on answering."""
     over = threading.Event()
