@@ -88,25 +88,30 @@ class Channel:
         finally:
             self._lock.release()
 
-    def receive(self, buffer: bytearray) -> tuple[memoryview, list[int]]:
+    def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
         """Waits for a message; only one thread may do so at a time.
 
         Args:
             buffer: Room for `BUFFER_BYTES`; the message is in it, unless it did not fit into a packet.
+            wait: Whether to wait if there is none.
 
         Returns:
             The message, and the descriptors that came with it, which are the caller's to close.
 
         Raises:
+            BlockingIOError: There is none, and it is not to be waited for.
             ChannelClosedError: There will be no more.
             WireError: What came can't be a message.
         """
+        how = socket.MSG_CMSG_CLOEXEC if wait else socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         try:
             try:
-                size, ancillary, flags, _ = self._receive(buffer)
+                size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
             except ConnectionResetError:
                 # The other side has gone without reading everything. What it had sent is still there.
-                size, ancillary, flags, _ = self._receive(buffer)
+                size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
         fds = _descriptors(ancillary) if ancillary else []
@@ -122,6 +127,10 @@ class Channel:
         except BaseException:
             _close(fds)
             raise
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
 
     def ready(self, timeout_s: float) -> bool:
         """Waits until there is something to receive, or the end; returns whether there is."""
@@ -146,9 +155,6 @@ class Channel:
         with self._lock:
             self._drop_backlog()
             self._sock.close()
-
-    def _receive(self, buffer: bytearray) -> tuple[int, list[tuple[int, int, bytes]], int, object]:
-        return self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
 
     def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
         flags = socket.MSG_NOSIGNAL if self._patient else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
