@@ -22,6 +22,13 @@ _MOST_OUTLINE = 2**31 - 1
 _SEND_BUFFER = 4 * wire.MOST_PACKET
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
 
+# As plain numbers: putting flags together costs more than many a call that takes them.
+_RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
+_TRY_TO_RECEIVE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_SEND = int(socket.MSG_NOSIGNAL)
+_TRY_TO_SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
 
 class ChannelClosedError(Exception):
     """Nobody is there any more on the other side."""
@@ -81,7 +88,7 @@ class Channel:
         try:
             if self._backlog or self._flushing or self._closed:
                 return False
-            self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._sock.sendmsg(parts, [], _TRY_TO_SEND)
             return True
         except OSError:
             return False
@@ -103,7 +110,7 @@ class Channel:
             ChannelClosedError: There will be no more.
             WireError: What came can't be a message.
         """
-        how = socket.MSG_CMSG_CLOEXEC if wait else socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+        how = _RECEIVE if wait else _TRY_TO_RECEIVE
         try:
             try:
                 size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
@@ -118,7 +125,7 @@ class Channel:
         try:
             if not size:
                 raise ChannelClosedError("the other side has closed its socket")
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & _TRUNCATED:
                 raise WireError("a message is larger than any may be")
             packet = memoryview(buffer)[:size]
             if packet[2] & wire.OUTLINE if size > 2 else False:
@@ -157,7 +164,7 @@ class Channel:
             self._sock.close()
 
     def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
-        flags = socket.MSG_NOSIGNAL if self._patient else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+        flags = _SEND if self._patient else _TRY_TO_SEND
         with self._lock:
             if not self._backlog and not self._flushing:
                 try:
@@ -194,7 +201,7 @@ class Channel:
                     return
                 parts, fds = self._backlog.popleft()
             try:
-                self._put(parts, fds, socket.MSG_NOSIGNAL)
+                self._put(parts, fds, _SEND)
             except ChannelClosedError:
                 with self._lock:
                     self._drop_backlog()

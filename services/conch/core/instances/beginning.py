@@ -4,8 +4,8 @@ Beginning a batch does not hold a thread up, so whoever submits a request begins
 was willing to lead, and then those for other idle instances. Where the outcome comes, the batch is finished
 and the next one begun. The model's own threads see to what is due later, and to what nobody else can.
 
-Who leads has time. While the model's batches are short, it receives the outcome itself: waking another thread,
-which then competes with it for the interpreter, takes longer than the batch.
+Who leads has time. While the model's batches are short, it receives the outcome itself: waking another
+thread, which then competes with it for the interpreter, takes longer than the batch.
 
 An instance that is not available is set aside until it says that it is: neither idle nor busy. What only it
 may run waits in the queue, where it can be cancelled and expire.
