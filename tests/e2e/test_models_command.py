@@ -8,9 +8,9 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +67,18 @@ def parsed(*arguments: str) -> Any:
 @contextmanager
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`conch models` that goes on."""
+    # Whoever runs the tests in the background may have SIGINT ignored, and it would be inherited. It is not
+    # set between fork and exec: gRPC's handlers of forks would leave descriptors behind in this process.
+    interruptible = (
+        "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     with subprocess.Popen(
-        [CONCH, "models", *arguments],
+        [sys.executable, "-Sc", interruptible, CONCH, "models", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
-        # Whoever runs the tests in the background may have it ignored, and it would be inherited.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as running:
         try:
             yield running

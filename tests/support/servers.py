@@ -165,7 +165,8 @@ class ServerProcess:
             self.process.wait(WAIT_S)
 
 
-_MODELS = '"logger": "conch.backends.python.'
+_MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')
+"""Of a model, in process or in a worker, and not of the server or of a worker's own code."""
 
 
 @contextmanager
@@ -195,7 +196,7 @@ def serving(
 
 def without_models(errors: str) -> str:
     """What a server has logged, without the lines that tell of exceptions in Python models."""
-    return "\n".join(line for line in errors.splitlines() if _MODELS not in line)
+    return "\n".join(line for line in errors.splitlines() if not _MODELS.search(line))
 
 
 @contextmanager

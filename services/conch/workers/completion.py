@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
+from conch.workers import wire
 from conch.workers.environments import Environment
 from conch.workers.monitor import Monitor
 from conch.workers.process import start_worker
+from conch.workers.records import WorkerLog
 from conch.workers.reports import crashed, sentence
 
 _END_S = 5.0
@@ -40,12 +42,13 @@ def complete_in_worker(
         ConchError: What the model raised, as if it had been asked in this process; or its process died.
     """
     name = config.get("name", "")
-    asked = {"config": config, "directory": str(directory), "file_name": file_name}
+    log = WorkerLog(name)
+    asked = {"config": config, "directory": str(directory), "file_name": file_name, "level": log.level}
     process, ours = start_worker(monitor, name, environment, "complete")
     end = None if timeout_s is None else time.monotonic() + timeout_s
     with ours:
         try:
-            answer = _exchange(ours, json.dumps(asked).encode(), end)
+            result = _exchange(ours, json.dumps(asked).encode(), log, end)
             # What the model's threads or exit handlers do is not waited for for ever.
             process.wait(_END_S)
         except TimeoutError:
@@ -56,19 +59,24 @@ def complete_in_worker(
         finally:
             process.kill()
             process.wait()
-    try:
-        result: dict[str, Any] = json.loads(answer)
-    except ValueError:  # nothing, or not all of it
-        raise crashed(name, sentence(process.how), process.errors) from None
+    if result is None:
+        raise crashed(name, sentence(process.how), process.errors)
     if "code" in result:
         raise ERRORS_BY_CODE.get(result["code"], InternalError)(result["message"])
     completed: dict[str, Any] = result["config"]
     return completed
 
 
-def _exchange(ours: socket.socket, question: bytes, end: float | None) -> bytes:
-    """Sends the question and reads what is answered until the process closes its end."""
-    answer = bytearray()
+def _exchange(
+    ours: socket.socket, question: bytes, log: WorkerLog, end: float | None
+) -> dict[str, Any] | None:
+    """Sends the question, and logs what is to be logged until the process closes its end.
+
+    Returns:
+        The answer; None if there is none, or not all of it.
+    """
+    result = None
+    rest = b""
     try:
         _limit(ours, end)
         ours.sendall(question)
@@ -77,10 +85,16 @@ def _exchange(ours: socket.socket, question: bytes, end: float | None) -> bytes:
             _limit(ours, end)
             data = ours.recv(1 << 16)
             if not data:
-                return bytes(answer)
-            answer += data
-    except (BrokenPipeError, ConnectionResetError):
-        return b""
+                return result
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                said = wire.decode_json(line)
+                if "log" in said:
+                    log.handle(said["log"])
+                else:
+                    result = said
+    except (BrokenPipeError, ConnectionResetError, wire.WireError):
+        return None
 
 
 def _limit(ours: socket.socket, end: float | None) -> None:

@@ -45,9 +45,16 @@ class WorkerLog:
             raise WireError("a record of the log has a name, a level and a text")
         if not (isinstance(file, str) and isinstance(line, int)):
             raise WireError("a record of the log has a file and a line")
-        # Under its own name only where the server has a log of that name itself: a model may make up many.
-        known = name.startswith(_OURS) and name != _MODELS and name in logging.Logger.manager.loggerDict
-        target = logging.getLogger(name) if known else self._log
+        target = self._target(name)
         if target.isEnabledFor(level):
             where = function if isinstance(function, str) else None
             target.handle(target.makeRecord(target.name, level, file, line, "%s", (text,), None, where))
+
+    def _target(self, name: str) -> logging.Logger:
+        """Our code's own log, or the nearest above it that is here too: a model may make up many names."""
+        if name.startswith(_OURS) and not name.startswith(_MODELS):
+            while "." in name:
+                if name in logging.Logger.manager.loggerDict:
+                    return logging.getLogger(name)
+                name = name.rpartition(".")[0]
+        return self._log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from conch.workers.environments import server_environment
 from conch.workers.monitor import Monitor
 
 MODEL = """
-import os, sys, time
+import logging, os, sys, time
+import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     @staticmethod
     def auto_complete_config(config):
@@ -47,7 +49,7 @@ def test_its_error(tmp_path: Path) -> None:
     with pytest.raises(InternalError) as caught:
         _complete(tmp_path, "raise ValueError('no such thing')")
     path = tmp_path / "model.py"
-    assert caught.value.message == f"ValueError: no such thing\n\nAt:\n  {path}(6): auto_complete_config\n"
+    assert caught.value.message == f"ValueError: no such thing\n\nAt:\n  {path}(7): auto_complete_config\n"
 
 
 @pytest.mark.parametrize("raises", ["raise SystemExit(4)", "sys.exit(4)"])
@@ -63,6 +65,27 @@ def test_crash(tmp_path: Path) -> None:
         "Stub process 'm' is not healthy. Its process exited with status 4. The last it wrote to standard "
         "error:\nso long"
     )
+
+
+def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        _complete(tmp_path, 'pb_utils.Logger.log_info("two\\nlines"); return config')
+        with pytest.raises(UnavailableError):
+            _complete(tmp_path, 'logging.error("the last"); os._exit(4)')
+    found = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert found == [
+        ("conch.python_model.m", "INFO", "two\nlines"),
+        ("conch.python_model.m", "ERROR", "the last"),
+    ]
+
+
+def test_a_model_that_can_not_be_imported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model.py").write_text("import no_such_module")
+    with pytest.raises(InternalError, match="ModuleNotFoundError"):
+        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "model.py", None)
+    (record,) = caplog.records
+    assert record.name.startswith("conch.backends.python")
+    assert record.getMessage().startswith("model 'm' can't be imported\nTraceback")
 
 
 def test_missing_file(tmp_path: Path) -> None:

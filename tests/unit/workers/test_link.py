@@ -424,6 +424,8 @@ pb_utils.Logger.log_warn("careful é")
 pb_utils.Logger.log_verbose("chatty")
 import logging
 logging.getLogger("mine").error("own %d", 1)
+logging.getLogger("conch.workers.link.made.up").error("made up")
+logging.getLogger("conch.python_model.another").error("made up")
 try:
     1 / 0
 except ZeroDivisionError:
@@ -438,6 +440,10 @@ return [pb_utils.InferenceResponse([]) for _ in requests]
     found = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
     assert ("conch.python_model.m", "WARNING", "careful é") in found
     assert ("conch.python_model.m", "ERROR", "own 1") in found
+    assert [name for name, _, text in found if text == "made up"][:2] == [
+        "conch.workers.link",
+        "conch.python_model.m",
+    ]
     (first, _) = [record for record in caplog.records if record.getMessage().startswith("root\n")]
     assert "ZeroDivisionError" in first.getMessage()
     assert first.pathname == str(tmp_path / "m" / "1" / "model.py")

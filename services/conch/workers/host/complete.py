@@ -1,18 +1,23 @@
 """A process that only asks a model's `auto_complete_config`, and ends with the answer.
 
-It reads one JSON object from a socket, up to its end, and answers with one.
+It reads one JSON object from a socket, up to its end, and answers with lines that are one each: what is
+logged meanwhile, as ``log``, and the answer.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 from conch.backends.python.config import auto_complete
 from conch.backends.python.instance import load_code
 from conch.core.errors import ConchError
+from conch.workers import wire
+from conch.workers.host.logs import log_to_server
 
 
 def complete(descriptor: int) -> None:
@@ -21,7 +26,16 @@ def complete(descriptor: int) -> None:
         server.set_inheritable(False)
         with server.makefile("rb") as question:
             asked = json.loads(question.read())
-        server.sendall(json.dumps(_complete(**asked)).encode())
+        lock = threading.Lock()  # the model's threads log too
+
+        def send(line: bytes) -> None:
+            with lock:
+                server.sendall(line + b"\n")
+
+        log_to_server(lambda record: send(b'{"log":' + record + b"}"), asked.pop("level"))
+        send(wire.encode_json(_complete(**asked)))
+        # Nothing is read after the answer, whatever threads and exit handlers of the model go on to log.
+        logging.getLogger().handlers.clear()
 
 
 def _complete(config: dict[str, Any], directory: str, file_name: str) -> dict[str, Any]:

@@ -7,17 +7,16 @@ from collections.abc import Callable
 
 from conch.workers import wire
 from conch.workers.channel import ChannelClosedError
-from conch.workers.wire import Kind
 
 
 class ServerHandler(logging.Handler):
     """Sends records to the server.
 
     Args:
-        send: Sends a message.
+        send: Sends the fields of a record, as JSON.
     """
 
-    def __init__(self, send: Callable[[Kind, int, bytes], None]) -> None:
+    def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
         self._send = send
         self._format = logging.Formatter()
@@ -38,14 +37,14 @@ class ServerHandler(logging.Handler):
                 "line": record.lineno,
                 "function": record.funcName,
             }
-            self._send(Kind.LOG, 0, wire.encode_json(fields))
+            self._send(wire.encode_json(fields))
         except ChannelClosedError:
             pass  # nobody reads the log any more
         except Exception:  # a record that can't be formatted is the model's fault, not ours
             self.handleError(record)
 
 
-def log_to_server(send: Callable[[Kind, int, bytes], None], level: int) -> None:
+def log_to_server(send: Callable[[bytes], None], level: int) -> None:
     """Has everything that is logged in this process sent, from a level on."""
     root = logging.getLogger()
     root.addHandler(ServerHandler(send))

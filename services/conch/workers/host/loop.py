@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from conch.backends.python.instance import PythonInstance, open_instance
 from conch.backends.python.limits import limit_memory
@@ -284,7 +285,8 @@ class Host:
         fields = wire.decode_json(incoming.message.fields)
         spec, placement = spec_from_json(fields.get("spec")), placement_from_json(fields.get("placement"))
         level = fields.get("level")
-        log_to_server(self.tell, level if isinstance(level, int) else logging.NOTSET)
+        tell = partial(self.tell, Kind.LOG, 0)
+        log_to_server(tell, level if isinstance(level, int) else logging.NOTSET)
         self._load = spec, placement
 
     def _on_level(self, subject: int, incoming: Incoming) -> None:
