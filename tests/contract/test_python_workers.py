@@ -94,10 +94,10 @@ def test_initialize_that_ends_the_process(served: tuple[ServerProcess, Path], tm
 def test_initialize_that_takes_too_long(served: tuple[ServerProcess, Path], tmp_path: Path) -> None:
     server, repository = served
     (flag := tmp_path / "flag").touch()
-    write_hazards(repository, "slow", hangs=str(flag), CONCH_START_TIMEOUT_SECONDS="1")
+    write_hazards(repository, "slow", hangs=str(flag), CONCH_START_TIMEOUT_SECONDS="4")
     with client_of(server) as client:
         text = why_not(client, "slow")
-    assert "it had not loaded the model after the 1 s that 'CONCH_START_TIMEOUT_SECONDS' allows" in text
+    assert "it had not loaded the model after the 4 s that 'CONCH_START_TIMEOUT_SECONDS' allows" in text
     assert "in initialize" in text, "the stack says where"
     assert not workers_of(server)
 

@@ -71,6 +71,18 @@ class BackendInstance(ABC):
         """
         raise NotImplementedError
 
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
+        """As `begin`, but may receive the outcome on the calling thread, as long as that takes no longer.
+
+        For threads that have time: the detour over another thread costs more than a quick batch.
+
+        Args:
+            batch: The batch.
+            done: To be called exactly once, as for `begin`; here or, when time is up, elsewhere.
+            timeout_ns: How long the caller may be held up.
+        """
+        self.begin(batch, done)
+
     def available(self, again: Callable[[], None]) -> bool:
         """Whether it can be given a batch now; asked of instances with `begins` before each batch.
 

@@ -12,7 +12,9 @@ from typing import Any
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
+from conch.core.instances.beginning import BeginningRunner
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.servable import Leadable
 from conch.core.server_core import LoadParameter
 from conch.workers import wire
 from conch.workers.answers import Hands
@@ -24,6 +26,16 @@ from conch.workers.wire import Kind, RequestRecord, ResponseRecord, WireError
 log = logging.getLogger(__name__)
 
 Question = dict[str, Any]
+
+_MOST_NESTED = 8
+"""So many calls deep, where each is waited for while another one is."""
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+_depth = _Depth()
 
 
 class WorkerCaller:
@@ -101,7 +113,9 @@ class WorkerCaller:
                     f"model '{request.model_name}' has become {'not ' if believed else ''}decoupled since it "
                     f"was called before; send the request again"
                 )
-            self._calls.submit(request, False, model)
+            leadable = self._calls.submit(request, True, model)
+            if leadable is not None:
+                _lead(leadable)
         except Exception as error:
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
 
@@ -235,3 +249,18 @@ def _parameter(value: object) -> LoadParameter:
 
 def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
     """Takes the responses of a request that is never sent."""
+
+
+def _lead(model: Leadable) -> None:
+    """Has a model run that was called, here and now if it is in a worker too and quick.
+
+    Models in this process are left to threads of their own: they may take as long as they like.
+    """
+    if isinstance(model, BeginningRunner) and _depth.value < _MOST_NESTED:
+        _depth.value += 1
+        try:
+            if not model.lead(0):
+                return
+        finally:
+            _depth.value -= 1
+    model.hand_over()

@@ -22,6 +22,13 @@ _MOST_OUTLINE = 2**31 - 1
 _SEND_BUFFER = 4 * wire.MOST_PACKET
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
 
+# As plain numbers: putting flags together costs more than many a call that takes them.
+_RECEIVE = int(socket.MSG_CMSG_CLOEXEC)
+_TRY_TO_RECEIVE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+_SEND = int(socket.MSG_NOSIGNAL)
+_TRY_TO_SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
 
 class ChannelClosedError(Exception):
     """Nobody is there any more on the other side."""
@@ -81,39 +88,44 @@ class Channel:
         try:
             if self._backlog or self._flushing or self._closed:
                 return False
-            self._sock.sendmsg(parts, [], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._sock.sendmsg(parts, [], _TRY_TO_SEND)
             return True
         except OSError:
             return False
         finally:
             self._lock.release()
 
-    def receive(self, buffer: bytearray) -> tuple[memoryview, list[int]]:
+    def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
         """Waits for a message; only one thread may do so at a time.
 
         Args:
             buffer: Room for `BUFFER_BYTES`; the message is in it, unless it did not fit into a packet.
+            wait: Whether to wait if there is none.
 
         Returns:
             The message, and the descriptors that came with it, which are the caller's to close.
 
         Raises:
+            BlockingIOError: There is none, and it is not to be waited for.
             ChannelClosedError: There will be no more.
             WireError: What came can't be a message.
         """
+        how = _RECEIVE if wait else _TRY_TO_RECEIVE
         try:
             try:
-                size, ancillary, flags, _ = self._receive(buffer)
+                size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
             except ConnectionResetError:
                 # The other side has gone without reading everything. What it had sent is still there.
-                size, ancillary, flags, _ = self._receive(buffer)
+                size, ancillary, flags, _ = self._sock.recvmsg_into([buffer], _ANCILLARY, how)
+        except BlockingIOError:
+            raise
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
         fds = _descriptors(ancillary) if ancillary else []
         try:
             if not size:
                 raise ChannelClosedError("the other side has closed its socket")
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & _TRUNCATED:
                 raise WireError("a message is larger than any may be")
             packet = memoryview(buffer)[:size]
             if packet[2] & wire.OUTLINE if size > 2 else False:
@@ -122,6 +134,10 @@ class Channel:
         except BaseException:
             _close(fds)
             raise
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._sock.fileno()
 
     def ready(self, timeout_s: float) -> bool:
         """Waits until there is something to receive, or the end; returns whether there is."""
@@ -147,11 +163,8 @@ class Channel:
             self._drop_backlog()
             self._sock.close()
 
-    def _receive(self, buffer: bytearray) -> tuple[int, list[tuple[int, int, bytes]], int, object]:
-        return self._sock.recvmsg_into([buffer], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
-
     def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
-        flags = socket.MSG_NOSIGNAL if self._patient else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+        flags = _SEND if self._patient else _TRY_TO_SEND
         with self._lock:
             if not self._backlog and not self._flushing:
                 try:
@@ -188,7 +201,7 @@ class Channel:
                     return
                 parts, fds = self._backlog.popleft()
             try:
-                self._put(parts, fds, socket.MSG_NOSIGNAL)
+                self._put(parts, fds, _SEND)
             except ChannelClosedError:
                 with self._lock:
                     self._drop_backlog()

@@ -217,15 +217,19 @@ class Exchange:
         if not self.channel.try_send([wire.encode(Kind.RELEASE, released=released)]):
             mappings.put_back(released)
 
-    def receive(self) -> Incoming:
+    def receive(self, wait: bool = True) -> Incoming:
         """Waits for the next message that is not only about blocks.
 
+        Args:
+            wait: Whether to wait if there is none.
+
         Raises:
+            BlockingIOError: There is none, and it is not to be waited for.
             ChannelClosedError: There will be none.
             WireError: What came is none.
         """
         while True:
-            packet, fds = self.channel.receive(self._buffer)
+            packet, fds = self.channel.receive(self._buffer, wait)
             try:
                 message = wire.decode(packet)
                 if message.new_block:

@@ -28,6 +28,7 @@ from conch.workers.exchange import Exchange, Incoming
 from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
+from conch.workers.turns import Turns
 from conch.workers.wire import BatchRecord, DoneRecord, Kind, RequestRecord, ResponseRecord, WireError
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Link:
         self._lock = threading.Lock()
         self._exchange = Exchange(channel, in_worker=False)
         self._handing = Handing(spec)
+        self._turns = Turns(channel, self._exchange)
         self._hands = Hands(name)
         self._caller = WorkerCaller(self._exchange, calls, WorkerMetrics(families), self._hands)
         self._log = WorkerLog(spec.name)
@@ -198,6 +200,30 @@ class Link:
             # It may have been cancelled before the worker knew it.
             if request.cancelled and not flag & wire.CANCELLED:
                 self._cancel(each)
+
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
+        """Sends a batch, and receives on this thread until it is done; see `BackendInstance.begin_here`."""
+        turns = self._turns
+        if not turns.take():
+            self.begin(batch, done)
+            return
+        ended = False
+
+        def end(outcome: Outcome) -> None:
+            nonlocal ended
+            ended = True
+            done(outcome)
+
+        failure: WireError | None = None
+        try:
+            self.begin(batch, end)
+            turns.read_until(lambda: ended, self._handle, monotonic_ns() + timeout_ns)
+        except WireError as error:
+            failure = error
+        finally:
+            turns.give_back()
+        if failure is not None:
+            self._misunderstood(failure)
 
     def in_flight(self) -> list[InFlight]:
         """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
@@ -328,13 +354,11 @@ class Link:
     def _read(self) -> None:
         reason = ""
         try:
-            while True:
-                self._handle(self._exchange.receive())
+            self._turns.read(self._handle)
         except ChannelClosedError:
             pass
         except WireError as error:
-            reason = f"it has sent something that can't be understood: {error}"
-            log.error("worker of '%s': %s", self._name, error)
+            reason = self._misunderstood(error)
         except BaseException as error:
             reason = "the server failed with what it had sent"
             log.exception("worker of '%s'", self._name, exc_info=error)
@@ -343,8 +367,16 @@ class Link:
         if not self._quiet:
             self._on_lost(self._lost or reason)
 
+    def _misunderstood(self, error: WireError) -> str:
+        """Gives up a worker that has sent nonsense; returns why."""
+        reason = f"it has sent something that can't be understood: {error}"
+        log.error("worker of '%s': %s", self._name, error)
+        self.lose(reason)
+        return reason
+
     def _end(self) -> None:
         """Frees everything, when nobody receives any more."""
+        self._turns.close()
         self._hands.close()
         self._channel.close()
         self._exchange.close()

@@ -149,6 +149,14 @@ class WorkerInstance(BackendInstance):
             return
         link.begin(batch, done if self._hangs is None else self._watched(self._hangs, done))
 
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
+        """See `BackendInstance.begin_here`."""
+        link = self._link
+        if link is None:
+            done(self._refusal())
+            return
+        link.begin_here(batch, done if self._hangs is None else self._watched(self._hangs, done), timeout_ns)
+
     def available(self, again: Again) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""
         if self._link is not None:

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -494,6 +495,15 @@ class RequestRecord:
         return head + name + rare if name or rare else head
 
     def _rare(self) -> bytes:
+        if self.requested is not None and not (
+            self.parameters
+            or self.correlation_id
+            or self.priority
+            or self.timeout_us
+            or self.model
+            or self.more
+        ):
+            return _only_requested(self.requested)  # many clients say no more than that, and always the same
         rare: dict[str, object] = {}
         if self.parameters:
             rare["parameters"] = dict(self.parameters)
@@ -523,7 +533,7 @@ class RequestRecord:
         if name:
             record.id = reader.text(name)
         if rare:
-            record._read(decode_json(reader.take(rare)))
+            record._read(_rare_fields(bytes(reader.take(rare))))
         return record
 
     def _read(self, rare: dict[str, Any]) -> None:
@@ -534,6 +544,17 @@ class RequestRecord:
         self.priority = _checked(rare, "priority", int, 0)
         self.timeout_us = _checked(rare, "timeout", int, 0)
         self.more = _checked(rare, "more", dict, None)
+
+
+@lru_cache(_MOST_LAYOUTS)
+def _only_requested(requested: tuple[str, ...]) -> bytes:
+    return encode_json({"requested": requested})
+
+
+@lru_cache(_MOST_LAYOUTS)
+def _rare_fields(text: bytes) -> dict[str, Any]:
+    """What few requests have; shared by all that have the same, so nobody may change it."""
+    return decode_json(text)
 
 
 def _names(record: dict[str, Any], key: str) -> tuple[str, ...]:

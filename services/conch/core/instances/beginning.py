@@ -4,6 +4,9 @@ Beginning a batch does not hold a thread up, so whoever submits a request begins
 was willing to lead, and then those for other idle instances. Where the outcome comes, the batch is finished
 and the next one begun. The model's own threads see to what is due later, and to what nobody else can.
 
+Who leads has time. While the model's batches are short, it receives the outcome itself: waking another
+thread, which then competes with it for the interpreter, takes longer than the batch.
+
 An instance that is not available is set aside until it says that it is: neither idle nor busy. What only it
 may run waits in the queue, where it can be cancelled and expire.
 """
@@ -16,7 +19,7 @@ from functools import partial
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
-from conch.core.instances.begun import Begun, now, soon
+from conch.core.instances.begun import Begun, nested, now, soon
 from conch.core.instances.execution import Executor
 from conch.core.instances.ordering import ResponseOrder
 from conch.core.instances.runner import Runner
@@ -24,6 +27,12 @@ from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler, WaitUntil
 
 log = logging.getLogger(__name__)
+
+_QUICK_NS = 500_000
+"""Batches that the model computes in less are waited for by who leads."""
+
+_HERE_NS = 2_000_000
+"""As long as that, should one take longer than those before it."""
 
 
 class BeginningRunner(Runner):
@@ -60,6 +69,7 @@ class BeginningRunner(Runner):
             next_of_idle: What one of the idle instances does next.
         """
         self._away: dict[BackendInstance, object] = {}
+        self._computed_ns = 0  # the mean, as instances say
         self._next_of_idle = next_of_idle
         self._next_batch = self._next_available
         with self._lock:
@@ -74,21 +84,38 @@ class BeginningRunner(Runner):
         """See `Runner.submit`; begins the batch if the caller does not want to."""
         promised = super().submit(request, True)
         if promised and not may_lead:
-            self.lead()
+            self.hand_over()
             return False
         return promised
 
+    def lead(self, budget_ns: int | None = None) -> bool:
+        """See `Runner.lead`; waits for short batches."""
+        with self._lock:
+            self._promised = False
+            work = self._take(False)
+            if work is None:
+                return False
+            end = None if budget_ns is None else self._clock() + budget_ns
+        return self._run(*work, end, _HERE_NS)
+
     def hand_over(self) -> None:
         """Keeps a promise at once: that is less than waking somebody else for it."""
-        self.lead()
+        super().lead()
 
     def _may_be_led(self, instances: Iterable[BackendInstance]) -> bool:
         return True
 
-    def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
-        """Begins a batch, then those for other idle instances; True if time was up before that."""
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None, here_ns: int = 0) -> bool:
+        """Begins a batch, then those for other idle instances; True if time was up before that.
+
+        Args:
+            instance: What the batch is for.
+            batch: The batch.
+            end: When to begin no other one; None for no such limit.
+            here_ns: How long to wait for outcomes, if they are expected soon.
+        """
         while True:
-            begun = self._begin(instance, batch)
+            begun = self._begin(instance, batch, here_ns if 0 < self._computed_ns < _QUICK_NS else 0)
             with self._lock:
                 self._step(begun)
                 if end is not None and self._idle:
@@ -102,9 +129,11 @@ class BeginningRunner(Runner):
                     return False
                 instance, batch = work
 
-    def _begin(self, instance: BackendInstance, batch: Batch) -> Begun:
+    def _begin(self, instance: BackendInstance, batch: Batch, here_ns: int) -> Begun:
         made: list[Begun] = []
-        now(lambda: made.append(self._executor.begin(instance, batch, self._ran)))
+        # What is done while it is waited for is finished at once: another model may wait for that.
+        run = nested if here_ns else now
+        run(lambda: made.append(self._executor.begin(instance, batch, self._ran, here_ns)))
         return made[0]
 
     def _ran(self, begun: Begun) -> None:
@@ -120,6 +149,8 @@ class BeginningRunner(Runner):
             spent = batch.compute_end_ns - batch.compute_start_ns
             # Written without the lock: a lost update does no harm to a rough mean.
             self._mean_ns = spent if not self._mean_ns else (7 * self._mean_ns + spent) // 8
+            spent = max(batch.compute_output_start_ns - batch.compute_input_end_ns, 1)
+            self._computed_ns = spent if not self._computed_ns else (7 * self._computed_ns + spent) // 8
             with self._lock:
                 # Where `begin` has not returned yet, whoever called it goes on when it has.
                 work = self._take(False) if self._step(begun) else None

@@ -48,15 +48,15 @@ class LimitedBeginningRunner(BeginningRunner, LimitedRunner):
         )
         self._prepare(self._next_batch)
 
-    def _run(self, instance: BackendInstance, batch: Batch, end: int | None) -> bool:
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None, here_ns: int = 0) -> bool:
         try:
-            return super()._run(instance, batch, end)
+            return super()._run(instance, batch, end, here_ns)
         finally:
             self._tell()
 
-    def _begin(self, instance: BackendInstance, batch: Batch) -> Begun:
+    def _begin(self, instance: BackendInstance, batch: Batch, here_ns: int) -> Begun:
         self._settle_before()
-        return super()._begin(instance, batch)
+        return super()._begin(instance, batch, here_ns)
 
     def _finish(self, begun: Begun) -> None:
         try:

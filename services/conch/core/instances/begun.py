@@ -114,9 +114,15 @@ def now(work: Callable[[], None]) -> None:
 
 def soon(work: Callable[[], None]) -> None:
     """Calls something when nothing else runs on this thread that was passed here."""
-    if _here.work is not None:
+    if _here.work is None:
+        nested(work)
+    else:
         _here.work.append(work)
-        return
+
+
+def nested(work: Callable[[], None]) -> None:
+    """Calls something, then what it put off with `soon`, whoever called it."""
+    outer = _here.work
     queue = _here.work = deque([work])
     try:
         while queue:
@@ -125,4 +131,4 @@ def soon(work: Callable[[], None]) -> None:
             except Exception:  # must not keep the others from being done
                 log.exception("a batch that was done could not be finished")
     finally:
-        _here.work = None
+        _here.work = outer

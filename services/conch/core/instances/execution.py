@@ -102,7 +102,9 @@ class Executor:
             outcome = self._failures(batch, error)
         self._finish(batch, times, execution, outcome)
 
-    def begin(self, instance: BackendInstance, batch: Batch, then: Callable[[Begun], None]) -> Begun:
+    def begin(
+        self, instance: BackendInstance, batch: Batch, then: Callable[[Begun], None], here_ns: int = 0
+    ) -> Begun:
         """Begins a batch on an instance with `begins`; never raises.
 
         Args:
@@ -110,12 +112,16 @@ class Executor:
             batch: The batch.
             then: Called once, from any thread and possibly before this returns, when the batch has run: the
                 callee is to have it finished, which answers its requests.
+            here_ns: How long the calling thread may wait for the outcome; 0 for not at all.
         """
         times = self._start(batch)
         execution = self.open.begin(batch) if self._decoupled else None
         begun = Begun(instance, batch, times, execution, self._finish, then)
         try:
-            instance.begin(batch, begun)
+            if here_ns:
+                instance.begin_here(batch, begun, here_ns)
+            else:
+                instance.begin(batch, begun)
         except BaseException as error:
             if not begun.settle(error):
                 log.exception("model '%s' failed after it had answered a batch", self._spec.name)

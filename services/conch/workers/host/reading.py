@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-_TICK_S = 0.001
+_TICK_S = 0.005
 """How long an execution lasts before another thread reads."""
 
-_IDLE_TICKS = 50
+_IDLE_TICKS = 20
 """Without an execution for so many ticks the second thread sleeps until there is one."""
 
 

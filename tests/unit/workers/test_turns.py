@@ -1,0 +1,189 @@
+"""Who begins a quick batch receives its outcome itself; nothing else changes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.core import make_request, make_spec
+from tests.support.servers import eventually
+from tests.support.workers import Begun, Running, batch_of, model_spec, request_of, worker
+
+from conch.core.backend import BackendInstance, BackendModel, Outcome
+from conch.core.clock import monotonic_ns
+from conch.core.errors import UnavailableError
+from conch.core.instances.placement import Placement
+from conch.core.model import Model
+from conch.core.request import InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.spec import ModelSpec, TensorSpec
+
+LONG_NS = 10_000_000_000
+SHORT_NS = 1_000_000
+MODEL = """
+import os, socket, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            values = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            if values[0] > 0:
+                time.sleep(float(values[0]))
+            if values[0] == -1:
+                os._exit(3)
+            if values[0] == -2:
+                for fd in os.listdir("/proc/self/fd"):
+                    try:
+                        if "socket" in os.readlink(f"/proc/self/fd/{fd}"):
+                            socket.socket(fileno=os.dup(int(fd))).send(b"garbage" * 100)
+                    except OSError:
+                        pass
+                time.sleep(100)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)]))
+        return responses
+"""
+
+
+def spec_of(directory: Path) -> ModelSpec:
+    tensors = {"inputs": (TensorSpec("IN", "FP32", (-1,)),), "outputs": (TensorSpec("OUT", "FP32", (-1,)),)}
+    return model_spec(directory, MODEL, **tensors)
+
+
+class Noted(Begun):
+    """A batch that notes on which thread it is done."""
+
+    thread = 0
+
+    def done(self, outcome: Outcome) -> None:
+        self.thread = threading.get_ident()
+        super().done(outcome)
+
+
+def begin_here(running: Running, value: float, timeout_ns: int, count: int = 4) -> Noted:
+    request, _ = request_of(f"of {value}", IN=np.full(count, value, np.float32))
+    begun = Noted(batch_of(request))
+    running.link.begin_here(begun.batch, begun.done, timeout_ns)
+    return begun
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_the_outcome_comes_on_the_thread_that_waits(tmp_path: Path, count: int) -> None:
+    with worker(spec_of(tmp_path)) as running:
+
+        def here() -> bool:
+            begun = begin_here(running, -10, LONG_NS, count)
+            (response,) = begun.result()
+            assert response is not None
+            assert np.array_equal(response.outputs[0].numpy(), np.full(count, -10, np.float32))
+            return begun.thread == threading.get_ident()
+
+        # Not if the link's thread is just seeing to something else.
+        eventually(here, "the outcome comes here")
+        eventually(here, "and again")
+
+
+def test_what_takes_longer_comes_on_the_links_thread(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path)) as running:
+        begun = begin_here(running, 0.2, SHORT_NS)
+        assert begun.outcomes == []
+        begun.result()
+        assert begun.thread not in (0, threading.get_ident())
+
+        def here() -> bool:
+            begun = begin_here(running, 0, LONG_NS)
+            begun.result()
+            return begun.thread == threading.get_ident()
+
+        eventually(here, "the next one comes here again")
+
+
+def test_while_somebody_reads_the_next_one_does_not(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path)) as running, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(begin_here, running, 0.2, LONG_NS)
+        eventually(lambda: bool(running.link.in_flight()), "the first batch begins")
+        second = begin_here(running, 0, LONG_NS)
+        assert second.outcomes == []  # begun, and left to who reads
+        second.result()
+        first.result().result()
+        assert second.thread not in (0, threading.get_ident())
+
+
+@pytest.mark.parametrize(("how", "says"), [(-1, "its process has ended"), (-2, "can't be understood")])
+def test_a_worker_that_ends_meanwhile(tmp_path: Path, how: int, says: str) -> None:
+    with worker(spec_of(tmp_path)) as running:
+        begun = begin_here(running, how, LONG_NS)
+        with pytest.raises(UnavailableError):
+            begun.result()
+        assert says in running.wait_lost()
+        with pytest.raises(UnavailableError):
+            begin_here(running, 0, LONG_NS).result()
+
+
+# --- when the runner waits ---------------------------------------------------------------------
+
+
+class Waited(BackendInstance):
+    """Does its batches at once, and notes whether it might have taken its time."""
+
+    begins = True
+
+    def __init__(self) -> None:
+        self.computed_ns = 1000
+        self.waits: list[int] = []
+
+    def execute(self, batch: Batch) -> Any:
+        raise AssertionError
+
+    def begin(self, batch: Batch, done: Any) -> None:
+        self.waits.append(0)
+        self._answer(batch, done)
+
+    def begin_here(self, batch: Batch, done: Any, timeout_ns: int) -> None:
+        self.waits.append(timeout_ns)
+        self._answer(batch, done)
+
+    def _answer(self, batch: Batch, done: Any) -> None:
+        batch.compute_input_end_ns = monotonic_ns()
+        batch.compute_output_start_ns = batch.compute_input_end_ns + self.computed_ns
+        done([InferenceResponse([]) for _ in batch.requests])
+
+
+class WaitedModel(BackendModel):
+    def __init__(self) -> None:
+        self.instance = Waited()
+
+    def create_instance(self, placement: Placement) -> BackendInstance:
+        return self.instance
+
+
+def test_only_those_who_lead_wait_and_only_for_quick_models() -> None:
+    loaded = WaitedModel()
+    model = Model.create(make_spec(), loaded)
+    instance = loaded.instance
+
+    def lead() -> bool:
+        runner = model.submit(make_request(), may_lead=True)
+        assert runner is not None
+        runner.lead(1_000_000)
+        return instance.waits[-1] > 0
+
+    try:
+        assert not lead()  # nobody knows yet how long it takes
+        assert lead()
+        model.submit(make_request())
+        assert instance.waits[-1] == 0
+        runner = model.submit(make_request(), may_lead=True)
+        assert runner is not None
+        runner.hand_over()
+        assert instance.waits[-1] == 0
+        instance.computed_ns = 100_000_000
+        assert lead()
+        assert not lead()
+    finally:
+        assert model.close(10)
