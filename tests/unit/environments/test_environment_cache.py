@@ -14,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.support.servers import eventually
+from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.stopping import never
 from conch.workers.environments import EnvironmentCache
 from conch.workers.environments.cache import Kept
+from conch.workers.environments.locks import FileLock
 
 MIB = 1024 * 1024
 
@@ -71,6 +73,30 @@ def test_many_at_once_make_it_once(tmp_path: Path) -> None:
         for kept in pool.map(lambda _: use(cache, "x", maker), range(8)):
             kept.release()
     assert maker.made == 1
+
+
+def test_who_waits_to_make_it_uses_what_another_one_has_made(tmp_path: Path) -> None:
+    """Also if that one has gone from making it to using it between two tries."""
+    cache, waits = EnvironmentCache(tmp_path), threading.Event()
+
+    def stopped() -> bool:
+        waits.set()
+        return False
+
+    with (
+        FileLock.wait(tmp_path / "x.lock", lambda: False, never) as using,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other = pool.submit(cache.obtain, "x", Maker(), "x", stopped)
+        assert waits.wait(WAIT_S)
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "complete.json").write_text('{"version": "3.12.1"}')
+        try:
+            kept = other.result(WAIT_S)
+        finally:
+            using.close()
+    assert not using.exclusive and kept.facts == {"version": "3.12.1"}
+    kept.release()
 
 
 def test_what_fails_is_not_kept(tmp_path: Path) -> None:

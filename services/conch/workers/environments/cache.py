@@ -99,28 +99,26 @@ class EnvironmentCache:
         """
         folder, lock_file = self.directory / key, self.directory / f"{key}{_LOCK}"
 
+        def missing() -> bool:
+            # Asked for each try: another one may have made it meanwhile, and be using it from then on.
+            return _facts(folder) is None
+
         def waits() -> None:
             log.info("%s: waits for another load or server that is making it", label)
 
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             while True:
-                lock = FileLock.wait(lock_file, False, stopped, waits)
-                kept = _use(folder, lock)
-                if kept is None:
+                lock = FileLock.wait(lock_file, missing, stopped, waits)
+                try:
+                    if lock.exclusive and missing():
+                        _make(folder, lock, make)
+                        self._prune(key)
+                    # Another one may have pruned it, just then.
+                    kept = _use(folder, lock) if not lock.exclusive or lock.share() else None
+                except BaseException:
                     lock.close()
-                    lock = FileLock.wait(lock_file, True, stopped, waits)
-                    try:
-                        kept = _use(folder, lock)
-                        if kept is None:
-                            _make(folder, lock, make)
-                            self._prune(key)
-                            kept = _use(folder, lock)
-                        if not lock.share() or not (folder / _RECORD).exists():
-                            kept = None  # another one has pruned it, just then
-                    except BaseException:
-                        lock.close()
-                        raise
+                    raise
                 if kept is not None:
                     return kept
                 lock.close()
@@ -201,20 +199,23 @@ def _make(folder: Path, lock: FileLock, make: Make) -> None:
 
 def _use(folder: Path, lock: FileLock) -> Kept | None:
     """The environment of a folder whose lock is held, if it is whole."""
-    record = folder / _RECORD
-    try:
-        facts = json.loads(record.read_text())
-        if not isinstance(facts, dict):
-            return None
-    except FileNotFoundError:
-        return None
-    except ValueError:
+    facts = _facts(folder)
+    if facts is None:
         return None
     try:
-        os.utime(record)  # used now
+        os.utime(folder / _RECORD)  # used now
     except OSError:
         pass  # a cache that may only be read is not pruned either
     return Kept(folder, facts, lock.close)
+
+
+def _facts(folder: Path) -> Mapping[str, str] | None:
+    """What the record of a folder says; None if there is none that can be read."""
+    try:
+        facts = json.loads((folder / _RECORD).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
 
 
 def _size(folder: Path) -> int:

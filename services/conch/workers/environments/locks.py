@@ -26,28 +26,34 @@ class FileLock:
     Args:
         path: The file; made where it is missing.
         descriptor: The file, open and locked.
+        exclusive: Whether it is held for oneself.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int, exclusive: bool) -> None:
         self._path = path
         self.descriptor = descriptor
+        self.exclusive = exclusive
         self._closing = threading.Lock()
         self._open = True
 
     @classmethod
     def try_exclusive(cls, path: Path) -> FileLock | None:
         """Takes it for oneself, if nobody has it."""
-        return cls._try(path, fcntl.LOCK_EX)
+        return cls._try(path, True)
 
     @classmethod
     def wait(
-        cls, path: Path, exclusive: bool, stopped: Stopped, on_wait: Callable[[], None] = lambda: None
+        cls,
+        path: Path,
+        exclusive: Callable[[], bool],
+        stopped: Stopped,
+        on_wait: Callable[[], None] = lambda: None,
     ) -> FileLock:
         """Takes it, once it can be had.
 
         Args:
             path: The file.
-            exclusive: Whether for oneself.
+            exclusive: Says for each try whether it has to be for oneself.
             stopped: Asked while others have it.
             on_wait: Called once, if others have it.
 
@@ -57,7 +63,7 @@ class FileLock:
         """
         pause = threading.Event()
         waited = False
-        while (lock := cls._try(path, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)) is None:
+        while (lock := cls._try(path, exclusive())) is None:
             if not waited:
                 on_wait()
                 waited = True
@@ -71,6 +77,7 @@ class FileLock:
         """Lets others use it too, from having had it for oneself; false if one has removed it on the way."""
         # The kernel gives the one lock up before it takes the other.
         fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+        self.exclusive = False
         return self._is_current()
 
     def remove(self) -> None:
@@ -95,9 +102,10 @@ class FileLock:
         self.close()
 
     @classmethod
-    def _try(cls, path: Path, operation: int) -> FileLock | None:
+    def _try(cls, path: Path, exclusive: bool) -> FileLock | None:
+        operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         while True:
-            lock = cls(path, _open(path))
+            lock = cls(path, _open(path), exclusive)
             try:
                 fcntl.flock(lock.descriptor, operation | fcntl.LOCK_NB)
                 if lock._is_current():
