@@ -14,6 +14,9 @@ from tritonclient.grpc import service_pb2
 
 pytestmark = NEEDS_TRITON
 
+DEADLY = "raised(lambda: pb_utils.load_model('nope'))"
+"""Triton 2.51 answers it as we do, but ends in one of a few tries."""
+
 
 def request(model: str, code: str) -> Any:
     encoded = code.encode()
@@ -29,7 +32,7 @@ def test_calls(tmp_path: Path) -> None:
     with serving_both(tmp_path, "--model-control-mode=explicit", "--load-model=*") as both:
         ready = service_pb2.ModelReadyRequest(name="coroutine")
         eventually(lambda: both.triton("ModelReady", ready).ready, "Triton is ready")
-        for code in SCRIPTS:
+        for code in [script for script in SCRIPTS if script != DEADLY]:
             compare(both, "ModelInfer", request("script", f"result = {code}"))
         for code in COROUTINES:
             compare(both, "ModelInfer", request("coroutine", f"return {code}"))

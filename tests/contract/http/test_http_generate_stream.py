@@ -34,9 +34,14 @@ class TritonPythonModel:
                 chunk = pb_utils.Tensor("OUT", np.array([CHUNK], np.object_))
                 sender.send(pb_utils.InferenceResponse([chunk]))
                 sent += 1
-                Path(path.decode()).write_text(str(sent))
+                self.tell(path.decode(), str(sent))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-            Path(path.decode()).write_text("cancelled")
+            self.tell(path.decode(), "cancelled")
+
+    def tell(self, path, text):
+        # Who reads it never finds it half written.
+        Path(path + ".new").write_text(text)
+        Path(path + ".new").rename(path)
 """
 FLOOD_CONFIG = """
     backend: "python"
