@@ -16,7 +16,11 @@ from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, 
 from tests.support.steered import Steering, answer_of
 from tritonclient.utils import InferenceServerException
 
-FAULTS = (Fault.HANG, Fault.BUSY, Fault.TRUNCATE, Fault.DROP, Fault.CORRUPT)
+FAULTS = (
+    Fault.HANG,
+    Fault.CORRUPT,
+    *(pytest.param(fault, marks=pytest.mark.slow) for fault in (Fault.BUSY, Fault.TRUNCATE, Fault.DROP)),
+)
 MODELS = ("m", "n")
 
 

@@ -32,6 +32,13 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def shared(repository: Path) -> Iterator[ServerProcess]:
+    """The same, for tests that need none of their own: it is to be unharmed by all that it has met before."""
+    with serving(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
+        yield server
+
+
 def check_served(server: ServerProcess) -> None:
     """Others get their answers, on a connection of their own."""
     with raw_http(server.http_address) as other:
@@ -58,16 +65,16 @@ def resident(server: ServerProcess) -> int:
         head("POST", "/v2/repository/index", "Content-Length: 100") + b"{",
     ],
 )
-def test_requests_that_break_off(server: ServerProcess, beginning: bytes) -> None:
+def test_requests_that_break_off(shared: ServerProcess, beginning: bytes) -> None:
     """They hold up nobody while they wait, and leave nothing when their client goes."""
-    process = psutil.Process(server.process.pid)
-    check_served(server)
+    process = psutil.Process(shared.process.pid)
+    check_served(shared)
     before = process.num_fds()
-    with ExitStack() as stack, client_of(server) as client:
-        connections = [stack.enter_context(raw_http(server.http_address)) for _ in range(20)]
+    with ExitStack() as stack, client_of(shared) as client:
+        connections = [stack.enter_context(raw_http(shared.http_address)) for _ in range(20)]
         for connection in connections:
             connection.send(beginning)
-        check_served(server)
+        check_served(shared)
         ran = counts(client)
         for connection in connections[::2]:
             connection.half_close()
@@ -76,7 +83,7 @@ def test_requests_that_break_off(server: ServerProcess, beginning: bytes) -> Non
         stack.close()
         eventually(lambda: process.num_fds() <= before + 3, "the connections are gone")  # gRPC's among them
         assert counts(client) == ran
-    check_served(server)
+    check_served(shared)
 
 
 def test_a_body_that_is_longer_than_it_says(server: ServerProcess) -> None:
@@ -263,15 +270,15 @@ SMUGGLING = {
 
 
 @pytest.mark.parametrize("name", SMUGGLING)
-def test_smuggled_requests_are_not_answered(server: ServerProcess, name: str) -> None:
+def test_smuggled_requests_are_not_answered(shared: ServerProcess, name: str) -> None:
     """Where two readers might disagree on where a request ends, it is the last one of its connection."""
-    with raw_http(server.http_address) as connection:
+    with raw_http(shared.http_address) as connection:
         connection.send_while_taken(SMUGGLING[name] + SMUGGLED)
         connection.half_close()
         statuses = [response.status for response in connection.responses()]
     assert 200 not in statuses, statuses
     assert len(statuses) <= 1, statuses
-    check_served(server)
+    check_served(shared)
 
 
 @pytest.mark.parametrize(
@@ -291,12 +298,12 @@ def test_smuggled_requests_are_not_answered(server: ServerProcess, name: str) ->
         b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
     ],
 )
-def test_garbage(server: ServerProcess, garbage: bytes) -> None:
-    with raw_http(server.http_address) as connection:
+def test_garbage(shared: ServerProcess, garbage: bytes) -> None:
+    with raw_http(shared.http_address) as connection:
         connection.send_while_taken(garbage)
         connection.half_close()
         connection.rest()
-    check_served(server)
+    check_served(shared)
 
 
 def test_bodies_that_are_no_json(server: ServerProcess) -> None:

@@ -177,7 +177,9 @@ def test_a_model_that_waits_goes_on_when_its_reader_leaves(
             assert sum(1 for _ in call) == 2
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    "how", ["execute", *(pytest.param(how, marks=pytest.mark.slow) for how in ("thread", "async"))]
+)
 def test_a_server_stops_although_a_model_waits(repository: Path, tmp_path: Path, how: str) -> None:
     with flooding(repository, tmp_path, how) as flood, stream(flood, request(BLOCKS)) as call:
         flood.wait_until_it_waits()
