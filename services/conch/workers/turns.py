@@ -46,8 +46,13 @@ class Turns:
             WireError: What has come is no message.
         """
         while True:
-            self._arrivals.poll()
+            try:
+                self._arrivals.poll()
+            except (OSError, ValueError):
+                raise ChannelClosedError("the link was closed before its thread began to read") from None
             with self._turn:
+                if self._closed:
+                    raise ChannelClosedError("the link is closed")
                 try:
                     while True:
                         handle(self._exchange.receive(wait=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,9 @@ from conch.core.model import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec, TensorSpec
+from conch.workers.channel import Channel, ChannelClosedError
+from conch.workers.exchange import Exchange
+from conch.workers.turns import Turns
 
 LONG_NS = 10_000_000_000
 SHORT_NS = 1_000_000
@@ -123,6 +127,18 @@ def test_a_worker_that_ends_meanwhile(tmp_path: Path, how: int, says: str) -> No
         assert says in running.wait_lost()
         with pytest.raises(UnavailableError):
             begin_here(running, 0, LONG_NS).result()
+
+
+def test_a_link_that_is_closed_before_its_thread_reads() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        channel = Channel(ours)
+        turns = Turns(channel, Exchange(channel, in_worker=False))
+        turns.close()
+        with pytest.raises(ChannelClosedError):
+            turns.read(lambda incoming: None)
+        assert not turns.take()
+        channel.close()
 
 
 # --- when the runner waits ---------------------------------------------------------------------
