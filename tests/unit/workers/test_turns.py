@@ -203,3 +203,17 @@ def test_only_those_who_lead_wait_and_only_for_quick_models() -> None:
         assert not lead()
     finally:
         assert model.close(10)
+
+
+def test_nobody_who_leads_waits_for_a_decoupled_model() -> None:
+    """What it answers may have to wait for a client to read, and those who lead send to that client."""
+    loaded = WaitedModel()
+    model = Model.create(make_spec(decoupled=True), loaded)
+    try:
+        for _ in range(3):
+            runner = model.submit(make_request(), may_lead=True)
+            assert runner is not None
+            runner.lead(1_000_000)
+        assert loaded.instance.waits == [0, 0, 0]
+    finally:
+        assert model.close(10)

@@ -115,7 +115,7 @@ class BeginningRunner(Runner):
             here_ns: How long to wait for outcomes, if they are expected soon.
         """
         while True:
-            begun = self._begin(instance, batch, here_ns if 0 < self._computed_ns < _QUICK_NS else 0)
+            begun = self._begin(instance, batch, here_ns if self._is_quick() else 0)
             with self._lock:
                 self._step(begun)
                 if end is not None and self._idle:
@@ -128,6 +128,14 @@ class BeginningRunner(Runner):
                     self._check_drained()
                     return False
                 instance, batch = work
+
+    def _is_quick(self) -> bool:
+        """Whether outcomes can be waited for on a polling thread, and are expected soon.
+
+        Not those of decoupled models: to answer may mean to wait for a client that reads, and it is the
+        polling threads that send to it.
+        """
+        return self._executor.may_be_led and 0 < self._computed_ns < _QUICK_NS
 
     def _begin(self, instance: BackendInstance, batch: Batch, here_ns: int) -> Begun:
         made: list[Begun] = []
