@@ -308,6 +308,8 @@ class Place(NamedTuple):
 
 _PLACE = struct.Struct("<QQQ")
 _MOST_LAYOUTS = 512
+_MOST_KEPT = 256
+"""What few requests have is kept parsed up to so many bytes: longer ones would take memory, and differ."""
 _MOST_BYTES = 1 << 62
 
 LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
@@ -533,7 +535,8 @@ class RequestRecord:
         if name:
             record.id = reader.text(name)
         if rare:
-            record._read(_rare_fields(bytes(reader.take(rare))))
+            text = bytes(reader.take(rare))
+            record._read(_rare_fields(text) if rare <= _MOST_KEPT else decode_json(text))
         return record
 
     def _read(self, rare: dict[str, Any]) -> None:

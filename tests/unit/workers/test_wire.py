@@ -245,3 +245,12 @@ def test_another_version_is_named() -> None:
     hello[4] += 1
     with pytest.raises(WireError, match=r"the worker speaks version 2 .* and this side version 1"):
         wire.check_hello(bytes(hello), "worker")
+
+
+def test_what_few_requests_have_is_not_kept_where_it_is_long() -> None:
+    before = wire._rare_fields.cache_info().currsize
+    for length in (100_000, 100_001):
+        record = RequestRecord(1, parameters={"text": "x" * length})
+        fields = memoryview(record.encode())
+        assert RequestRecord.decode(Reader(fields)) == record
+    assert wire._rare_fields.cache_info().currsize == before
