@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import threading
 
 _MOMENT_S = 0.0001
+_NEVER = threading.Event()
 
 
 def give_way() -> None:
@@ -14,4 +15,4 @@ def give_way() -> None:
     in whose course numpy lets go of it for moments, and takes it back before anybody has woken up, is never
     told to: others may wait for as long as it takes. So it stops for a moment that is long enough.
     """
-    time.sleep(_MOMENT_S)
+    _NEVER.wait(_MOMENT_S)
