@@ -11,7 +11,7 @@ from conch.core.readiness import all_ready
 from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest
 from conch.core.servable import Leadable, Servable
-from conch.core.server_core import LoadParameter
+from conch.core.server_core import LoadParameter, RepositoryAgent
 
 
 class ServerCalls(Protocol):
@@ -46,16 +46,6 @@ class ServerCalls(Protocol):
         """Starts unloading a model; see `RepositoryAgent.unload`."""
 
 
-class Repository(Protocol):
-    """The part of `conch.core.server_core.RepositoryAgent` that models use."""
-
-    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """See `RepositoryAgent.load`."""
-
-    def unload(self, name: str, unload_dependents: bool) -> None:
-        """See `RepositoryAgent.unload`."""
-
-
 class Calls:
     """`ServerCalls` over a registry.
 
@@ -64,7 +54,7 @@ class Calls:
         repository: What loads and unloads models; None where models must not.
     """
 
-    def __init__(self, registry: Registry, repository: Repository | None = None) -> None:
+    def __init__(self, registry: Registry, repository: RepositoryAgent | None = None) -> None:
         self._repository = repository
         self._registry = registry
         dispatcher = Dispatcher(registry)
@@ -89,7 +79,7 @@ class Calls:
         """See `ServerCalls.unload`."""
         self._loads().unload(name, unload_dependents)
 
-    def _loads(self) -> Repository:
+    def _loads(self) -> RepositoryAgent:
         if self._repository is None:
             raise UnavailableError("models can't be loaded or unloaded from here")
         return self._repository
