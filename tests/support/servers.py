@@ -168,9 +168,6 @@ class ServerProcess:
 _MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')
 """Of a model, in process or in a worker, and not of the server or of a worker's own code."""
 
-_OURS = "/services/conch/"
-"""Of a traceback with our own code, which is left out where a model has raised."""
-
 
 @contextmanager
 def started(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
@@ -199,7 +196,7 @@ def serving(
 
 def without_models(errors: str) -> str:
     """What a server has logged, without the lines that tell of exceptions in Python models."""
-    return "\n".join(line for line in errors.splitlines() if not _MODELS.search(line) or _OURS in line)
+    return "\n".join(line for line in errors.splitlines() if not _MODELS.search(line))
 
 
 @contextmanager
