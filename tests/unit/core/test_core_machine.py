@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.core import make_spec
@@ -279,17 +280,22 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "versions"):
             return
         self.instance.outcome = "answers"
+        step = 10
         while True:
+            assert step < 100 * HOUR, "requests wait that nobody takes"
             for version in self.versions:
                 for number, batch in version.running:
                     version.executor.run(self.instance, batch)
                     version.scheduler.complete(batch, self.clock.now)
                     version.idle.add(number)
                 version.running.clear()
-            if not any([self.take(version) for version in self.versions]):
-                if not any(version.scheduler.pending for version in self.versions):
-                    break
-                self.clock.now += 10
+            if any([self.take(version) for version in self.versions]):
+                step = 10
+            elif not any(version.scheduler.pending for version in self.versions):
+                break
+            else:  # they may wait until the sequences of others have been idle for an hour
+                self.clock.now += step
+                step *= 2
         for book in self.books.values():
             assert book.finals + book.refused == 1, "not exactly one outcome"
         # Nobody ends the sequences; after their idle time nothing may be left of them.
@@ -302,3 +308,14 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCoreMachine, TestSlowCoreMachine = run_machine(CoreMachine, 1500)
+
+
+@pytest.mark.parametrize("kind", ["direct waits", "oldest waits"])
+def test_sequences_that_wait_for_others_to_be_given_up(kind: str) -> None:
+    """The machine ends too when more sequences are open than there is room for, and nobody ends them."""
+    machine = CoreMachine()
+    machine.start(kind, 1)
+    for sequence in range(1, 7):
+        machine.submit(1, sequence, True, False, 0, 0, None)
+    assert machine.versions[0].scheduler.pending == 6
+    machine.teardown()

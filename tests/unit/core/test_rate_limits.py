@@ -332,8 +332,10 @@ class RateMachine(RuleBasedStateMachine):
         for each in self.resting():
             if (granted := self.made.ask([each])) is not None:
                 self.granted([granted])
+        rounds = 0
         while chosen.state is WAITING:
             assert self.running, "everything is free and nobody runs"
+            assert (rounds := rounds + 1) < 10_000, "others run for ever"
             granted_now = self.made.release(self.running.pop(0), again=True)
             self.granted(granted_now)
             for each in granted_now:
