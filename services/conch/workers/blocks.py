@@ -140,6 +140,14 @@ class Pool:
         with self._lock:
             self._give_back(number)
 
+    def discard(self, block: Block) -> None:
+        """Takes a block back that was taken and has not been sent."""
+        with self._lock:
+            if self._blocks.get(block.number) is block:
+                self._give_back(block.number)
+            else:  # this has been closed meanwhile
+                block.sent()
+
     def view(self, number: int) -> Array:
         """All of a lent block, which stays lent for as long as there is a view of this.
 

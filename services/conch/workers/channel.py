@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from conch.core.errors import InternalError
 from conch.core.tensor import Buffer
 from conch.workers import wire
 from conch.workers.wire import WireError
@@ -64,11 +65,15 @@ class Channel:
 
         Raises:
             ChannelClosedError: Nobody will receive it.
+            InternalError: It has more than 2 GB, without the tensors in its block.
+            OSError: There is no memory for it, or no descriptor.
         """
         size = sum(len(part) for part in parts)
         if size <= wire.MOST_PACKET:
             self._send(list(parts), fds)
             return
+        if size > _MOST_OUTLINE:
+            raise InternalError(f"a message of {size} bytes is too large: {_MOST_OUTLINE} is the most")
         file = os.memfd_create("conch-message", os.MFD_CLOEXEC)
         try:
             with os.fdopen(file, "wb", closefd=False) as target:
@@ -178,7 +183,14 @@ class Channel:
             if self._flushing:
                 return
             self._flushing = True
-        threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
+        try:
+            threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
+        except RuntimeError as error:  # there are too many
+            with self._lock:
+                self._flushing = False
+                self._drop_backlog()
+            self.shut()
+            raise ChannelClosedError(str(error)) from None
 
     def _put(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
         try:
@@ -190,6 +202,9 @@ class Channel:
         except BlockingIOError:
             raise
         except OSError as error:
+            # Also where the system has run out of something: what was lost would be waited for, so whoever
+            # reads is to notice.
+            self.shut()
             raise ChannelClosedError(str(error)) from None
 
     def _flush(self) -> None:

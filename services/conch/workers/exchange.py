@@ -170,7 +170,7 @@ class Exchange:
         self._buffer = bytearray(BUFFER_BYTES)
 
     def pack(self, lists: Sequence[Sequence[Tensor]]) -> Payload:
-        """Puts the tensors of a message where they will travel.
+        """Puts the tensors of a message where they will travel; what comes of it is to be sent or discarded.
 
         Raises:
             OSError: There is no memory for them.
@@ -183,7 +183,11 @@ class Exchange:
         if size <= wire.MOST_INLINE:
             self._pack_inline(payload, lists)
         else:
-            self._pack_block(payload, lists, size)
+            try:
+                self._pack_block(payload, lists, size)
+            except BaseException:
+                self.discard(payload)
+                raise
         return payload
 
     def send(self, kind: Kind, subject: int = 0, fields: bytes = b"", payload: Payload | None = None) -> None:
@@ -191,24 +195,48 @@ class Exchange:
 
         Raises:
             ChannelClosedError: Nobody will receive it.
+            OSError: There is no memory for it, or no descriptor. Nothing has been sent then.
         """
         dropped = self.pool.take_dropped()
         if dropped:
             self.channel.send([wire.encode(Kind.DROP, 0, wire.encode_numbers(dropped))])
         mappings = self.mappings
-        released = mappings.take_released(wire.MOST_RELEASED) if mappings.waiting else ()
-        if payload is None:
-            self.channel.send([wire.encode(kind, subject, fields, released=released)])
-            return
-        block = payload.block
-        if block is None:
-            self.channel.send([wire.encode(kind, subject, fields, payload.data, released=released)])
-            return
-        new = block.fd >= 0
-        packet = wire.encode(kind, subject, fields, payload.data, block.number, block.size, new, released)
-        self.channel.send([packet], (block.fd,) if new else ())
-        if new:
-            block.sent()
+        released = mappings.take_released(wire.MOST_RELEASED) if mappings.waiting else []
+        try:
+            if payload is None:
+                self.channel.send([wire.encode(kind, subject, fields, released=released)])
+                return
+            block = payload.block
+            if block is None:
+                self.channel.send([wire.encode(kind, subject, fields, payload.data, released=released)])
+                return
+            new = block.fd >= 0
+            packet = wire.encode(kind, subject, fields, payload.data, block.number, block.size, new, released)
+            if new:
+                self._send_new(packet, block)
+            else:
+                self.channel.send([packet])
+        except BaseException:
+            mappings.put_back(released)
+            if payload is not None:
+                self.discard(payload)
+            raise
+
+    def discard(self, payload: Payload) -> None:
+        """Takes back what was packed and is not going to be sent; does nothing when called again."""
+        block, payload.block = payload.block, None
+        if block is not None:
+            self.pool.discard(block)
+
+    def _send_new(self, packet: bytes, block: Block) -> None:
+        # The other side may give the block back, and another thread send it again, before this one goes on.
+        fd, block.fd = block.fd, -1
+        try:
+            self.channel.send([packet], (fd,))
+        except BaseException:
+            block.fd = fd
+            raise
+        os.close(fd)
 
     def _release_many(self) -> None:
         """Gives back what waits for it; never waits itself, whatever its caller is in the middle of."""

@@ -72,7 +72,7 @@ class Kind(IntEnum):
 
 _KINDS = {int(kind): kind for kind in Kind}
 
-HEADER = struct.Struct("<BBBBIQII")
+HEADER = struct.Struct("<BBBBIQIQ")
 """Magic, kind, flags, count of released blocks, bytes of fields, subject, number and size of a block."""
 
 NEW_BLOCK = 1

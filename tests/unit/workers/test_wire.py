@@ -38,7 +38,7 @@ ERRORS = st.builds(lambda kind, text: kind(text), st.sampled_from(list(ERRORS_BY
     fields=st.binary(max_size=50),
     data=st.lists(st.binary(max_size=30), max_size=4),
     block=U32,
-    size=U32,
+    size=U64,
     new=st.booleans(),
     released=st.lists(U32, max_size=255),
 )

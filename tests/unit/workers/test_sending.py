@@ -1,0 +1,239 @@
+"""What is sent: a new block goes once, what can't be sent leaves nothing behind, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.servers import eventually
+from tests.support.workers import request_of, worker
+from tests.unit.workers.test_blocks import LARGE, exchanges, send, tell
+from tests.unit.workers.test_link import floats, spec_of
+
+from conch.core.errors import InternalError, UnavailableError
+from conch.core.tensor import Buffer, Tensor
+from conch.workers import wire
+from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.exchange import Payload
+from conch.workers.wire import Kind, Place
+
+
+class FailingSocket:
+    """A socket on which sending fails for a reason of the system's, from a certain message on."""
+
+    def __init__(self, sock: socket.socket, after: int = 0) -> None:
+        self._sock = sock
+        self._left = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def sendmsg(self, *arguments: Any) -> int:
+        self._left -= 1
+        if self._left < 0:
+            raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+        return self._sock.sendmsg(*arguments)
+
+
+def fail_to_send(channel: Channel, after: int = 0) -> None:
+    channel._sock = FailingSocket(channel._sock, after)  # type: ignore[assignment]
+
+
+def large() -> Tensor:
+    return Tensor.from_array("x", LARGE)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_new_block_that_is_back_before_its_sender_goes_on_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with exchanges() as (server, host):
+        real = server.channel.send
+        files = open_files()
+
+        def send_and_answer(parts: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
+            """What happens on other threads before the one that sends goes on."""
+            real(parts, fds)
+            monkeypatch.setattr(server.channel, "send", real)
+            host.receive()
+            tell(host, server)
+            (tensor,) = send(server, host, [large()])
+            assert np.array_equal(tensor.numpy(), LARGE)
+
+        monkeypatch.setattr(server.channel, "send", send_and_answer)
+        payload = server.pack([[large()]])
+        server.send(Kind.EXECUTE, 1, payload.lists[0], payload)
+        assert server.pool.count == 1
+        assert open_files() == files + 2  # of the two mappings
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_message_that_can_not_be_sent_gives_its_block_back(
+    monkeypatch: pytest.MonkeyPatch, side: int
+) -> None:
+    with exchanges() as sides:
+        source, target = sides[side], sides[1 - side]
+        held = send(target, source, [large()])
+        files = open_files()
+        payload = source.pack([[large()]])
+
+        def no_files(*arguments: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        del held  # to be given back with the message
+        with monkeypatch.context() as patch:
+            patch.setattr(source.channel, "send", no_files)
+            with pytest.raises(OSError, match="Too many open files"):
+                source.send(Kind.DONE, 0, payload.lists[0], payload)
+        assert (source.pool.lent, source.pool.count) == (0, 1)
+        # And the block can still be used, though the other side has never seen it.
+        (tensor,) = send(source, target, [large()])
+        assert np.array_equal(tensor.numpy(), LARGE)
+        assert target.pool.lent == 0
+        del tensor
+        tell(target, source)
+        assert (source.pool.lent, source.pool.count) == (0, 1)
+        assert open_files() == files + 2  # of the two mappings
+
+
+def test_tensors_that_can_not_be_packed_leave_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Tensor):
+        """As of a device that has failed."""
+
+        __slots__ = ()
+
+        @property
+        def has_data(self) -> bool:
+            raise OSError("the device is gone")
+
+    with exchanges() as (server, _):
+        broken = Broken("y", "FP32", (4,), bytes(16))
+        for _ in range(3):
+            with pytest.raises(OSError, match="the device is gone"):
+                server.pack([[large(), broken]])
+        assert (server.pool.lent, server.pool.count) == (0, 1)
+
+
+def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path)) as running:
+        pool = running.link._exchange.pool
+        for _ in range(3):
+            bad, _ = request_of(IN=floats(100_000))
+            bad.parameters = {"no": object()}  # type: ignore[dict-item]
+            with pytest.raises(InternalError, match="not JSON serializable"):
+                running.run(bad)
+        assert pool.lent == 0
+        assert running.link._open == {}
+        assert (running.infer(IN=floats(100_000))["OUT"] == floats(100_000)).all()
+        assert running.process.poll() is None
+
+
+def test_a_payload_that_is_not_sent_is_given_back() -> None:
+    with exchanges() as (server, _):
+        payload = server.pack([[large()]])
+        server.discard(payload)
+        server.discard(payload)  # once is enough
+        assert server.pool.lent == 0
+
+
+def test_a_message_of_more_than_two_gigabytes() -> None:
+    """Its block has 4 GB then; of its memory only the pages exist that are written."""
+    size = 2**31 + 8
+    with exchanges() as (server, host):
+        payload = Payload()
+        block = payload.block = server.pool.take(size)
+        block.memory[size - 8 : size] = np.arange(8, dtype=np.uint8)
+        key = (("x", "UINT8", (size,)),)
+        fields = wire.encode_tensors(server._sent, key, [Place(block.number, 0, size)])
+        server.send(Kind.EXECUTE, 1, fields, payload)
+        (tensor,) = host.receive().tensors()
+        assert tensor.nbytes == size
+        assert tensor.numpy()[-8:].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+# --- a socket that does not take it ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_socket_that_fails_ends_the_conversation(patient: bool) -> None:
+    """Whoever reads is told, on both sides; else what was lost would be waited for."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, other = Channel(ours, patient), Channel(theirs)
+    try:
+        fail_to_send(channel)
+        with pytest.raises(ChannelClosedError, match="Too many references"):
+            channel.send([b"message"])
+        for side in (channel, other):
+            with pytest.raises(ChannelClosedError):
+                side.receive(bytearray(BUFFER_BYTES))
+    finally:
+        channel.close()
+        other.close()
+
+
+def test_a_batch_on_a_socket_that_fails_is_answered(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path)) as running:
+        fail_to_send(running.link._channel)
+        with pytest.raises(UnavailableError):
+            running.run(request_of(IN=floats())[0])
+        running.wait_lost()
+
+
+def fill(channel: Channel) -> None:
+    """Sends until the rest has to wait."""
+    for _ in range(10_000):
+        channel.send([bytes(10_000)])
+        if channel._flushing:
+            return
+    raise AssertionError("the other side takes everything")
+
+
+def test_a_thread_that_can_not_be_started_ends_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, other = Channel(ours, patient=False), Channel(theirs)
+
+    def no_threads(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_threads)
+            with pytest.raises(ChannelClosedError, match="can't start new thread"):
+                fill(channel)
+        assert not channel._backlog
+        with pytest.raises(ChannelClosedError):
+            channel.receive(bytearray(BUFFER_BYTES))
+    finally:
+        channel.close()
+        other.close()
+
+
+def test_a_backlog_that_can_not_be_sent_ends_the_conversation() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, other = Channel(ours, patient=False), Channel(theirs)
+    try:
+        fill(channel)
+        fail_to_send(channel)
+        with suppress(ChannelClosedError):  # it may have been noticed by now
+            channel.send([b"one"])
+            channel.send([b"more"])
+        with pytest.raises(ChannelClosedError):
+            while True:
+                other.receive(bytearray(BUFFER_BYTES))
+        eventually(lambda: not channel._flushing, "the thread that sends ends")
+        with pytest.raises(ChannelClosedError):
+            channel.send([b"message"])
+    finally:
+        channel.close()
+        other.close()
