@@ -24,7 +24,7 @@ from conch.workers import wire
 from conch.workers.answers import Handing, Hands, OpenRequest
 from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming
+from conch.workers.exchange import Exchange, Incoming, Payload
 from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
@@ -194,6 +194,7 @@ class Link:
             return  # the reader notices, and ends the batch
         except BaseException as error:
             if self._take(number) is not None:
+                self._leave_to_queues(begun, self._open)
                 done(as_conch_error(error))
             return
         for request, each, flag in zip(requests, begun.numbers, flags, strict=True):
@@ -278,8 +279,7 @@ class Link:
         if on_loaded is not None:
             on_loaded(self._error())
         for begun in batches:
-            for number in begun.numbers:
-                opened.pop(number, None)
+            self._leave_to_queues(begun, opened)
             begun.done(self._error())
         for entry in opened.values():  # of batches that were done, by models that answer later
             entry.fail(self._error())
@@ -312,6 +312,14 @@ class Link:
         batch = begun.batch
         payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests])
         batch.bytes_copied += payload.bytes_copied
+        try:
+            return self._send_packed(number, begun, again, payload)
+        except BaseException:
+            self._exchange.discard(payload)
+            raise
+
+    def _send_packed(self, number: int, begun: _Begun, again: list[bool], payload: Payload) -> list[int]:
+        batch = begun.batch
         instance = -1 if batch.instance is None else batch.instance
         parts = [BatchRecord(len(batch.requests), batch.size, instance, batch.compute_start_ns).encode()]
         flags: list[int] = []
@@ -479,12 +487,21 @@ class Link:
     def _settle(self, begun: _Begun, outcome: Outcome) -> None:
         """Forgets the requests of a batch that have got their answers with it."""
         if isinstance(outcome, BaseException):
-            for number in begun.numbers:
-                self._open.pop(number, None)
+            self._leave_to_queues(begun, self._open)
             return
         for number, response in zip(begun.numbers, outcome or (), strict=False):
             if response is not None:
                 self._open.pop(number, None)
+
+    def _leave_to_queues(self, begun: _Begun, opened: dict[int, OpenRequest]) -> None:
+        """Forgets the requests of a batch that has failed.
+
+        What those of a decoupled model have been sent before comes first, and to hand that over may block.
+        """
+        entries = [opened.pop(number, None) for number in begun.numbers]
+        if self._spec.decoupled:
+            queues = dict(zip(begun.batch.requests, entries, strict=True))
+            begun.batch.end = partial(_end_in_queue, queues)
 
     def _response(self, number: int, incoming: Incoming) -> None:
         record = ResponseRecord.decode(incoming.reader)
@@ -591,6 +608,15 @@ class LinkReadiness:
         """Waits for the check that was begun; False too if it fails or takes too long."""
         check = self._check
         return check is not None and check.wait()
+
+
+def _end_in_queue(
+    queues: dict[InferenceRequest, OpenRequest | None], request: InferenceRequest, response: InferenceResponse
+) -> None:
+    """Ends a request after what it has been sent, unless that ends it."""
+    queue = queues[request]
+    if queue is not None:
+        queue.hand(response, True, 0)
 
 
 def _record(request: InferenceRequest, number: int, again: bool) -> RequestRecord:

@@ -1,4 +1,4 @@
-"""What is sent: a new block goes once, what can't be sent leaves nothing behind, and nobody waits for ever."""
+"""What is sent: new blocks go once, what can not be sent leaves nothing behind, nobody waits for ever."""
 
 from __future__ import annotations
 

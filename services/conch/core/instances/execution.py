@@ -207,6 +207,7 @@ class Executor:
         execution.end(now, failed)
         if times is not None:
             times.input_end_ns = batch.compute_input_end_ns  # its requests end one by one
+        respond = getattr(batch, "end", self._respond)
         for request, response in zip(batch.requests, responses, strict=True):
             if request.rescheduled and response is None:
                 refusal = self._runs_again(request)
@@ -218,7 +219,7 @@ class Executor:
             if response is not None:
                 if response.error is None:
                     self._shape(request, response)
-                self._respond(request, response)
+                respond(request, response)
 
     def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
         """One response, or None, for each request."""

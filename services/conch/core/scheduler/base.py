@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest, InferenceResponse
 
 
 class Batch:
@@ -22,6 +22,8 @@ class Batch:
         compute_output_start_ns: When the model had its results.
         compute_end_ns: When all responses had been made.
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
+        end: Hands over what ends a request of a decoupled model's batch that has failed, where that has to
+            come after what the request is still being sent; unset where it does not.
     """
 
     __slots__ = (
@@ -30,11 +32,14 @@ class Batch:
         "compute_input_end_ns",
         "compute_output_start_ns",
         "compute_start_ns",
+        "end",
         "fillers",
         "instance",
         "requests",
         "size",
     )
+
+    end: Callable[[InferenceRequest, InferenceResponse], None]
 
     def __init__(self, requests: list[InferenceRequest], size: int, instance: int | None = None) -> None:
         self.requests = requests

@@ -1,0 +1,145 @@
+"""What ends a stream comes after the responses before it, wherever the model runs and however it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.core import WAIT_S, Answers
+from tests.support.workers import request_of
+
+import conch.testing
+from conch.core.errors import ConchError, DeadlineExceededError, InternalError, UnavailableError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.testing.repository import Placement
+
+CONFIG = """
+backend: "python"
+max_batch_size: 0
+model_transaction_policy { decoupled: true }
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
+"""
+LIMIT = 'parameters [ { key: "CONCH_MAX_EXECUTION_SECONDS" value { string_value: "1" } } ]'
+MODEL = """
+import os, signal, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def response(value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))])
+
+def end(how):
+    if how == "raise":
+        raise ValueError("boom")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        time.sleep(100)
+"""
+PLAIN = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for value in range(5):
+                sender.send(response(value))
+            end(request.request_id())
+            sender.send(flags=1)
+"""
+GENERATOR = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for value in range(5):
+            yield [response(value) for _ in requests]
+        end(requests[0].request_id())
+"""
+
+
+class Reader(Answers):
+    """A client that takes nothing until it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        assert self.may.wait(WAIT_S)
+        super().__call__(request, response, final)
+
+    def got(self) -> tuple[list[float], ConchError | None]:
+        """All values, and the error after them."""
+        assert self.wait(1)
+        values: list[float] = []
+        error: ConchError | None = None
+        for _, response, _ in self.calls:
+            if response is None:
+                continue
+            assert error is None, "a response after the error"
+            error = response.error
+            if error is None:
+                values.append(response.outputs[0].numpy().item())
+        return values, error
+
+
+@contextmanager
+def model(directory: Path, source: str, placement: Placement, more: str = "") -> Iterator[Any]:
+    version = directory / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(MODEL + source)
+    (version.parent / "config.pbtxt").write_text(CONFIG + more)
+    with conch.testing.load(version.parent, placement=placement) as loaded:
+        yield loaded._model
+
+
+def submit(served: Any, how: str) -> Reader:
+    reader = Reader()
+    request, _ = request_of(how, IN=np.ones(1, np.float32))
+    request.intercept(lambda responder: reader)
+    served.submit(request)
+    return reader
+
+
+@pytest.mark.parametrize("placement", ["in_process", "worker"])
+@pytest.mark.parametrize("source", [PLAIN, GENERATOR], ids=["plain", "generator"])
+def test_an_error_of_execute_comes_after_the_responses(
+    tmp_path: Path, source: str, placement: Placement
+) -> None:
+    with model(tmp_path, source, placement) as served:
+        for _ in range(10):
+            reader = submit(served, "raise")
+            reader.may.set()
+            values, error = reader.got()
+            assert values == [0, 1, 2, 3, 4]
+            assert type(error) is InternalError
+            assert "boom" in error.message
+
+
+@pytest.mark.parametrize("source", [PLAIN, GENERATOR], ids=["plain", "generator"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [("raise", InternalError), ("kill", UnavailableError), ("hang", DeadlineExceededError)],
+)
+def test_a_client_that_reads_late_gets_all_and_holds_up_nobody(
+    tmp_path: Path, source: str, how: str, kind: type[ConchError]
+) -> None:
+    with model(tmp_path, source, "worker", LIMIT if how == "hang" else "") as served:
+        slow = submit(served, how)
+        # It runs after the other one has ended, where it must, in the worker's successor.
+        quick = submit(served, "")
+        quick.may.set()
+        assert quick.got() == ([0, 1, 2, 3, 4], None)
+        assert not slow.calls
+        slow.may.set()
+        values, error = slow.got()
+        assert values == [0, 1, 2, 3, 4]
+        assert type(error) is kind
+        # Those who have got their answers are not counted among those that are open.
+        failed = submit(served, "raise")
+        failed.may.set()
+        assert failed.got()[0] == [0, 1, 2, 3, 4]
