@@ -15,6 +15,9 @@ from conch.core.spec import ControlTensor, ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 
 _MOST_REMEMBERED = 4096
+_MOST_BYTES = 2**63 - 1
+_POINTER_SIZE = 8
+"""What an element takes in an array of strings."""
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
     "prepended to each input shape. If you want to specify the full shape including the batch dim in "
@@ -127,6 +130,8 @@ class RequestValidator:
                         f"'{self._spec.name}'"
                     )
             self._check_shape(request, rule, shape)
+            if 0 in shape:
+                self._check_empty(request, tensor)
             self._check_size(request, tensor)
         if skip:
             if batch_size > self._spec.max_batch_size:
@@ -179,6 +184,16 @@ class RequestValidator:
                 f"{request.log_prefix}unexpected shape for input '{rule.name}' for model "
                 f"'{self._spec.name}'. Expected {expected}, got {shape_text(shape)}. "
                 f"{_BATCH_NOTE if skip else ''}"
+            )
+
+    def _check_empty(self, request: InferenceRequest, tensor: Tensor) -> None:
+        """Refuses shapes whose size says nothing of their dimensions: no array can have every one of them."""
+        element_size = ELEMENT_SIZES.get(tensor.datatype, _POINTER_SIZE)
+        if prod(dim for dim in tensor.shape if dim) * element_size > _MOST_BYTES:
+            raise InvalidArgumentError(
+                f"{request.log_prefix}byte size overflow for input '{tensor.name}' for model "
+                f"'{self._spec.name}': the dimensions of shape {shape_text(tensor.shape)} other than 0 * data "
+                f"type size ({element_size}) exceed the maximum allowed size ({_MOST_BYTES})"
             )
 
     def _check_size(self, request: InferenceRequest, tensor: Tensor) -> None:

@@ -310,7 +310,9 @@ _PLACE = struct.Struct("<QQQ")
 _MOST_LAYOUTS = 512
 _MOST_KEPT = 256
 """What few requests have is kept parsed up to so many bytes: longer ones would take memory, and differ."""
-_MOST_BYTES = 1 << 62
+_MOST_DIM = (1 << 63) - 1
+_LATEST_NS = (1 << 63) - 1
+"""Deadlines beyond this one are as good as none."""
 
 LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -323,9 +325,14 @@ class Layouts:
         self._decoded: dict[bytes, tuple[TensorLayout, ...]] = {}
 
     def encode(self, key: LayoutKey) -> bytes:
-        """A layout, its length before it."""
+        """A layout, its length before it.
+
+        Raises:
+            WireError: The other side would not take it.
+        """
         encoded = self._encoded.get(key)
         if encoded is None:
+            _check_key(key)
             text = encode_json(key)
             encoded = _COUNT.pack(len(text)) + text
             if len(self._encoded) >= _MOST_LAYOUTS:
@@ -350,6 +357,12 @@ class Layouts:
         return decoded
 
 
+def _check_key(key: LayoutKey) -> None:
+    for name, datatype, shape in key:
+        if not all(0 <= dim <= _MOST_DIM for dim in shape):
+            raise WireError(f"tensor '{name}' can't be sent: {datatype} of shape {list(shape)}")
+
+
 def _parse_layout(text: bytes) -> tuple[TensorLayout, ...]:
     try:
         value = json.loads(text)
@@ -363,7 +376,7 @@ def _parse_layout(text: bytes) -> tuple[TensorLayout, ...]:
 def _tensor_layout(entry: object) -> TensorLayout:
     match entry:
         case [str() as name, str() as datatype, list() as dims] if all(
-            type(dim) is int and 0 <= dim < _MOST_BYTES for dim in dims
+            type(dim) is int and 0 <= dim <= _MOST_DIM for dim in dims
         ):
             pass
         case _:
@@ -490,6 +503,8 @@ class RequestRecord:
         name = self.id.encode("utf-8", "surrogatepass") if self.id else b""
         rare = self._rare()
         deadline = -1 if self.deadline_ns is None else self.deadline_ns
+        if deadline > _LATEST_NS:
+            deadline = -1
         head = _REQUEST.pack(
             *(self.number, self.received_ns, self.queued_ns, deadline, self.batch_size, self.flags),
             *(len(name), len(rare)),

@@ -55,6 +55,37 @@ STRINGS = make_spec(8, inputs=(TensorSpec("X", "BYTES", (16,)),))
 ANY_STRINGS = make_spec(inputs=(TensorSpec("X", "BYTES", (-1,)),))
 
 
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize(
+    ("datatype", "dim", "fits"),
+    [
+        ("FP32", 2**61 - 1, True),
+        ("FP32", 2**61, False),
+        ("FP32", 2**63 - 1, False),
+        ("INT8", 2**63 - 1, True),
+        ("INT8", 2**63, False),
+        ("BYTES", 2**60 - 1, True),
+        ("BYTES", 2**60, False),
+    ],
+)
+def test_an_empty_tensor_whose_other_dimensions_no_array_can_have(
+    batches: bool, datatype: str, dim: int, fits: bool
+) -> None:
+    dims = (-1,) if batches else (-1, -1)
+    check = RequestValidator(make_spec(8 * batches, inputs=(TensorSpec("X", datatype, dims),)))
+    request = request_of(Tensor("X", datatype, (0, dim), b""))
+    if fits:
+        check(request)
+        return
+    size = ELEMENT_SIZES.get(datatype, 8)
+    with pytest.raises(InvalidArgumentError) as raised:
+        check(request)
+    assert raised.value.message == (
+        f"{RID}byte size overflow for input 'X' for model 'm': the dimensions of shape [0,{dim}] other than 0 "
+        f"* data type size ({size}) exceed the maximum allowed size ({2**63 - 1})"
+    )
+
+
 def strings(count: int) -> bytes:
     return encode_bytes([b"ab"] * count)
 

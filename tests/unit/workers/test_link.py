@@ -803,3 +803,39 @@ def test_async_models_run_as_they_do_in_process(tmp_path: Path) -> None:
     source = SOURCE.replace("    def execute", "    async def execute")
     with worker(spec_of(tmp_path, source)) as running:
         assert running.infer(IN=floats())["OUT"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_deadline_that_no_clock_will_reach_is_none(tmp_path: Path) -> None:
+    """As clients send it that want to say "never"."""
+    body = """
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.float32([r.is_cancelled()]))]) for r in requests]
+"""
+    with worker(spec_of(tmp_path, source_of(body))) as running:
+        far, _ = request_of(IN=floats())
+        far.deadline_ns = monotonic_ns() + 2562048 * 3600 * 10**9
+        other, _ = request_of(IN=floats())
+        for response in running.run(far, other):
+            assert response is not None
+            assert response.error is None
+            assert response.outputs[0].numpy().tolist() == [0]
+
+
+@pytest.mark.parametrize("dim", [2**60, 2**61 - 1])
+def test_an_empty_tensor_may_have_any_dimensions_that_an_array_may_have(tmp_path: Path, dim: int) -> None:
+    with worker(spec_of(tmp_path, dims=(-1, -1))) as running:
+        request, _ = request_of(IN=floats())
+        request.inputs["IN"] = Tensor("IN", "FP32", (0, dim), b"")
+        (response,) = running.run(request)
+        assert response is not None
+        assert response.error is None, response.error
+        assert response.outputs[0].shape == (0, dim)
+
+
+def test_a_tensor_that_the_worker_would_not_take_fails_its_batch_only(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path, dims=(-1, -1))) as running:
+        request, _ = request_of(IN=floats())
+        request.inputs["IN"] = Tensor("IN", "FP32", (0, 2**63), b"")
+        with pytest.raises(InternalError, match=r"tensor 'IN' can't be sent: FP32 of shape \[0, 9223372036"):
+            running.run(request)
+        assert (running.infer(IN=floats().reshape(1, 4))["OUT"] == floats()).all()
+        assert running.process.poll() is None
