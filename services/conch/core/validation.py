@@ -130,8 +130,6 @@ class RequestValidator:
                         f"'{self._spec.name}'"
                     )
             self._check_shape(request, rule, shape)
-            if 0 in shape:
-                self._check_empty(request, tensor)
             self._check_size(request, tensor)
         if skip:
             if batch_size > self._spec.max_batch_size:
@@ -192,11 +190,13 @@ class RequestValidator:
         if prod(dim for dim in tensor.shape if dim) * element_size > _MOST_BYTES:
             raise InvalidArgumentError(
                 f"{request.log_prefix}byte size overflow for input '{tensor.name}' for model "
-                f"'{self._spec.name}': the dimensions of shape {shape_text(tensor.shape)} other than 0 * data "
-                f"type size ({element_size}) exceed the maximum allowed size ({_MOST_BYTES})"
+                f"'{self._spec.name}': the dimensions of shape {shape_text(tensor.shape)} other than 0 * "
+                f"data type size ({element_size}) exceed the maximum allowed size ({_MOST_BYTES})"
             )
 
     def _check_size(self, request: InferenceRequest, tensor: Tensor) -> None:
+        if 0 in tensor.shape:
+            self._check_empty(request, tensor)
         element_size = ELEMENT_SIZES.get(tensor.datatype)
         if element_size is None:
             self._check_strings(request, tensor)

@@ -215,16 +215,11 @@ class Link:
             ended = True
             done(outcome)
 
-        failure: WireError | None = None
         try:
             self.begin(batch, end)
             turns.read_until(lambda: ended, self._handle, monotonic_ns() + timeout_ns)
-        except WireError as error:
-            failure = error
         finally:
             turns.give_back()
-        if failure is not None:
-            self._misunderstood(failure)
 
     def in_flight(self) -> list[InFlight]:
         """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
@@ -366,7 +361,8 @@ class Link:
         except ChannelClosedError:
             pass
         except WireError as error:
-            reason = self._misunderstood(error)
+            reason = f"it has sent something that can't be understood: {error}"
+            log.error("worker of '%s': %s", self._name, error)
         except BaseException as error:
             reason = "the server failed with what it had sent"
             log.exception("worker of '%s'", self._name, exc_info=error)
@@ -374,13 +370,6 @@ class Link:
         self._end()
         if not self._quiet:
             self._on_lost(self._lost or reason)
-
-    def _misunderstood(self, error: WireError) -> str:
-        """Gives up a worker that has sent nonsense; returns why."""
-        reason = f"it has sent something that can't be understood: {error}"
-        log.error("worker of '%s': %s", self._name, error)
-        self.lose(reason)
-        return reason
 
     def _end(self) -> None:
         """Frees everything, when nobody receives any more."""

@@ -34,6 +34,7 @@ class Turns:
         self._arrivals = select.epoll()
         self._arrivals.register(self._file, _AWAKE)
         self._closed = False
+        self._failure: Exception | None = None  # of another thread that had the turn
         # For those who take the turn; they come one at a time.
         self._answers = select.poll()
         self._answers.register(self._file, select.POLLIN)
@@ -44,6 +45,7 @@ class Turns:
         Raises:
             ChannelClosedError: Always, in the end.
             WireError: What has come is no message.
+            Exception: What `handle` has raised, also on another thread.
         """
         while True:
             try:
@@ -53,6 +55,8 @@ class Turns:
             with self._turn:
                 if self._closed:
                     raise ChannelClosedError("the link is closed")
+                if self._failure is not None:
+                    raise self._failure
                 try:
                     while True:
                         handle(self._exchange.receive(wait=False))
@@ -76,9 +80,6 @@ class Turns:
             done: Whether it has come.
             handle: Sees to each message.
             end_ns: When time is up, on the monotonic clock.
-
-        Raises:
-            WireError: What has come is no message.
         """
         try:
             while not done():
@@ -88,6 +89,10 @@ class Turns:
                 handle(self._exchange.receive(wait=False))
         except (BlockingIOError, ChannelClosedError):
             pass  # the link's thread finds it closed too, and says so
+        except Exception as error:
+            # Giving the worker up takes time: the link's thread does it, and answers what the worker had.
+            self._failure = error
+            self._channel.shut()
 
     def give_back(self) -> None:
         """Gives the turn back to the link's thread."""

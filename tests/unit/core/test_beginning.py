@@ -16,6 +16,7 @@ from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
+from conch.core.instances.answers import Execution
 from conch.core.instances.limiter import RateLimiter
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -28,6 +29,7 @@ from conch.core.spec import (
     WarmupInput,
     WarmupSample,
 )
+from conch.core.stats import ModelStatistics
 
 MS = 1_000_000
 DEEP = 3 * sys.getrecursionlimit()
@@ -743,3 +745,35 @@ def no_threads_left() -> Iterator[None]:
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
         assert not thread.is_alive(), thread.name
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_batch_that_can_not_be_finished_holds_up_no_other(
+    decoupled: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where there is no memory for what is counted: its requests are failed, and the next batch begins."""
+    kept = Kept()
+    model, loaded = make_beginning(make_spec(decoupled=decoupled), kept)
+    answers = Answers()
+    first, second = make_request(answers), make_request(answers)
+    model.submit(first)
+    model.submit(second)
+    with monkeypatch.context() as patch:
+
+        def no_memory(*arguments: object) -> None:
+            patch.undo()
+            raise MemoryError("no memory")
+
+        if decoupled:
+            patch.setattr(Execution, "end", no_memory)
+        else:
+            patch.setattr(ModelStatistics, "record_batch", no_memory)
+        kept.finish()
+    assert answers.wait(1)
+    assert answers.response(first).error is not None
+    kept.finish()
+    assert answers.wait(2)
+    assert answers.response(second).error is None
+    assert "a batch that was done could not be finished" in caplog.text
+    assert model.close(WAIT_S)
+    assert loaded.problems == []

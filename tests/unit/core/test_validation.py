@@ -81,8 +81,8 @@ def test_an_empty_tensor_whose_other_dimensions_no_array_can_have(
     with pytest.raises(InvalidArgumentError) as raised:
         check(request)
     assert raised.value.message == (
-        f"{RID}byte size overflow for input 'X' for model 'm': the dimensions of shape [0,{dim}] other than 0 "
-        f"* data type size ({size}) exceed the maximum allowed size ({2**63 - 1})"
+        f"{RID}byte size overflow for input 'X' for model 'm': the dimensions of shape [0,{dim}] other than "
+        f"0 * data type size ({size}) exceed the maximum allowed size ({2**63 - 1})"
     )
 
 

@@ -808,7 +808,8 @@ def test_async_models_run_as_they_do_in_process(tmp_path: Path) -> None:
 def test_a_deadline_that_no_clock_will_reach_is_none(tmp_path: Path) -> None:
     """As clients send it that want to say "never"."""
     body = """
-return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.float32([r.is_cancelled()]))]) for r in requests]
+cancelled = [np.float32([request.is_cancelled()]) for request in requests]
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in cancelled]
 """
     with worker(spec_of(tmp_path, source_of(body))) as running:
         far, _ = request_of(IN=floats())

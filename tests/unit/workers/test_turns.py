@@ -25,6 +25,7 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
 from conch.workers.turns import Turns
+from conch.workers.wire import Kind
 
 LONG_NS = 10_000_000_000
 SHORT_NS = 1_000_000
@@ -127,6 +128,54 @@ def test_a_worker_that_ends_meanwhile(tmp_path: Path, how: int, says: str) -> No
         assert says in running.wait_lost()
         with pytest.raises(UnavailableError):
             begin_here(running, 0, LONG_NS).result()
+
+
+def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_path: Path) -> None:
+    """Also where the one who waits for a batch is the one who reads it."""
+    events: list[str] = []
+    with worker(spec_of(tmp_path)) as running:
+        link = running.link
+        told = link._on_lost
+
+        def explain(reason: str) -> UnavailableError:
+            events.append(
+                f"explained on {threading.current_thread().name}, {len(link.in_flight())} in flight"
+            )
+            return UnavailableError("gone")
+
+        def lost(reason: str) -> None:
+            events.append("lost")
+            told(reason)
+
+        link._explain, link._on_lost = explain, lost
+        request, _ = request_of(IN=np.full(4, -2, np.float32))
+        begun = Begun(batch_of(request))
+
+        def done(outcome: Outcome) -> None:
+            events.append("answered")
+            begun.done(outcome)
+
+        link.begin_here(begun.batch, done, LONG_NS)
+        with pytest.raises(UnavailableError, match="gone"):
+            begun.result()
+        assert "can't be understood" in running.wait_lost()
+    assert events == ["explained on conch-m_0_0-link, 1 in flight", "answered", "lost"]
+
+
+def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with worker(spec_of(tmp_path)) as running:
+
+        def fail(number: int, incoming: object) -> None:
+            raise ValueError("a mistake of the server's")
+
+        running.link._handlers[Kind.DONE] = fail
+        begun = begin_here(running, 0, LONG_NS)
+        with pytest.raises(UnavailableError, match="the server failed with what it had sent"):
+            begun.result()
+        assert running.wait_lost() == "the server failed with what it had sent"
+    assert "a mistake of the server's" in caplog.text
 
 
 def test_a_link_that_is_closed_before_its_thread_reads() -> None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from conch.core.backend import BackendInstance, Outcome
+from conch.core.errors import as_conch_error
 from conch.core.instances.answers import Execution
 from conch.core.scheduler.base import Batch
 from conch.core.watch import RunTimes
@@ -82,10 +83,14 @@ class Begun:
         return True
 
     def finish(self) -> None:
-        """Answers the requests; to be called once, after `then`."""
+        """Answers the requests, with an error if all else fails; to be called once, after `then`."""
         assert self.batch is not None
         outcome, self._outcome = self._outcome, None
-        self._finish(self.batch, self._times, self._execution, outcome)
+        try:
+            self._finish(self.batch, self._times, self._execution, outcome)
+        except Exception as error:  # must not keep the instance from its next batch
+            log.exception("a batch that was done could not be finished")
+            _fail(self.batch, error)
 
     def release(self) -> Batch:
         """Gives the batch up: an instance may keep what it calls when it is done for longer than that."""
@@ -93,6 +98,16 @@ class Begun:
         assert batch is not None
         self._execution = self._times = None
         return batch
+
+
+def _fail(batch: Batch, error: Exception) -> None:
+    """Answers all requests of a batch that have no answer."""
+    for request in batch.requests:
+        request.rescheduled = False
+        try:
+            request.fail(as_conch_error(error))
+        except Exception:
+            log.exception("a request of a batch that could not be finished could not be answered")
 
 
 class _Here(threading.local):
