@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 _IDLE_S = 2.0
 """How long a thread waits for more to do before it ends."""
 
-Run = Callable[[Callable[[], None]], None]
-
 
 class Hands:
     """Threads that hand things over, as many as are blocked at a time and one more.

@@ -164,19 +164,25 @@ class WorkerCaller:
         record = ResponseRecord(response is not None, final=final, failed=refused)
         if response is not None:
             record.error, record.parameters = response.error, response.parameters
-        try:
-            lists = [response.outputs] if response is not None and record.has_tensors else []
-            payload = self._exchange.pack(lists)
-        except Exception as error:
-            record.error = as_conch_error(error)
-            payload = self._exchange.pack([])
         if final:
             with self._lock:
                 self._open.pop(number, None)
         try:
-            self._exchange.send(Kind.REPLY, number, record.encode() + b"".join(payload.lists), payload)
+            try:
+                self._send_reply(number, record, response)
+            except ChannelClosedError:
+                raise
+            except Exception as error:  # no memory for it, or it is not what it says it is
+                record.error = as_conch_error(error)
+                self._send_reply(number, record, None)
         except ChannelClosedError:
             pass  # whoever reads notices, and cancels what is left
+
+    def _send_reply(self, number: int, record: ResponseRecord, response: InferenceResponse | None) -> None:
+        lists = [response.outputs] if response is not None and record.has_tensors else []
+        head = record.encode()
+        payload = self._exchange.pack(lists)
+        self._exchange.send(Kind.REPLY, number, head + b"".join(payload.lists), payload)
 
     def _answer(
         self, number: int, answer: Callable[[Question], dict[str, object]], question: Question
@@ -189,10 +195,7 @@ class WorkerCaller:
             if not isinstance(error, ConchError):
                 log.exception("a question of a worker's could not be answered")
             fields = wire.encode_error(as_conch_error(error))
-        try:
-            self._exchange.send(Kind.ANSWER, number, fields)
-        except ChannelClosedError:
-            pass
+        self._send_answer(number, fields)
 
     def _answer_later(
         self, number: int, answer: Callable[[Question], dict[str, object]], question: Question
@@ -201,8 +204,13 @@ class WorkerCaller:
             self._answer(number, answer, question)
         except WireError as error:
             # The reader would lose the worker for it; here the model is told that it asked nonsense.
-            fields = wire.encode_error(as_conch_error(error))
+            self._send_answer(number, wire.encode_error(as_conch_error(error)))
+
+    def _send_answer(self, number: int, fields: bytes) -> None:
+        try:
             self._exchange.send(Kind.ANSWER, number, fields)
+        except ChannelClosedError:
+            pass  # whoever reads notices
 
     def _find(self, question: Question) -> dict[str, object]:
         request = InferenceRequest(_text(question, "name"), _text(question, "version"), {}, _nobody, 0)

@@ -55,11 +55,6 @@ class Channel:
         self._closed = False
         self._ancillary = array.array("i")
 
-    @property
-    def closed(self) -> bool:
-        """Whether this side has ended it."""
-        return self._closed
-
     def send(self, parts: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
         """Sends a message of one or more parts, with descriptors, which the caller keeps.
 

@@ -249,10 +249,6 @@ class Link:
             self._wait(_END_S)
         return ended
 
-    def shut(self) -> None:
-        """Ends the conversation, as the end of the worker would; others may hold its end of the socket."""
-        self._channel.shut()
-
     def lose(self, reason: str) -> None:
         """Gives the worker up: everything that it has is answered with an error. May be called twice."""
         with self._lock:

@@ -44,6 +44,9 @@ _GRACE_S = 0.2
 _LOOK_S = 0.1
 """How often a start looks whether it is still wanted."""
 
+_NO_THREAD_NS = 1_000_000_000
+"""When to try again to start a thread."""
+
 _NS_PER_MS = 1_000_000
 
 _WELL = "exited with status 0"
@@ -293,8 +296,15 @@ class WorkerInstance(BackendInstance):
                     before.join()  # it is about to end: it has made this step's timer, if it did that at all
                 step()
 
-            self._thread = threading.Thread(target=run, name=f"conch-{self._name}-restart", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=run, name=f"conch-{self._name}-restart", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many
+                log.error("worker of '%s' can't be started again yet: %s", self._name, error)
+                again_ns = self._monitor.clock() + _NO_THREAD_NS
+                self._timer = self._monitor.at(again_ns, partial(self._run, step))
+            else:
+                self._thread = thread
 
     # --- dying ---------------------------------------------------------------------------------------------
 
@@ -387,7 +397,6 @@ class _Attempt:
         self._channel: Channel | None = None
         self._loaded = threading.Event()
         self._error: ConchError | None = None
-        self._finished = threading.Event()
         self.process, sock = start_worker(
             self._monitor, self._name, instance._environment, "serve", self._process_ended
         )

@@ -97,7 +97,6 @@ class Message(NamedTuple):
         block: Number of the block that comes with it; 0 for none.
         block_size: The size of that block.
         new_block: Whether the block's descriptor comes with it.
-        outline: Whether the real message is in a file.
         released: Blocks that are given back.
     """
 
@@ -108,7 +107,6 @@ class Message(NamedTuple):
     block: int
     block_size: int
     new_block: bool
-    outline: bool
     released: tuple[int, ...]
 
 
@@ -168,7 +166,6 @@ def decode(packet: memoryview) -> Message:
         block,
         block_size,
         bool(flags & NEW_BLOCK),
-        bool(flags & OUTLINE),
         numbers,
     )
 

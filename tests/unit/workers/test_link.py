@@ -745,7 +745,7 @@ def test_a_worker_that_ends_while_it_loads(tmp_path: Path) -> None:
 def test_a_worker_whose_server_is_gone_ends_although_its_model_hangs(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("time.sleep(1000)"))) as running:
         begun = running.begin(batch_of(request_of(IN=floats())[0]))
-        running.link.shut()
+        running.link._channel.shut()
         assert running.process.wait(WAIT_S) == 3
         with pytest.raises(UnavailableError):
             begun.result()

@@ -16,9 +16,10 @@ import pytest
 from tests.support.servers import eventually
 from tests.support.workers import request_of, worker
 from tests.unit.workers.test_blocks import LARGE, exchanges, send, tell
-from tests.unit.workers.test_link import floats, spec_of
+from tests.unit.workers.test_link import Server, floats, source_of, spec_of
 
 from conch.core.errors import InternalError, UnavailableError
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Buffer, Tensor
 from conch.workers import wire
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
@@ -160,6 +161,48 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
         (tensor,) = host.receive().tensors()
         assert tensor.nbytes == size
         assert tensor.numpy()[-8:].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_reply_that_can_not_be_encoded_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    class Odd(Server):
+        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+            parameters: Any = {"no": object()}
+            request.respond(InferenceResponse([large()], None, parameters), True)
+
+    body = """
+array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+request = pb_utils.InferenceRequest("other", ["OUT"], [pb_utils.Tensor("IN", array)])
+response = request.exec(decoupled=True)
+return [pb_utils.InferenceResponse([], error=next(response).error())]
+"""
+    with worker(spec_of(tmp_path, source_of(body)), Odd()) as running:
+        for _ in range(3):
+            (response,) = running.run(request_of(IN=floats())[0])
+            assert response is not None
+            assert response.error is not None
+            assert "not JSON serializable" in response.error.message
+        assert running.link._exchange.pool.lent == 0
+
+
+def test_an_outcome_that_can_not_be_sent_fails_its_batch_only(tmp_path: Path) -> None:
+    body = """
+import gc
+from conch.workers.channel import Channel
+if requests[0].request_id() == "odd":
+    channel = next(item for item in gc.get_objects() if isinstance(item, Channel))
+    def send(parts, fds=()):
+        del channel.send
+        raise OSError(24, "Too many open files")
+    channel.send = send
+array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy() + 1
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
+"""
+    with worker(spec_of(tmp_path, source_of(body))) as running:
+        for count in (4, 100_000):
+            with pytest.raises(InternalError, match=r"responses can't be sent: .* Too many open files"):
+                running.run(request_of("odd", IN=floats(count))[0])
+            assert (running.infer(IN=floats(count))["OUT"] == floats(count) + 1).all()
+        assert running.process.poll() is None
 
 
 # --- a socket that does not take it ------------------------------------------------------------

@@ -118,7 +118,7 @@ class Host:
         instance.leave_shaping(spec)
         self._instance = instance
         self._requests = Requests(spec, self._respond)
-        facts = {"readiness": instance.readiness is not None, "leads": instance.leads}
+        facts = {"readiness": instance.readiness is not None}
         self._exchange.send(Kind.LOADED, 0, wire.encode_json(facts))
         return True
 
@@ -152,7 +152,11 @@ class Host:
         fields, payload = self._outcome(batch, outcome)
         # The memory of the inputs goes back with this message, unless the model has kept it.
         del item, batch, outcome
-        self._exchange.send(Kind.DONE, number, fields, payload)
+        try:
+            self._exchange.send(Kind.DONE, number, fields, payload)
+        except (OSError, MemoryError, ConchError) as error:  # there is no room for it
+            text = wire.encode_error(InternalError(f"responses can't be sent: {error}"))
+            self._exchange.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
         self._families.flush()
 
     def _outcome(self, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
@@ -190,12 +194,13 @@ class Host:
             record.failed = getattr(request, "failed", False)
             if record.has_tensors and response is not None:
                 lists.append(response.outputs)
+        heads = [record.encode() for record in records]
         payload = self._exchange.pack(lists)
         batch.bytes_copied += payload.bytes_copied
         parts = [_times(batch, len(records), 0)]
         described = iter(payload.lists)
-        for record in records:
-            parts.append(record.encode())
+        for record, head in zip(records, heads, strict=True):
+            parts.append(head)
             if record.has_tensors:
                 parts.append(next(described))
         return b"".join(parts), payload
