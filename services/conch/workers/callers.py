@@ -259,7 +259,8 @@ def _lead(model: Leadable) -> None:
     if isinstance(model, BeginningRunner) and _depth.value < _MOST_NESTED:
         _depth.value += 1
         try:
-            if not model.lead(0):
+            # Once to begin a batch, once to receive what comes of it.
+            if not (model.lead(0) and model.lead(0)):
                 return
         finally:
             _depth.value -= 1

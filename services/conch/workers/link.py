@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from conch.core.backend import Outcome
+from conch.core.backend import Awaited, Outcome
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
@@ -65,6 +65,38 @@ class _Begun:
         self.numbers = numbers
         self.done = done
         self.since_ns = since_ns
+
+
+class _Turn:
+    """The turn to receive, while a batch runs; see `Awaited`.
+
+    Args:
+        link: Whose it is.
+        done: Takes the outcome of the batch.
+
+    Attributes:
+        ended: Whether there is an outcome.
+    """
+
+    __slots__ = ("_done", "_link", "ended")
+
+    def __init__(self, link: Link, done: Callable[[Outcome], None]) -> None:
+        self._link = link
+        self._done = done
+        self.ended = False
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        self.ended = True
+        self._done(outcome)
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `Awaited.wait`."""
+        self._link.wait_for(self, timeout_ns)
+
+    def leave(self) -> None:
+        """See `Awaited.leave`."""
+        self._link.give_back()
 
 
 class _Kept:
@@ -201,29 +233,37 @@ class Link:
             if request.cancelled and not flag & wire.CANCELLED:
                 self._cancel(each)
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
-        """Sends a batch, and receives on this thread until it is done; see `BackendInstance.begin_here`."""
-        turns = self._turns
-        if not turns.take():
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
+        """Sends a batch whose outcome the caller may receive; see `BackendInstance.begin_here`."""
+        if not self._turns.take():
             self.begin(batch, done)
-            return
-        ended = False
+            return None
+        turn = _Turn(self, done)
+        try:
+            self.begin(batch, turn)
+        except BaseException:
+            turn.leave()
+            raise
+        if turn.ended:
+            turn.leave()
+            return None
+        return turn
 
-        def end(outcome: Outcome) -> None:
-            nonlocal ended
-            ended = True
-            done(outcome)
-
+    def wait_for(self, turn: _Turn, timeout_ns: int) -> None:
+        """Receives until a batch is done; for who has the turn, which is given back."""
         failure: WireError | None = None
         try:
-            self.begin(batch, end)
-            turns.read_until(lambda: ended, self._handle, monotonic_ns() + timeout_ns)
+            self._turns.read_until(lambda: turn.ended, self._handle, monotonic_ns() + timeout_ns)
         except WireError as error:
             failure = error
         finally:
-            turns.give_back()
+            self._turns.give_back()
         if failure is not None:
             self._misunderstood(failure)
+
+    def give_back(self) -> None:
+        """Has the link's thread receive again."""
+        self._turns.give_back()
 
     def in_flight(self) -> list[InFlight]:
         """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
