@@ -29,7 +29,7 @@ from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
 from conch.workers.turns import Turns
-from conch.workers.wire import BatchRecord, DoneRecord, Kind, RequestRecord, ResponseRecord, WireError
+from conch.workers.wire import BatchRecord, DoneRecord, Kind, ResponseRecord, WireError
 
 log = logging.getLogger(__name__)
 
@@ -206,10 +206,14 @@ class Link:
     def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch; see `BackendInstance.begin`. On a lost link it is done at once, with an error."""
         requests = batch.requests
-        number = next(self._numbers)
-        numbers = [self._number(request) for request in requests]
-        again = [known for known, _ in numbers]
-        begun = _Begun(batch, [each for _, each in numbers], done, monotonic_ns())
+        following = self._numbers
+        number = next(following)
+        if self._again:
+            known = [self._number(request) for request in requests]
+            again, numbers = [one for one, _ in known], [each for _, each in known]
+        else:
+            again, numbers = [False] * len(requests), [next(following) for _ in requests]
+        begun = _Begun(batch, numbers, done, monotonic_ns())
         with self._lock:
             lost = self._lost is not None
             if not lost:
@@ -360,9 +364,9 @@ class Link:
         ):
             if known:
                 request.on_cancel = partial(self._cancel, each)
-            record = _record(request, each, known)
-            flags.append(record.flags)
-            parts.append(record.encode())
+            flag = _flags(request, known)
+            flags.append(flag)
+            parts.append(wire.encode_request(request, each, flag))
             parts.append(tensors)
         self._exchange.send(Kind.EXECUTE, number, b"".join(parts), payload)
         return flags
@@ -633,7 +637,7 @@ class LinkReadiness:
         return check is not None and check.wait()
 
 
-def _record(request: InferenceRequest, number: int, again: bool) -> RequestRecord:
+def _flags(request: InferenceRequest, again: bool) -> int:
     flags = 0
     if request.sequence_start:
         flags |= wire.SEQUENCE_START
@@ -647,17 +651,4 @@ def _record(request: InferenceRequest, number: int, again: bool) -> RequestRecor
         flags |= wire.AGAIN
     if request.empty_final:
         flags |= wire.EMPTY_FINAL
-    return RequestRecord(
-        number,
-        request.received_ns,
-        request.queued_ns,
-        request.deadline_ns,
-        request.batch_size,
-        flags,
-        request.id,
-        request.parameters,
-        request.correlation_id,
-        request.requested,
-        request.priority,
-        request.timeout_us,
-    )
+    return flags

@@ -174,29 +174,26 @@ class Host:
         requests = self._requests
         assert requests is not None, "batches come when the model is loaded"
         entries = responses if responses is not None else [None] * len(batch.requests)
-        records: list[ResponseRecord] = []
+        heads: list[tuple[bytes, bool]] = []
         lists: list[Sequence[Tensor]] = []
         for request, response in zip(batch.requests, entries, strict=True):
             assert isinstance(request, HostRequest)
-            record = ResponseRecord(response is not None)
-            records.append(record)
-            if response is not None:
-                record.error, record.parameters = response.error, response.parameters
+            if response is not None or (request.rescheduled and request.answered):
                 requests.remove(request.number)
-            elif request.rescheduled:
-                record.rescheduled = True
-                if request.answered:
-                    requests.remove(request.number)
-            record.failed = getattr(request, "failed", False)
-            if record.has_tensors and response is not None:
+            record = _record(request, response)
+            if record is None:
+                heads.append((wire.PLAIN_RESPONSE, True))
+            else:
+                heads.append((record.encode(), record.has_tensors))
+            if response is not None and response.error is None:
                 lists.append(response.outputs)
         payload = self._exchange.pack(lists)
         batch.bytes_copied += payload.bytes_copied
-        parts = [_times(batch, len(records), 0)]
+        parts = [_times(batch, len(heads), 0)]
         described = iter(payload.lists)
-        for record in records:
-            parts.append(record.encode())
-            if record.has_tensors:
+        for head, has_tensors in heads:
+            parts.append(head)
+            if has_tensors:
                 parts.append(next(described))
         return b"".join(parts), payload
 
@@ -311,6 +308,16 @@ class Host:
             self._exchange.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
         except ChannelClosedError:
             os._exit(SERVER_GONE)
+
+
+def _record(request: HostRequest, response: InferenceResponse | None) -> ResponseRecord | None:
+    """What a batch says of a request; None for a response that is nothing but its tensors."""
+    failed = getattr(request, "failed", False)
+    if response is None:
+        return ResponseRecord(rescheduled=request.rescheduled, failed=failed)
+    if response.error is None and not response.parameters and not failed:
+        return None
+    return ResponseRecord(True, response.error, response.parameters, failed=failed)
 
 
 def _times(batch: Batch, count: int, error: int) -> bytes:
