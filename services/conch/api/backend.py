@@ -21,7 +21,7 @@ from conch.backends.gather import gather
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, DeadlineExceededError, InternalError, InvalidArgumentError
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -164,8 +164,12 @@ class FunctionInstance(BackendInstance):
                 if close is not None:
                     close()
                 break
+        now = monotonic_ns()
         for core in cores:
-            core.respond(None, True)
+            if not core.cancelled and core.is_abandoned(now):
+                core.fail(DeadlineExceededError("Deadline Exceeded"))  # what was sent is not all there is
+            else:
+                core.respond(None, True)
 
     def _checked(self, cores: Sequence[InferenceRequest], returned: Any) -> Sequence[Any]:
         if isinstance(returned, Iterator):

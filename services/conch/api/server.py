@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from conch.api.composition import Settings
 from conch.api.decorators import Function
-from conch.api.direct import Direct, Inputs, RequestOptions
+from conch.api.direct import Direct, Inputs, RequestOptions, Responses
 from conch.api.model import ModelConfig, Tensor
 from conch.api.repository import BoundModel, BoundRepository
 from conch.api.results import Result
@@ -110,7 +110,8 @@ class Server:
     def stop(self) -> bool:
         """Finishes the requests that there are, unloads the models and gives the ports back.
 
-        From any thread but those that run a function of it; a server that still starts gives that up.
+        From any thread but those that run a function of it; a server that still starts gives that up. Streams
+        that this thread reads are ended at once. Who still waits in the end is told that it has been stopped.
 
         Returns:
             Whether all requests were finished within ``exit_timeout_secs``. Also for a server that was not
@@ -124,6 +125,8 @@ class Server:
         if stage is _Stage.STOPPED or server is None:
             self._stopped.wait()  # until whoever stops it, or gives its start up, has done so
             return self._finished
+        if self._direct is not None:
+            self._direct.end_own_streams()
         try:
             self._finished = server.stop()
         finally:
@@ -351,11 +354,11 @@ class Server:
 
     def stream(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
-    ) -> Iterator[Result]:
+    ) -> Responses:
         """As `infer`, for models with any number of responses: gives each as it comes.
 
-        A loop that is left early cancels the request. A model that is ahead of the loop waits for it. The
-        timeout is that of each response.
+        The request begins when the first is asked for. A loop that is left early cancels it, as does
+        ``close()``. A model that is ahead of the loop waits for it. The timeout is that of each response.
         """
         return self._way_in().stream(model, inputs, timeout, options)
 

@@ -287,10 +287,15 @@ def test_a_reader_that_stops_reading_does_not_hold_up_the_end() -> None:
     stream = server.stream("forever", {"X": [1.0]})
     next(stream)
     assert going.wait(WAIT_S)
-    assert server.stop() is False
-    assert list(stream) == []
+    stopper = threading.Thread(target=lambda: stopped.append(server.stop()))
+    stopped: list[bool] = []
+    stopper.start()
+    stopper.join(WAIT_S)
+    assert stopped == [False]
+    with pytest.raises(conch.UnavailableError, match="the server has been stopped"):
+        list(stream)
     assert ended.wait(WAIT_S)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
 
 
 def test_inputs_that_can_not_be() -> None:
