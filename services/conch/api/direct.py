@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 from weakref import WeakSet
 
-import numpy as np
 import numpy.typing as npt
 
+from conch.api.arrays import input_array
 from conch.api.handover import AsyncHandover, Handover, raise_error
 from conch.api.results import Result
 from conch.core.clock import monotonic_ns
@@ -17,7 +17,7 @@ from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
-from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
+from conch.core.tensor import Array, Tensor
 from conch.core.watch import watch_of
 
 _PROTOCOL = "direct"
@@ -293,17 +293,8 @@ def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
     Raises:
         InvalidArgumentError: It can't be one.
     """
-    try:
-        wanted = None if isinstance(value, np.ndarray) or datatype is None else NUMPY_DTYPES.get(datatype)
-        array: Array = np.asarray(value, wanted)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"input '{name}' can't be made an array: {error}") from None
-    if array.dtype.kind in "SUO":
-        texts = [_bytes(name, element) for element in array.ravel().tolist()]
-        strings = np.empty(len(texts), object)
-        strings[:] = texts
-        array = strings.reshape(array.shape)
-    elif not array.dtype.isnative:
+    array = input_array(name, value, datatype)
+    if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     array = array.view()
     array.flags.writeable = False
@@ -311,14 +302,6 @@ def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
         return Tensor.from_array(name, array)
     except ConchError as error:
         raise InvalidArgumentError(f"input '{name}': {error.message}") from None
-
-
-def _bytes(name: str, element: Any) -> bytes:
-    if isinstance(element, bytes):
-        return element
-    if isinstance(element, str):
-        return element.encode()
-    raise InvalidArgumentError(f"input '{name}' has an element of {type(element).__name__} among its strings")
 
 
 def _parameters(given: Mapping[str, Parameter] | None) -> dict[str, Parameter] | None:

@@ -7,14 +7,63 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conch.api.backend import FunctionInstance
 from conch.api.handover import Handover
-from conch.core.errors import DeadlineExceededError
-from conch.core.request import InferenceRequest
+from conch.core.errors import DeadlineExceededError, InternalError
+from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.tensor import Tensor
+from conch.core.tensor import Tensor, decode_bytes
+
+
+def answered(datatype: str, value: Any) -> InferenceResponse:
+    """What a function's value for its output becomes."""
+    one = request(Handover())
+    instance = FunctionInstance(spec(datatype), "m_0", lambda requests: [{"Y": value}], lambda function: None)
+    responses = instance.execute(Batch([one], 1))
+    assert responses is not None
+    response = responses[0]
+    assert response is not None
+    return response
+
+
+@given(st.lists(st.binary() | st.text()))
+def test_strings_are_bytes_as_they_were(texts: list[bytes | str]) -> None:
+    wanted = [text.encode() if isinstance(text, str) else text for text in texts]
+    for value in (texts, tuple(texts), np.array([*texts, None], object)[:-1]):
+        (output,) = answered("BYTES", value).outputs
+        assert output.numpy().tolist() == wanted
+        assert list(decode_bytes(output.data)) == wanted
+
+
+@pytest.mark.parametrize("value", [np.array(["a", "ß"]), np.array([b"a", "ß".encode()])])
+def test_arrays_of_strings_are_bytes_too(value: Any) -> None:
+    (output,) = answered("BYTES", value).outputs
+    assert output.numpy().tolist() == [b"a", "ß".encode()]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([None], "output 'Y' of model 'm': it has an element of NoneType among its strings"),
+        (np.array([3], object), "output 'Y' of model 'm': it has an element of int among its strings"),
+        (np.zeros(1, np.float32), "has datatype FP32, but the model configuration specifies BYTES"),
+    ],
+)
+def test_what_is_no_string_is_named(value: Any, text: str) -> None:
+    error = answered("BYTES", value).error
+    assert isinstance(error, InternalError)
+    assert text in error.message
+
+
+def test_a_string_is_no_number() -> None:
+    error = answered("FP32", ["a"]).error
+    assert error is not None
+    assert "has datatype BYTES, but the model configuration specifies FP32" in error.message
 
 
 def spec(datatype: str = "FP32", decoupled: bool = False) -> ModelSpec:
