@@ -159,11 +159,14 @@ def as_error(error: BaseException) -> ConchError | None:
     """What one of tritonclient's exceptions, or of what it is made of, says; None for other ones."""
     if isinstance(error, ConnectionError | TimeoutError):
         return UnavailableError(f"the server can't be reached: {error}")
-    message = getattr(error, "message", None)
-    if not callable(message) or not hasattr(error, "status"):
+    text_of, status_of = (
+        getattr(error, message, None) or getattr(error, of_grpc, None)
+        for message, of_grpc in (("message", "details"), ("status", "code"))
+    )
+    if not callable(text_of) or not callable(status_of):
         return None
-    text = str(message())
-    status = str(error.status() or "")
+    text = str(text_of())
+    status = str(status_of() or "")
     if "Deadline Exceeded" in text or status.endswith("DEADLINE_EXCEEDED"):
         return DeadlineExceededError(text)
     if status.startswith("StatusCode."):

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +84,10 @@ def test_other_errors() -> None:
     assert isinstance(as_error(Failed("Deadline Exceeded", None)), DeadlineExceededError)
     assert isinstance(as_error(Failed("what", "999")), UnknownError)
     assert as_error(ValueError("mine")) is None
+    gone = AioRpcError(StatusCode.UNAVAILABLE, Metadata(), Metadata(), "gone")
+    found = as_error(gone)  # as a stream of the asynchronous client raises it
+    assert isinstance(found, UnavailableError)
+    assert found.message == "gone"
 
 
 def test_a_signature_gives_inputs_their_types() -> None:
