@@ -9,7 +9,7 @@ them, those that take arrays (`first_value`, `pad_batch`) below. All of them lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, overload
 
 import numpy as np
@@ -42,9 +42,7 @@ def sample(function: Function) -> Function:
     def run(*args: Any) -> Answers:
         *bound, requests = args
         alone = len(requests) == 1
-        answers = [
-            _answer(lambda request=request: function(*bound, **request), alone) for request in requests
-        ]
+        answers = [_answer(partial(function, *bound, **request), alone) for request in requests]
         return _together(answers) if any(isinstance(answer, Iterator) for answer in answers) else answers
 
     return run
@@ -205,7 +203,7 @@ def _grouping(key: Callable[[Request], object]) -> Callable[[Function], Function
             alone = len(groups) == 1
             for places in groups.values():
                 group = [requests[place] for place in places]
-                answered = _answer(lambda group=group: function(*bound, group), alone)
+                answered = _answer(partial(function, *bound, group), alone)
                 if isinstance(answered, Exception):
                     answered = [answered] * len(places)
                 if isinstance(answered, Iterator):
@@ -271,7 +269,7 @@ def _answer(ask: Callable[[], Any], alone: bool) -> Any:
 
 def _next(stream: Iterator[Any], alone: bool) -> Any:
     """The same of what an iterator yields next; `_NOTHING` at its end."""
-    return _answer(lambda: next(stream, _NOTHING), alone)
+    return _answer(partial(next, stream, _NOTHING), alone)
 
 
 def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:

@@ -20,7 +20,7 @@ from conch.api.repository import BoundModel, BoundRepository
 from conch.api.results import Result
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter
-from conch.running import Signals
+from conch.running import Signals, Task
 from conch.server import Server as Composition
 from conch_control.definition import PollError
 
@@ -143,7 +143,8 @@ class Server:
                 wake()
 
     def __enter__(self) -> Server:
-        return self.start() if self._stage is _Stage.NEW else self
+        self._start_if_new()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -157,23 +158,35 @@ class Server:
     def serve(self) -> None:
         """Starts the server if it has not been, waits until something stops it, and stops it.
 
-        On the main thread SIGINT and SIGTERM stop it for as long as this waits, and a second one ends the
-        process; on others only `stop` does.
+        On the main thread SIGINT and SIGTERM stop it for as long as this waits, also while it starts, and a
+        second one ends the process; on others only `stop` does.
 
         Raises:
             ConchError: It can't be started.
+            RuntimeError: It has been stopped already.
         """
         if threading.current_thread() is not threading.main_thread():
-            if self._stage is _Stage.NEW:
-                self.start()
+            self._start_if_new()
             self._stopped.wait()
             return
         signals = Signals(logging.shutdown)
         with signals.caught(), self._waking(signals.wake):
-            if self._stage is _Stage.NEW:
-                self.start()
+            # Not here, where signals are answered.
+            start = Task("conch-start", self._start_if_new, signals.wake)
+            signals.wait_for(lambda: start.ended or signals.asked)
+            if not signals.asked:
+                start.get()
             signals.wait_for(lambda: signals.asked or self._stopped.is_set())
-            self.stop()
+            stop = Task("conch-stop", self.stop, signals.wake)
+            signals.wait_for(lambda: stop.ended)
+            if stop.get():
+                start.join()  # else it may hang with the model that it loads
+
+    def _start_if_new(self) -> None:
+        if self._stage is _Stage.STOPPED:
+            raise RuntimeError(f"the server {self._stage.value}; make another one")
+        if self._stage is _Stage.NEW:
+            self.start()
 
     @contextmanager
     def _waking(self, wake: Callable[[], None]) -> Iterator[None]:

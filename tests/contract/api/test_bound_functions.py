@@ -467,7 +467,7 @@ def test_one_client_s_bad_value_is_its_own(server: conch.Server) -> None:
     @conch.group_by_values("scale")
     @conch.batch
     @conch.first_value("scale")
-    def scaled(X: Array, scale: Any) -> Array:
+    def scaled(X: Array, scale: Any) -> Any:
         if scale <= 0:
             raise conch.InvalidArgumentError("scale must be above 0")
         return X * scale

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import itertools
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,7 @@ def test_who_waits_at_the_end_is_told_of_it() -> None:
     server.bind("blocked", [blocked] * 2, [X], [Y], conch.ModelConfig(batching=False))
     server.bind("silent", silent, [X], [Y], STREAMS)
     server.start()
-    asks = {
+    asks: dict[str, Callable[[], object]] = {
         "infer": lambda: server.infer("blocked", ONE),
         "stream": lambda: list(server.stream("silent", ONE)),
         "infer_async": lambda: asyncio.run(server.infer_async("blocked", ONE)),
