@@ -72,5 +72,5 @@ def test_square_ends_with_its_client() -> None:
     with conch.testing.load(PYTHON_EXAMPLES / "square") as model:
         answers = model.stream({"IN": [2**31 - 1]})
         next(answers)
-        answers.close()
+        answers.close()  # type: ignore[attr-defined]
         assert [answer["OUT"].item() for answer in model.run({"IN": [2]})] == [2, 2]

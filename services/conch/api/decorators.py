@@ -9,6 +9,7 @@ them, those that take arrays (`first_value`, `pad_batch`) below. All of them lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, overload
 
@@ -132,7 +133,10 @@ def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
     """
     if not defaults:
         raise TypeError("fill_optionals: give at least one default, by the name of its input")
-    unbound = {name: encoded(listed(default)) for name, default in defaults.items()}
+    unbound: dict[str, Array] = {}
+    for name, default in defaults.items():
+        with _naming(name):
+            unbound[name] = encoded(listed(default))
     known: tuple[ModelContext | None, Mapping[str, Array]] = None, unbound
 
     def fitting() -> Mapping[str, Array]:
@@ -368,11 +372,18 @@ def _fitting(
     arrays = dict(unbound)
     for name, datatype, dims in tensors:
         if name in defaults:
-            try:
+            with _naming(name):
                 arrays[name] = _fitted(array_of(defaults[name], datatype), datatype, dims)
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"fill_optionals: the default of input '{name}': {error}") from None
     return arrays
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Has errors say whose default they are about."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"fill_optionals: the default of input '{name}': {error}") from None
 
 
 def _fitted(array: Array, datatype: str, dims: tuple[int, ...]) -> Array:

@@ -80,7 +80,9 @@ class Handover:
     def stop(self) -> None:
         """Says that the server has been stopped: as `close`, but a reader is told if that was not the end."""
         with self._changed:
-            self._stopped |= not self._ended and not self._closed
+            if self._ended:
+                return  # what has come can still be read
+            self._stopped |= not self._closed
         self.close()
 
     @property

@@ -275,6 +275,13 @@ def test_a_default_that_no_client_could_give_is_named(
         filling(T=default)(rows_of(1))
 
 
+def test_a_default_that_is_no_value_is_named() -> None:
+    with pytest.raises(
+        ValueError, match="fill_optionals: the default of input 'T': it has an element of NoneType"
+    ):
+        conch.fill_optionals(T=None)
+
+
 def test_fill_optionals_fills_only_what_is_missing() -> None:
     @conch.fill_optionals(T=np.array([0.5], np.float32), S="x")
     def run(requests: list[conch.Request]) -> list[conch.Request]:

@@ -142,6 +142,21 @@ def test_a_model_waits_for_its_reader_until_there_is_none() -> None:
     assert handover.take() is None
 
 
+def test_a_stop_takes_nothing_from_who_has_been_answered() -> None:
+    handover, open_one, read = Handover(), Handover(), Handover()
+    response = InferenceResponse([])
+    for one in (handover, open_one):
+        one.put(request(), response, one is handover)
+        one.stop()
+    assert handover.take() is response
+    assert handover.take() is None
+    with pytest.raises(UnavailableError, match="the server has been stopped"):
+        open_one.take()
+    read.close()
+    read.stop()
+    assert read.take() is None  # its reader knows
+
+
 def test_each_caller_gets_an_error_of_its_own() -> None:
     class Special(ResourceExhaustedError):
         def __init__(self, one: str, two: str) -> None:
