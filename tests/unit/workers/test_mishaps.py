@@ -14,6 +14,7 @@ from tests.support.core import WAIT_S, Answers
 from tests.support.servers import eventually
 from tests.support.workers import NoCalls, Running, batch_of, model_spec, request_of, worker
 
+from conch.backends.python import utils as pb_utils
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -294,6 +295,39 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
             blocked.go_on.set()
 
 
+def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Path) -> None:
+    """However the thread that reads and the one that sends take turns."""
+    model = """
+    def execute(self, requests):
+        from conch.workers import wire
+        from conch.workers.host.loop import Host
+        host = next(each for each in gc.get_objects() if type(each) is Host)
+        units = wire.units
+        class Allowed:
+            class message:
+                fields = wire.encode_credit(1)
+        def allowed(outputs):
+            for number in list(host._requests._by_number):
+                host._on_credit(number, Allowed)
+            return units(outputs)
+        wire.units = allowed
+        for request in requests:
+            sender = request.get_response_sender()
+            for _ in range(200):
+                sender.send(answer())
+            sender.send(flags=1)
+"""
+    with worker(spec_of(tmp_path, model, decoupled=True)) as running:
+        blocked = Blocked()
+        inputs = {"IN": Tensor.from_array("IN", ONE)}
+        try:
+            running.run(InferenceRequest("m", "", inputs, blocked, monotonic_ns()))
+        finally:
+            blocked.go_on.set()
+        assert blocked.wait(1)
+        assert len(blocked.calls) == 201
+
+
 # --- forks -----------------------------------------------------------------------------------------------
 
 
@@ -425,6 +459,12 @@ def test_wrong_types_are_told_to_the_model(tmp_path: Path) -> None:
         assert running.process.poll() is None
 
 
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_wrong_types_are_told_to_models_in_process_too(mistake: str) -> None:
+    with pytest.raises(TypeError, match=r"must be|not iterable"):
+        eval(mistake, {"pb_utils": pb_utils, "np": np})
+
+
 def test_types_that_are_taken_for_others(tmp_path: Path) -> None:
     """As pybind takes them: what is no int but can stand for one, and bytes."""
     model = """
@@ -486,6 +526,42 @@ def test_too_many_metrics_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             count, text = said(running)
             assert count == 4
             assert text == "Error when creating Metric: a model may hold 5 metrics and families at a time"
+
+
+# --- logs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inside", ["channel.Channel, '_put'", "blocks.Block, '__init__'"])
+def test_a_thread_may_log_while_it_sends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, inside: str
+) -> None:
+    """As finalizers do, which the garbage collector runs wherever it is."""
+    model = f"""
+    def execute(self, requests):
+        from conch.workers import blocks, channel
+        def log_in(owner, name):
+            function = getattr(owner, name)
+            def logging_first(*arguments):
+                setattr(owner, name, function)
+                for each in gc.get_objects():
+                    if type(each) is blocks.Pool:
+                        each._dropped.append(2**30)  # something to be told with the next message
+                logging.getLogger("finalizer").error("it is gone")
+                return function(*arguments)
+            setattr(owner, name, logging_first)
+        array = np.ones(100_000, np.float32)
+        log_in({inside})
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for _ in requests]
+"""
+    with worker(spec_of(tmp_path, model)) as running:
+        for _ in range(2):
+            begun = running.begin(batch_of(request_of(IN=ONE)[0]))
+            try:
+                eventually(lambda: bool(begun.outcomes), "an answer")  # noqa: B023
+            except BaseException:
+                running.process.kill()
+                raise
+    assert "it is gone" in caplog.text
 
 
 # --- the rest --------------------------------------------------------------------------------------------
