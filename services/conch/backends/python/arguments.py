@@ -38,7 +38,7 @@ def texts_of(values: object, what: str) -> list[str]:
     """
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{what} must be a list of strings, not {type(values)}")
-    return [text_of(value, f"an element of {what}") for value in values]
+    return [value if type(value) is str else text_of(value, f"an element of {what}") for value in values]
 
 
 def whole_of(value: object, what: str) -> int:
