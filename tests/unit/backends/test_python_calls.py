@@ -337,7 +337,8 @@ def test_a_call_of_a_model_that_goes_meanwhile_is_not_made(calling: Calling) -> 
             calling.caller.close()
 
     response = Late(calling.caller, calling.module.make(), False).run()
-    assert "has been unloaded" in response.error().message()
+    error = response.error()
+    assert error is not None and "has been unloaded" in error.message()
     assert calling.server.submitted == []
 
 
