@@ -254,6 +254,11 @@ class Exchange:
             root = self.mappings.lend(message.block) if message.block else None
             return Incoming(message, self, root)
 
+    def forked(self) -> None:
+        """Says that this process is a fork of the one whose conversation this is: nothing is sent here."""
+        self.channel.forked()
+        self.pool = Pool()  # a thread that is not here may have had the lock of the other one
+
     def close(self) -> None:
         """Forgets all blocks; tensors in them stay as they are."""
         self.pool.close()

@@ -219,7 +219,7 @@ class Link:
             if not lost:
                 self._batches[number] = begun
                 for request, each in zip(requests, begun.numbers, strict=True):
-                    if not request.filler and each not in self._open:
+                    if not request.filler and not request.answered and each not in self._open:
                         self._open[each] = self._opened(request, each)
         if lost:
             done(self._error())
