@@ -15,7 +15,7 @@ import conch
 Floats = npt.NDArray[np.float32]
 
 
-@conch.fill_optionals(scale=np.array([1.0], np.float32))
+@conch.fill_optionals(scale=1.0)
 @conch.group_by_values("scale")
 @conch.batch
 @conch.first_value("scale")

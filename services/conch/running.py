@@ -31,7 +31,7 @@ class Startable(Protocol):
         """Stops it; from any thread, also while it starts. Returns whether everything was finished."""
 
 
-class _Task:
+class Task:
     """Something that runs on a thread of its own.
 
     Args:
@@ -149,12 +149,12 @@ def run(server: Startable, started: Callable[[], None], flush: Callable[[], None
             server.start()
             started()  # here, as it may look at storage, which may hang
 
-        start = _Task("conch-start", work, signals.wake)
+        start = Task("conch-start", work, signals.wake)
         signals.wait_for(lambda: start.ended or signals.asked)
         if start.ended:
             start.get()
         signals.wait_for(lambda: signals.asked)
-        stop = _Task("conch-stop", server.stop, signals.wake)
+        stop = Task("conch-stop", server.stop, signals.wake)
         signals.wait_for(lambda: stop.ended)
         if stop.get():
             start.join()

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from conch.api.client import LOOK_S, raised_as_ours
+from conch.api.remote import LOOK_S, STREAM_HEADERS, Remote, raised_as_ours
 from conch.api.results import Result
-from conch.api.transport import Signature, Url
-from conch.core.errors import DeadlineExceededError, UnavailableError, UnsupportedError
+from conch.api.transport import Signature
+from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 
 
-class AsyncClient:
+class AsyncClient(Remote):
     """A model of a server, for coroutines of one event loop.
 
     It connects with the first call, and waits until the model is ready then.
@@ -42,15 +42,7 @@ class AsyncClient:
         wait_s: float = 60.0,
         timeout_s: float | None = None,
     ) -> None:
-        self._url = Url.parse(url)
-        self._module: Any = self._url.module(aio=True)
-        self._tensors: Any = self._url.module()
-        self._model = model
-        self._version = str(version)
-        self._wait_s = wait_s
-        self._timeout_s = timeout_s
-        self._client: Any = None
-        self._signature: Signature | None = None
+        super().__init__(url, model, version, wait_s, timeout_s, aio=True)
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> AsyncClient:
@@ -111,74 +103,60 @@ class AsyncClient:
     async def _infer(
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> Result:
-        signature = await self._known()
-        given = self._inputs(signature.arrays(inputs, named, sample))
-        try:
-            with raised_as_ours():
-                async with asyncio.timeout(self._timeout_s):
-                    response = await self._client.infer(
-                        self._model, given, self._version, parameters=dict(parameters) if parameters else None
-                    )
-        except TimeoutError:
-            raise DeadlineExceededError(f"no answer within {self._timeout_s} s") from None
+        signature, request = await self._asked(inputs, named, parameters, sample)
+        with raised_as_ours(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._client.infer(**request)
         return signature.result(response, sample)
 
     async def _stream(
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> AsyncIterator[Result]:
-        if not self._url.grpc:
-            raise UnsupportedError("responses are streamed over gRPC only: use a grpc:// url")
-        signature = await self._known()
-        request = {
-            "model_name": self._model,
-            "inputs": self._inputs(signature.arrays(inputs, named, sample)),
-            "model_version": self._version,
-            "parameters": dict(parameters) if parameters else None,
-        }
+        self._check_streams()
+        signature, request = await self._asked(inputs, named, parameters, sample)
 
         async def requests() -> AsyncIterator[Any]:
             yield request  # and no more: the server ends the stream when this one has been answered
 
-        stream = self._client.stream_infer(requests())
+        stream = self._client.stream_infer(requests(), headers=STREAM_HEADERS)
         try:
             while True:
                 try:
-                    with raised_as_ours():
+                    with raised_as_ours(self._timeout_s):
                         async with asyncio.timeout(self._timeout_s):
                             response, error = await anext(stream)
                         if error is not None:
                             raise error
                 except StopAsyncIteration:
                     return
-                except TimeoutError:
-                    raise DeadlineExceededError(f"no response within {self._timeout_s} s") from None
                 yield signature.result(response, sample)
         finally:
             stream.cancel()
 
-    def _inputs(self, arrays: Mapping[str, tuple[str, Any]]) -> list[Any]:
-        given = []
-        for name, (datatype, array) in arrays.items():
-            tensor = self._tensors.InferInput(name, list(array.shape), datatype)
-            with raised_as_ours():
-                tensor.set_data_from_numpy(array)
-            given.append(tensor)
-        return given
+    async def _asked(
+        self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
+    ) -> tuple[Signature, dict[str, Any]]:
+        """As that of `conch.Client`."""
+        known = self._signature
+        signature = await self._known()
+        try:
+            return signature, self._request(signature, inputs, named, parameters, sample)
+        except InvalidArgumentError:
+            if known is None:
+                raise
+        self._signature = None
+        signature = await self._known()
+        return signature, self._request(signature, inputs, named, parameters, sample)
 
     async def _known(self) -> Signature:
         async with self._lock:
-            if self._signature is None:
-                if self._client is None:
-                    self._client = self._module.InferenceServerClient(self._url.address, ssl=self._url.tls)
-                await self._wait_ready()
-                with raised_as_ours():
-                    if self._url.grpc:
-                        answer = await self._client.get_model_config(self._model, self._version, as_json=True)
-                        config = answer["config"]
-                    else:
-                        config = await self._client.get_model_config(self._model, self._version)
-                self._signature = Signature(config)
-            return self._signature
+            if self._signature is not None:
+                return self._signature
+            if self._client is None:
+                self._client = self._module.InferenceServerClient(self._url.address, ssl=self._url.tls)
+            await self._wait_ready()
+            with raised_as_ours():
+                return self._know(await self._client.get_model_config(**self._asking))
 
     async def _wait_ready(self) -> None:
         loop = asyncio.get_running_loop()
@@ -193,5 +171,5 @@ class AsyncClient:
                 why = error.message
             left = end - loop.time()
             if left <= 0:
-                raise UnavailableError(f"model '{self._model}' was not ready within {self._wait_s} s: {why}")
+                raise self._not_ready(why)
             await asyncio.sleep(min(LOOK_S, left))

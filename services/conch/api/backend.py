@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from conch.api.arrays import encoded
 from conch.api.context import ModelContext, running_for
 from conch.api.decorators import Function
 from conch.api.repository import FILE, BoundModel
@@ -21,7 +22,7 @@ from conch.backends.gather import gather
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import ConchError, DeadlineExceededError, InternalError, InvalidArgumentError
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -52,7 +53,17 @@ class BoundBackend(Backend):
         return False
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Finds the functions."""
+        """Finds the functions.
+
+        Raises:
+            InvalidArgumentError: The model's config wants something that they are not given.
+        """
+        for setting, there in (("CONCH_PADDING", spec.padding), ("batch_input", spec.batch_inputs)):
+            if there:
+                raise InvalidArgumentError(
+                    f"model '{spec.name}': {setting} has no effect on bound functions, which get each "
+                    f"request as it is; take it out of the model's config"
+                )
         key = (spec.version_directory / spec.model_file).read_text()
         return _BoundFunctions(spec, self._find(key))
 
@@ -103,6 +114,7 @@ class FunctionInstance(BackendInstance):
         self._decoupled = spec.decoupled
         self._batches = spec.max_batch_size > 0
         self._outputs = tuple(tensor.name for tensor in spec.model_outputs)
+        self._texts = frozenset(tensor.name for tensor in spec.model_outputs if tensor.datatype == "BYTES")
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         self._split = scatter_for(spec).split
@@ -116,6 +128,8 @@ class FunctionInstance(BackendInstance):
             max_batch_size=spec.max_batch_size,
             preferred_batch_sizes=() if spec.batching is None else tuple(spec.batching.preferred_sizes),
             parameters=tuple(spec.parameters.items()),
+            input_datatypes=tuple(tensor.datatype for tensor in spec.inputs),
+            input_dims=tuple(tensor.dims for tensor in spec.inputs),
         )
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
@@ -164,8 +178,12 @@ class FunctionInstance(BackendInstance):
                 if close is not None:
                     close()
                 break
+        now = monotonic_ns()
         for core in cores:
-            core.respond(None, True)
+            if not core.cancelled and core.is_abandoned(now):
+                core.fail(DeadlineExceededError("Deadline Exceeded"))  # what was sent is not all there is
+            else:
+                core.respond(None, True)
 
     def _checked(self, cores: Sequence[InferenceRequest], returned: Any) -> Sequence[Any]:
         if isinstance(returned, Iterator):
@@ -204,7 +222,7 @@ class FunctionInstance(BackendInstance):
                     f"model '{self._name}' returned output '{unknown[0]}', which it was not bound with; its "
                     f"outputs are {', '.join(self._outputs)}"
                 )
-            return {name: _array(value) for name, value in answer.items()}
+            return {name: self._array(name, value) for name, value in answer.items()}
         if answer is None:
             raise InternalError(f"model '{self._name}' returned no outputs for a request")
         values = answer if isinstance(answer, list | tuple) else (answer,)
@@ -213,7 +231,16 @@ class FunctionInstance(BackendInstance):
                 f"model '{self._name}' returned {len(values)} outputs, and was bound with "
                 f"{len(self._outputs)}: {', '.join(self._outputs)}"
             )
-        return {name: _array(value) for name, value in zip(self._outputs, values, strict=True)}
+        return {name: self._array(name, value) for name, value in zip(self._outputs, values, strict=True)}
+
+    def _array(self, name: str, value: Any) -> Array:
+        if name in self._texts:
+            try:
+                return encoded(value if isinstance(value, np.ndarray) else np.asarray(value, object))
+            except ValueError as error:
+                raise InternalError(f"output '{name}' of model '{self._name}': {error}") from None
+        array = np.asarray(value)
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
     def _wanted(self, core: InferenceRequest) -> tuple[str, ...]:
         requested = core.requested
@@ -226,8 +253,3 @@ class FunctionInstance(BackendInstance):
             return error
         log.error("the function of model '%s' failed", self._name, exc_info=error)
         return InternalError(f"the function of model '{self._name}' failed: {type(error).__name__}: {error}")
-
-
-def _array(value: Any) -> Array:
-    array = np.asarray(value)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

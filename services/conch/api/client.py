@@ -6,22 +6,19 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import numpy.typing as npt
 
+from conch.api.remote import LOOK_S, STREAM_HEADERS, Remote, raised_as_ours
 from conch.api.results import Result
-from conch.api.transport import Signature, Url, as_error, is_final
-from conch.core.errors import UnavailableError, UnsupportedError
+from conch.api.transport import Signature, is_final
+from conch.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 
-LOOK_S = 0.05
-"""Seconds between looks at whether a model is ready."""
 
-
-class Client:
+class Client(Remote):
     """A model of a server, for one thread at a time.
 
     It connects with the first call, and waits until the model is ready then.
@@ -32,7 +29,7 @@ class Client:
         model: The model's name.
         version: Its version; the newest without.
         wait_s: Seconds to wait for it to be ready.
-        timeout_s: Seconds that a request may take; None for any time.
+        timeout_s: Seconds that a request, or the next response of a stream, may take; None for any time.
 
     Raises:
         InvalidArgumentError: The url is none.
@@ -48,14 +45,7 @@ class Client:
         wait_s: float = 60.0,
         timeout_s: float | None = None,
     ) -> None:
-        self._url = Url.parse(url)
-        self._module: Any = self._url.module()
-        self._model = model
-        self._version = str(version)
-        self._wait_s = wait_s
-        self._timeout_s = timeout_s
-        self._client: Any = None
-        self._signature: Signature | None = None
+        super().__init__(url, model, version, wait_s, timeout_s, aio=False)
 
     def __enter__(self) -> Client:
         self.wait()
@@ -131,49 +121,33 @@ class Client:
     def _infer(
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> Result:
-        signature = self._known()
-        given = self._inputs(signature.arrays(inputs, named, sample))
-        with raised_as_ours():
-            response = self._client.infer(
-                self._model,
-                given,
-                self._version,
-                parameters=dict(parameters) if parameters else None,
-                **self._timeouts(),
-            )
+        signature, request = self._asked(inputs, named, parameters, sample)
+        limits = {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
+        with raised_as_ours(self._timeout_s):
+            response = self._client.infer(**request, **limits)
         return signature.result(response, sample)
 
     def _stream(
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> Iterator[Result]:
-        if not self._url.grpc:
-            raise UnsupportedError("responses are streamed over gRPC only: use a grpc:// url")
-        signature = self._known()
-        given = self._inputs(signature.arrays(inputs, named, sample))
-        return self._responses(signature, given, parameters, sample)
+        self._check_streams()
+        signature, request = self._asked(inputs, named, parameters, sample)
+        return self._responses(signature, request, sample)
 
-    def _responses(
-        self, signature: Signature, given: list[Any], parameters: Mapping[str, Parameter] | None, sample: bool
-    ) -> Iterator[Result]:
+    def _responses(self, signature: Signature, request: dict[str, Any], sample: bool) -> Iterator[Result]:
         # A client of tritonclient has one stream, and callers may be in the middle of several.
         client = self._open()
         come: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         ended = False
         try:
             with raised_as_ours():
-                client.start_stream(lambda result, error: come.put((result, error)))
-                client.async_stream_infer(
-                    self._model,
-                    given,
-                    self._version,
-                    enable_empty_final_response=True,
-                    parameters=dict(parameters) if parameters else None,
-                )
+                client.start_stream(lambda result, error: come.put((result, error)), headers=STREAM_HEADERS)
+                client.async_stream_infer(**request, enable_empty_final_response=True)
             while not ended:
                 try:
                     result, error = come.get(timeout=self._timeout_s)
                 except queue.Empty:
-                    raise UnavailableError(f"no response within {self._timeout_s} s") from None
+                    raise DeadlineExceededError(f"no answer within {self._timeout_s} s") from None
                 with raised_as_ours():
                     if error is not None:
                         raise error
@@ -189,28 +163,30 @@ class Client:
                 waits.put(None)
             client.close()
 
-    def _inputs(self, arrays: Mapping[str, tuple[str, Any]]) -> list[Any]:
-        given = []
-        for name, (datatype, array) in arrays.items():
-            tensor = self._module.InferInput(name, list(array.shape), datatype)
-            with raised_as_ours():
-                tensor.set_data_from_numpy(array)
-            given.append(tensor)
-        return given
+    def _asked(
+        self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
+    ) -> tuple[Signature, dict[str, Any]]:
+        """A request, and the signature that it was made by."""
+        known = self._signature
+        signature = self._known()
+        try:
+            return signature, self._request(signature, inputs, named, parameters, sample)
+        except InvalidArgumentError:
+            if known is None:
+                raise
+        self._signature = None  # the model may have been replaced since
+        signature = self._known()
+        return signature, self._request(signature, inputs, named, parameters, sample)
 
     def _known(self) -> Signature:
         """The model's signature, once it is ready."""
-        if self._signature is None:
-            if self._client is None:
-                self._client = self._open()
-            self._wait_ready()
-            with raised_as_ours():
-                if self._url.grpc:
-                    config = self._client.get_model_config(self._model, self._version, as_json=True)["config"]
-                else:
-                    config = self._client.get_model_config(self._model, self._version)
-            self._signature = Signature(config)
-        return self._signature
+        if self._signature is not None:
+            return self._signature
+        if self._client is None:
+            self._client = self._open()
+        self._wait_ready()
+        with raised_as_ours():
+            return self._know(self._client.get_model_config(**self._asking))
 
     def _wait_ready(self) -> None:
         end = time.monotonic() + self._wait_s
@@ -225,24 +201,9 @@ class Client:
                 why = error.message
             left = end - time.monotonic()
             if left <= 0:
-                raise UnavailableError(f"model '{self._model}' was not ready within {self._wait_s} s: {why}")
+                raise self._not_ready(why)
             never.wait(min(LOOK_S, left))
 
     def _open(self) -> Any:
         limits = {} if self._url.grpc or self._timeout_s is None else {"network_timeout": self._timeout_s}
         return self._module.InferenceServerClient(self._url.address, ssl=self._url.tls, **limits)
-
-    def _timeouts(self) -> dict[str, float]:
-        return {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
-
-
-@contextmanager
-def raised_as_ours() -> Iterator[None]:
-    """Gives errors the classes that they have in a server."""
-    try:
-        yield
-    except Exception as error:
-        known = as_error(error)
-        if known is None:
-            raise
-        raise known from error

@@ -21,6 +21,8 @@ class ModelContext:
         max_batch_size: Most rows of a batch; 0 without a batch dimension.
         preferred_batch_sizes: Sizes that the batcher prefers.
         parameters: The model's parameters.
+        input_datatypes: Datatypes of its inputs, in the protocol's names.
+        input_dims: Dims of its inputs, without the batch dimension; -1 for one that varies.
     """
 
     name: str
@@ -31,6 +33,8 @@ class ModelContext:
     max_batch_size: int
     preferred_batch_sizes: Sequence[int] = ()
     parameters: tuple[tuple[str, str], ...] = ()
+    input_datatypes: Sequence[str] = ()
+    input_dims: Sequence[tuple[int, ...]] = ()
 
 
 _current: ContextVar[ModelContext | None] = ContextVar("conch_model_context", default=None)
@@ -42,10 +46,15 @@ def model_context() -> ModelContext:
     Raises:
         RuntimeError: It is not called by a server.
     """
-    context = _current.get()
+    context = found_context()
     if context is None:
         raise RuntimeError("there is no model here: model_context() is for functions that a server calls")
     return context
+
+
+def found_context() -> ModelContext | None:
+    """The same; None where no server calls."""
+    return _current.get()
 
 
 @contextmanager

@@ -9,15 +9,18 @@ them, those that take arrays (`first_value`, `pad_batch`) below. All of them lea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any, overload
 
 import numpy as np
 
-from conch.api.context import model_context
+from conch.api.arrays import array_of, encoded, listed
+from conch.api.context import ModelContext, found_context, model_context
 from conch.api.request import Request
 from conch.core.errors import InvalidArgumentError
-from conch.core.tensor import Array
+from conch.core.tensor import Array, datatype_of
+from conch.core.validation import shape_text
 
 Outputs = Any
 """Arrays by name, or in the order of the outputs; one array alone where there is one output."""
@@ -39,7 +42,8 @@ def sample(function: Function) -> Function:
     @wraps(function)
     def run(*args: Any) -> Answers:
         *bound, requests = args
-        answers = [function(*bound, **request) for request in requests]
+        alone = len(requests) == 1
+        answers = [_answer(partial(function, *bound, **request), alone) for request in requests]
         return _together(answers) if any(isinstance(answer, Iterator) for answer in answers) else answers
 
     return run
@@ -124,13 +128,27 @@ def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
     """Gives requests the inputs that they have left out.
 
     Args:
-        defaults: Values by input, without the batch dimension.
+        defaults: Values by input, without the batch dimension. What is no array becomes one of the input's
+            type; one value alone fills its dims.
     """
     if not defaults:
         raise TypeError("fill_optionals: give at least one default, by the name of its input")
-    arrays = {name: _as_input(default) for name, default in defaults.items()}
+    unbound: dict[str, Array] = {}
+    for name, default in defaults.items():
+        with _naming(name):
+            unbound[name] = encoded(listed(default))
+    known: tuple[ModelContext | None, Mapping[str, Array]] = None, unbound
 
-    def filled(request: Request) -> Request:
+    def fitting() -> Mapping[str, Array]:
+        nonlocal known
+        context, arrays = known
+        found = found_context()
+        if found is not context:
+            arrays = unbound if found is None else _fitting(defaults, unbound, found)
+            known = found, arrays
+        return arrays
+
+    def filled(request: Request, arrays: Mapping[str, Array]) -> Request:
         missing = {name: array for name, array in arrays.items() if name not in request}
         if not missing:
             return request
@@ -143,7 +161,8 @@ def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
         @wraps(function)
         def run(*args: Any) -> Answers:
             *bound, requests = args
-            return function(*bound, [filled(request) for request in requests])
+            arrays = fitting()
+            return function(*bound, [filled(request, arrays) for request in requests])
 
         return run
 
@@ -185,8 +204,12 @@ def _grouping(key: Callable[[Request], object]) -> Callable[[Function], Function
                 groups.setdefault(key(request), []).append(place)
             answers: list[Any] = [None] * len(requests)
             streams: list[tuple[list[int], Iterator[Any]]] = []
+            alone = len(groups) == 1
             for places in groups.values():
-                answered = function(*bound, [requests[place] for place in places])
+                group = [requests[place] for place in places]
+                answered = _answer(partial(function, *bound, group), alone)
+                if isinstance(answered, Exception):
+                    answered = [answered] * len(places)
                 if isinstance(answered, Iterator):
                     streams.append((places, answered))
                     continue
@@ -210,7 +233,11 @@ def _one_by_one(
     if any(answer is not None for answer in answers):
         yield answers
     for places, stream in streams:
-        for answered in stream:
+        failed = False
+        while not failed and (answered := _next(stream, len(answers) == len(places))) is not _NOTHING:
+            failed = isinstance(answered, Exception)
+            if failed:
+                answered = [answered] * len(places)
             placed = [None] * len(answers)
             for place, answer in zip(places, _counted(answered, len(places)), strict=True):
                 placed[place] = answer
@@ -220,12 +247,33 @@ def _one_by_one(
 def _together(answers: Sequence[Any]) -> Iterator[list[Any]]:
     """What requests yield each by itself, a turn of each at a time."""
     streams = [answer if isinstance(answer, Iterator) else iter([answer]) for answer in answers]
+    alone = len(streams) == 1
     going = True
     while going:
-        turn = [next(stream, _NOTHING) for stream in streams]
+        turn = [_next(stream, alone) for stream in streams]
         going = any(answer is not _NOTHING for answer in turn)
         if going:
             yield [None if answer is _NOTHING else answer for answer in turn]
+        # One that has failed has ended.
+        streams = [
+            iter(()) if isinstance(answer, Exception) else stream
+            for answer, stream in zip(turn, streams, strict=True)
+        ]
+
+
+def _answer(ask: Callable[[], Any], alone: bool) -> Any:
+    """What a call answers: an exception that it raises as well, unless there is nobody else to be spared."""
+    try:
+        return ask()
+    except Exception as error:
+        if alone:
+            raise
+        return error
+
+
+def _next(stream: Iterator[Any], alone: bool) -> Any:
+    """The same of what an iterator yields next; `_NOTHING` at its end."""
+    return _answer(partial(next, stream, _NOTHING), alone)
 
 
 def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:
@@ -240,10 +288,10 @@ def _mapped(outputs: Outputs, change: Callable[[Array], Array]) -> Outputs:
     if outputs is None:
         return None
     if isinstance(outputs, Mapping):
-        return {name: change(np.asarray(array)) for name, array in outputs.items()}
+        return {name: change(listed(array)) for name, array in outputs.items()}
     if isinstance(outputs, list | tuple):
-        return [change(np.asarray(array)) for array in outputs]
-    return change(np.asarray(outputs))
+        return [change(listed(array)) for array in outputs]
+    return change(listed(outputs))
 
 
 def _split(outputs: Outputs, rows: Sequence[int]) -> list[Outputs]:
@@ -316,13 +364,38 @@ def _first(name: str, array: Array, scalars: bool, strict: bool) -> Any:
     return value.reshape(-1)[0] if scalars and isinstance(value, np.ndarray) and value.size == 1 else value
 
 
-def _as_input(value: Any) -> Array:
-    array = np.asarray(value)
-    if array.dtype.kind in "SU":
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in array.ravel().tolist()]
-        strings = np.empty(len(texts), object)
-        strings[:] = texts
-        return strings.reshape(array.shape)
+def _fitting(
+    defaults: Mapping[str, Any], unbound: Mapping[str, Array], context: ModelContext
+) -> dict[str, Array]:
+    """Defaults as the inputs of a model that they are for."""
+    tensors = zip(context.inputs, context.input_datatypes, context.input_dims, strict=False)
+    arrays = dict(unbound)
+    for name, datatype, dims in tensors:
+        if name in defaults:
+            with _naming(name):
+                arrays[name] = _fitted(array_of(defaults[name], datatype), datatype, dims)
+    return arrays
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Has errors say whose default they are about."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"fill_optionals: the default of input '{name}': {error}") from None
+
+
+def _fitted(array: Array, datatype: str, dims: tuple[int, ...]) -> Array:
+    found = datatype_of(array)
+    if found != datatype:
+        raise ValueError(f"it has datatype {found}, but the input's is {datatype}")
+    if not array.ndim:
+        return np.full([max(dim, 1) for dim in dims], array[()], array.dtype)
+    if len(array.shape) != len(dims) or any(
+        dim not in (-1, size) for dim, size in zip(dims, array.shape, strict=True)
+    ):
+        raise ValueError(f"it has shape {shape_text(array.shape)}, but the input's is {shape_text(dims)}")
     return array
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TypedDict
 from weakref import WeakSet
 
-import numpy as np
 import numpy.typing as npt
 
+from conch.api.arrays import input_array
 from conch.api.handover import AsyncHandover, Handover, raise_error
 from conch.api.results import Result
 from conch.core.clock import monotonic_ns
@@ -17,7 +17,7 @@ from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
-from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
+from conch.core.tensor import Array, Tensor
 from conch.core.watch import watch_of
 
 _PROTOCOL = "direct"
@@ -63,6 +63,7 @@ class Direct:
         self._core = core
         self._lock = threading.Lock()
         self._open: WeakSet[Handover] = WeakSet()
+        self._readings: WeakSet[_Reading] = WeakSet()
 
     def infer(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Result:
         """Runs a request and waits for its only response."""
@@ -71,7 +72,7 @@ class Direct:
         try:
             return _only(name, handover.take(timeout), lambda: handover.take(timeout))
         except BaseException:
-            self._end(request, handover)
+            _end(self._core, request, handover)
             raise
 
     async def infer_async(
@@ -85,44 +86,51 @@ class Direct:
             second = None if first is None or first.error is not None else await handover.get(timeout)
             return _only(name, first, lambda: second)
         except BaseException:
-            self._end(request, handover)
+            _end(self._core, request, handover)
             raise
 
-    def stream(
-        self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
-    ) -> Iterator[Result]:
-        """Runs a request and gives its responses as they come."""
-        handover = Handover()
-        request, _ = self._begin(model, inputs, handover, timeout, options)
-        return self._responses(request, handover, timeout)
+    def stream(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Responses:
+        """Runs a request, from when the first response is asked for, and gives its responses as they come."""
 
-    def _responses(
-        self, request: InferenceRequest, handover: Handover, timeout: float | None
-    ) -> Iterator[Result]:
-        try:
-            while (response := handover.take(timeout)) is not None:
-                yield _result(response)
-        finally:
-            self._end(request, handover)
+        def begin() -> _Reading:
+            return self._read(model, inputs, Handover(), options)
+
+        return Responses(begin, timeout)
 
     async def stream_async(
         self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
     ) -> AsyncIterator[Result]:
         """The same, on an event loop."""
         handover = AsyncHandover()
-        request, _ = self._begin(model, inputs, handover, timeout, options)
+        reading = self._read(model, inputs, handover, options)
         try:
             while (response := await handover.get(timeout)) is not None:
                 yield _result(response)
         finally:
-            self._end(request, handover)
+            reading.end()
+
+    def _read(self, model: str, inputs: Inputs, handover: Handover, options: RequestOptions) -> _Reading:
+        # A deadline would be that of all responses together.
+        request, _ = self._begin(model, inputs, handover, None, options)
+        reading = _Reading(self._core, request, handover)
+        with self._lock:
+            self._readings.add(reading)
+        return reading
+
+    def end_own_streams(self) -> None:
+        """Ends the streams that the calling thread reads; it is about to wait for them to end."""
+        with self._lock:
+            readings = list(self._readings)
+        for reading in readings:
+            if reading.thread == threading.get_ident():
+                reading.stop()
 
     def close(self) -> None:
-        """Lets go of models that wait for somebody to read."""
+        """Lets go of models that wait for somebody to read, and of who waits for an answer."""
         with self._lock:
             handovers = list(self._open)
         for handover in handovers:
-            handover.close()
+            handover.stop()
 
     def _begin(
         self, model: str, inputs: Inputs, handover: Handover, timeout: float | None, options: RequestOptions
@@ -182,11 +190,79 @@ class Direct:
                     f"{', '.join(known)}"
                 )
 
-    def _end(self, request: InferenceRequest, handover: Handover) -> None:
-        """Says that nobody waits any more."""
-        if not handover.over:
-            self._core.cancel(request)
-        handover.close()
+
+class _Reading:
+    """A request whose responses a thread reads one by one."""
+
+    def __init__(self, core: ServerCore, request: InferenceRequest, handover: Handover) -> None:
+        self._core = core
+        self._request = request
+        self.handover = handover
+        self.thread = threading.get_ident()
+
+    def end(self) -> None:
+        """Says that nobody reads any more."""
+        _end(self._core, self._request, self.handover)
+
+    def stop(self) -> None:
+        """Ends it for the server's sake."""
+        self.handover.stop()
+        self.end()
+
+
+class Responses(Iterator[Result]):
+    """The responses to a request, which is submitted when the first of them is asked for.
+
+    Args:
+        begin: Submits it.
+        timeout: Seconds that each may take; None for any time.
+    """
+
+    def __init__(self, begin: Callable[[], _Reading], timeout: float | None) -> None:
+        self._begin: Callable[[], _Reading] | None = begin
+        self._timeout = timeout
+        self._reading: _Reading | None = None
+
+    def __next__(self) -> Result:
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            self._reading = begin()
+        reading = self._reading
+        if reading is None:
+            raise StopIteration
+        try:
+            response = reading.handover.take(self._timeout)
+            if response is not None:
+                return _result(response)
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends it; a request that is not finished is cancelled."""
+        reading, self._reading, self._begin = self._reading, None, None
+        if reading is not None:
+            reading.end()
+
+    def __del__(self) -> None:
+        reading: _Reading | None = getattr(self, "_reading", None)
+        if reading is None:
+            return
+        # On a thread of its own: the garbage collector may run this in the middle of anything.
+        try:
+            threading.Thread(target=reading.end, name="conch-dropped-stream").start()
+        except RuntimeError:
+            pass  # the interpreter is shutting down
+
+
+def _end(core: ServerCore, request: InferenceRequest, handover: Handover) -> None:
+    """Says that nobody waits for a request any more."""
+    over = handover.over
+    handover.close()  # first, or an answer that says that it was cancelled might have to wait to be read
+    if not over:
+        core.cancel(request)
 
 
 def _only(
@@ -217,17 +293,8 @@ def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
     Raises:
         InvalidArgumentError: It can't be one.
     """
-    try:
-        wanted = None if isinstance(value, np.ndarray) or datatype is None else NUMPY_DTYPES.get(datatype)
-        array: Array = np.asarray(value, wanted)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"input '{name}' can't be made an array: {error}") from None
-    if array.dtype.kind in "SUO":
-        texts = [_bytes(name, element) for element in array.ravel().tolist()]
-        strings = np.empty(len(texts), object)
-        strings[:] = texts
-        array = strings.reshape(array.shape)
-    elif not array.dtype.isnative:
+    array = input_array(name, value, datatype)
+    if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     array = array.view()
     array.flags.writeable = False
@@ -235,14 +302,6 @@ def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
         return Tensor.from_array(name, array)
     except ConchError as error:
         raise InvalidArgumentError(f"input '{name}': {error.message}") from None
-
-
-def _bytes(name: str, element: Any) -> bytes:
-    if isinstance(element, bytes):
-        return element
-    if isinstance(element, str):
-        return element.encode()
-    raise InvalidArgumentError(f"input '{name}' has an element of {type(element).__name__} among its strings")
 
 
 def _parameters(given: Mapping[str, Parameter] | None) -> dict[str, Parameter] | None:

@@ -7,7 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from conch.core.errors import ERRORS_BY_CODE, ConchError, DeadlineExceededError, InternalError
+from conch.core.errors import (
+    ERRORS_BY_CODE,
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    UnavailableError,
+)
 from conch.core.request import InferenceRequest, InferenceResponse
 
 MOST_KEPT = 16
@@ -27,6 +33,7 @@ class Handover:
         self._kept: deque[InferenceResponse] = deque()
         self._ended = False
         self._closed = False
+        self._stopped = False
 
     def put(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes a response; waits while too many are kept that nobody has read."""
@@ -42,7 +49,11 @@ class Handover:
         self._on_put()
 
     def try_take(self) -> tuple[InferenceResponse | None, bool]:
-        """The next response, if it is there; and whether none will come any more."""
+        """The next response, if it is there; and whether none will come any more.
+
+        Raises:
+            UnavailableError: None will, as the server has been stopped.
+        """
         with self._changed:
             return self._taken()
 
@@ -51,6 +62,7 @@ class Handover:
 
         Raises:
             DeadlineExceededError: None came in time.
+            UnavailableError: None will, as the server has been stopped.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._kept or self._ended or self._closed, timeout_s):
@@ -65,6 +77,14 @@ class Handover:
             self._changed.notify_all()
         self._on_put()
 
+    def stop(self) -> None:
+        """Says that the server has been stopped: as `close`, but a reader is told if that was not the end."""
+        with self._changed:
+            if self._ended:
+                return  # what has come can still be read
+            self._stopped |= not self._closed
+        self.close()
+
     @property
     def over(self) -> bool:
         """Whether the last response has been put."""
@@ -75,6 +95,8 @@ class Handover:
             response = self._kept.popleft()
             self._changed.notify_all()
             return response, False
+        if self._stopped:
+            raise UnavailableError("the server has been stopped")
         return None, self._ended or self._closed
 
 

@@ -14,13 +14,13 @@ from typing import Any, Unpack
 
 from conch.api.composition import Settings
 from conch.api.decorators import Function
-from conch.api.direct import Direct, Inputs, RequestOptions
+from conch.api.direct import Direct, Inputs, RequestOptions, Responses
 from conch.api.model import ModelConfig, Tensor
 from conch.api.repository import BoundModel, BoundRepository
 from conch.api.results import Result
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter
-from conch.running import Signals
+from conch.running import Signals, Task
 from conch.server import Server as Composition
 from conch_control.definition import PollError
 
@@ -110,7 +110,8 @@ class Server:
     def stop(self) -> bool:
         """Finishes the requests that there are, unloads the models and gives the ports back.
 
-        From any thread but those that run a function of it; a server that still starts gives that up.
+        From any thread but those that run a function of it; a server that still starts gives that up. Streams
+        that this thread reads are ended at once. Who still waits in the end is told that it has been stopped.
 
         Returns:
             Whether all requests were finished within ``exit_timeout_secs``. Also for a server that was not
@@ -124,6 +125,8 @@ class Server:
         if stage is _Stage.STOPPED or server is None:
             self._stopped.wait()  # until whoever stops it, or gives its start up, has done so
             return self._finished
+        if self._direct is not None:
+            self._direct.end_own_streams()
         try:
             self._finished = server.stop()
         finally:
@@ -140,7 +143,8 @@ class Server:
                 wake()
 
     def __enter__(self) -> Server:
-        return self.start() if self._stage is _Stage.NEW else self
+        self._start_if_new()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -154,23 +158,35 @@ class Server:
     def serve(self) -> None:
         """Starts the server if it has not been, waits until something stops it, and stops it.
 
-        On the main thread SIGINT and SIGTERM stop it for as long as this waits, and a second one ends the
-        process; on others only `stop` does.
+        On the main thread SIGINT and SIGTERM stop it for as long as this waits, also while it starts, and a
+        second one ends the process; on others only `stop` does.
 
         Raises:
             ConchError: It can't be started.
+            RuntimeError: It has been stopped already.
         """
         if threading.current_thread() is not threading.main_thread():
-            if self._stage is _Stage.NEW:
-                self.start()
+            self._start_if_new()
             self._stopped.wait()
             return
         signals = Signals(logging.shutdown)
         with signals.caught(), self._waking(signals.wake):
-            if self._stage is _Stage.NEW:
-                self.start()
+            # Not here, where signals are answered.
+            start = Task("conch-start", self._start_if_new, signals.wake)
+            signals.wait_for(lambda: start.ended or signals.asked)
+            if not signals.asked:
+                start.get()
             signals.wait_for(lambda: signals.asked or self._stopped.is_set())
-            self.stop()
+            stop = Task("conch-stop", self.stop, signals.wake)
+            signals.wait_for(lambda: stop.ended)
+            if stop.get():
+                start.join()  # else it may hang with the model that it loads
+
+    def _start_if_new(self) -> None:
+        if self._stage is _Stage.STOPPED:
+            raise RuntimeError(f"the server {self._stage.value}; make another one")
+        if self._stage is _Stage.NEW:
+            self.start()
 
     @contextmanager
     def _waking(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -351,11 +367,11 @@ class Server:
 
     def stream(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
-    ) -> Iterator[Result]:
+    ) -> Responses:
         """As `infer`, for models with any number of responses: gives each as it comes.
 
-        A loop that is left early cancels the request. A model that is ahead of the loop waits for it. The
-        timeout is that of each response.
+        The request begins when the first is asked for. A loop that is left early cancels it, as does
+        ``close()``. A model that is ahead of the loop waits for it. The timeout is that of each response.
         """
         return self._way_in().stream(model, inputs, timeout, options)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from conch.api.arrays import input_array
 from conch.api.results import Result
 from conch.core.errors import (
     ERRORS_BY_CODE,
@@ -21,7 +22,7 @@ from conch.core.errors import (
     UnavailableError,
     UnknownError,
 )
-from conch.core.tensor import NUMPY_DTYPES, Array
+from conch.core.tensor import Array
 
 _GRPC_STATUS = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -126,10 +127,7 @@ class Signature:
         return {name: (self.inputs[name], self._array(name, value, sample)) for name, value in named.items()}
 
     def _array(self, name: str, value: npt.ArrayLike, sample: bool) -> Array:
-        dtype = NUMPY_DTYPES.get(self.inputs[name])
-        array = np.asarray(value, None if isinstance(value, np.ndarray) else dtype)
-        if array.dtype.kind in "SU":
-            array = array.astype(object)
+        array = input_array(name, value, self.inputs[name])
         return array[np.newaxis] if sample and self.batches else array
 
     def result(self, response: Any, sample: bool) -> Result:
@@ -161,11 +159,14 @@ def as_error(error: BaseException) -> ConchError | None:
     """What one of tritonclient's exceptions, or of what it is made of, says; None for other ones."""
     if isinstance(error, ConnectionError | TimeoutError):
         return UnavailableError(f"the server can't be reached: {error}")
-    message = getattr(error, "message", None)
-    if not callable(message) or not hasattr(error, "status"):
+    text_of, status_of = (
+        getattr(error, message, None) or getattr(error, of_grpc, None)
+        for message, of_grpc in (("message", "details"), ("status", "code"))
+    )
+    if not callable(text_of) or not callable(status_of):
         return None
-    text = str(message())
-    status = str(error.status() or "")
+    text = str(text_of())
+    status = str(status_of() or "")
     if "Deadline Exceeded" in text or status.endswith("DEADLINE_EXCEEDED"):
         return DeadlineExceededError(text)
     if status.startswith("StatusCode."):

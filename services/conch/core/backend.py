@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 Outcome = Sequence[InferenceResponse | None] | BaseException | None
 """What `BackendInstance.execute` returns, or raises."""
+
+
+class Awaited(Protocol):
+    """A batch whose outcome a thread may receive itself; see `BackendInstance.begin_here`."""
+
+    def wait(self, timeout_ns: int) -> None:
+        """Receives it, unless it takes longer than that; where it has not come then, it comes elsewhere."""
+
+    def leave(self) -> None:
+        """Has it come elsewhere. Either of the two is to be called, once, from any thread."""
 
 
 class BackendInstance(ABC):
@@ -71,17 +81,20 @@ class BackendInstance(ABC):
         """
         raise NotImplementedError
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
-        """As `begin`, but may receive the outcome on the calling thread, as long as that takes no longer.
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
+        """As `begin`, but has the outcome come to a thread that waits for it, if there is such a way.
 
         For threads that have time: the detour over another thread costs more than a quick batch.
 
         Args:
             batch: The batch.
-            done: To be called exactly once, as for `begin`; here or, when time is up, elsewhere.
-            timeout_ns: How long the caller may be held up.
+            done: To be called exactly once, as for `begin`; by who waits or, when time is up, elsewhere.
+
+        Returns:
+            What the caller is to wait with soon, or to leave; None where the outcome comes as for `begin`.
         """
         self.begin(batch, done)
+        return None
 
     def available(self, again: Callable[[], None]) -> bool:
         """Whether it can be given a batch now; asked of instances with `begins` before each batch.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from types import TracebackType
 
 from conch.backends.python.errors import describe, failure_text, in_model
@@ -29,7 +28,8 @@ class Failures(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self._found = threading.Lock()
-        self._exceptions: deque[tuple[str, BaseException, TracebackType | None]] = deque(maxlen=_MOST)
+        # By what clients are told; of those that read the same the newest, whose frames are of the last run.
+        self._exceptions: dict[str, tuple[BaseException, TracebackType | None]] = {}
         self.finalize: BaseException | None = None
         self._logger = logging.getLogger(LOGGER)
 
@@ -50,12 +50,13 @@ class Failures(logging.Handler):
         trace = in_model(error)[2]
         with self._found:
             for text in (failure_text(str(record.args[0]), error), describe(error)):
-                self._exceptions.append((text, error, trace))
+                self._exceptions.pop(text, None)
+                self._exceptions[text] = error, trace
+            while len(self._exceptions) > _MOST:
+                del self._exceptions[next(iter(self._exceptions))]
 
     def behind(self, shown: ConchError) -> BaseException | None:
         """The exception that an error tells of, with its frames in the model; None if there is none."""
         with self._found:
-            for text, error, trace in self._exceptions:
-                if text == shown.message:
-                    return error.with_traceback(trace)
-        return None
+            error, trace = self._exceptions.get(shown.message, (None, None))
+        return None if error is None else error.with_traceback(trace)

@@ -89,7 +89,7 @@ class Pool:
     def __init__(self, clock: Clock = monotonic_ns, most_idle: int = MOST_IDLE_BYTES) -> None:
         self._clock = clock
         self._most_idle = most_idle
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as the channel's
         self._blocks: dict[int, Block] = {}
         self._idle: dict[int, list[Block]] = {}
         self._idle_bytes = 0

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from conch.backends.python.call import not_ready
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.instances.beginning import BeginningRunner
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.servable import Leadable
+from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter
 from conch.workers import wire
 from conch.workers.answers import Hands
@@ -107,7 +108,7 @@ class WorkerCaller:
             self._open[number] = request
         believed = (record.more or {}).get("decoupled")
         try:
-            model = self._calls.find(request)
+            model = self._find_model(request)
             if believed is not None and model.spec.decoupled is not believed:
                 raise UnavailableError(
                     f"model '{request.model_name}' has become {'not ' if believed else ''}decoupled since it "
@@ -118,6 +119,12 @@ class WorkerCaller:
                 _lead(leadable)
         except Exception as error:
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
+
+    def _find_model(self, request: InferenceRequest) -> Servable:
+        try:
+            return self._calls.find(request)
+        except ConchError as error:
+            raise not_ready(request.model_name, error) from None
 
     def cancel(self, number: int) -> None:
         """Says that the model does not wait for a call any more."""
@@ -139,7 +146,7 @@ class WorkerCaller:
         slow = self._slow.get(what) if isinstance(what, str) else None
         if slow is None:
             raise WireError(f"there is no question '{what}'")
-        self._hands.run(partial(self._answer_later, number, slow, question))
+        self._hands.run(partial(self._answer, number, slow, question))
 
     def close(self) -> None:
         """Cancels all calls: nobody waits for them any more."""
@@ -189,22 +196,11 @@ class WorkerCaller:
     ) -> None:
         try:
             fields = wire.encode_json(answer(question))
-        except WireError:
-            raise
         except Exception as error:
-            if not isinstance(error, ConchError):
+            if not isinstance(error, ConchError | WireError):  # nonsense is for the model to hear of
                 log.exception("a question of a worker's could not be answered")
             fields = wire.encode_error(as_conch_error(error))
         self._send_answer(number, fields)
-
-    def _answer_later(
-        self, number: int, answer: Callable[[Question], dict[str, object]], question: Question
-    ) -> None:
-        try:
-            self._answer(number, answer, question)
-        except WireError as error:
-            # The reader would lose the worker for it; here the model is told that it asked nonsense.
-            self._send_answer(number, wire.encode_error(as_conch_error(error)))
 
     def _send_answer(self, number: int, fields: bytes) -> None:
         try:
@@ -267,7 +263,8 @@ def _lead(model: Leadable) -> None:
     if isinstance(model, BeginningRunner) and _depth.value < _MOST_NESTED:
         _depth.value += 1
         try:
-            if not model.lead(0):
+            # Once to begin a batch, once to receive what comes of it.
+            if not (model.lead(0) and model.lead(0)):
                 return
         finally:
             _depth.value -= 1

@@ -49,7 +49,8 @@ class Channel:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         self._sock = sock
         self._patient = patient
-        self._lock = threading.Lock()
+        # A thread may send while it sends: the garbage collector, or a signal, may run what logs.
+        self._lock = threading.RLock()
         self._backlog: deque[tuple[list[Buffer], list[int]]] = deque()
         self._flushing = False
         self._closed = False
@@ -155,6 +156,12 @@ class Channel:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other side was first
+
+    def forked(self) -> None:
+        """Says that this process is a fork: the socket stays its parent's, and ends here."""
+        self._closed = True
+        self._lock = threading.RLock()  # a thread that is not here may have had it
+        self._sock.close()
 
     def close(self) -> None:
         """Closes the socket; nobody may receive any more."""

@@ -15,6 +15,7 @@ from conch.workers.channel import BUFFER_BYTES, Channel
 from conch.workers.wire import RETURNED, Kind, Layouts, Message, Place, Reader, TensorLayout, WireError
 
 _ALIGNMENT = 64
+_HERE = Place(0, 0, 0)
 
 Memory = memoryview | Array
 
@@ -102,13 +103,14 @@ class Incoming:
         reader: Reads its fields.
     """
 
-    __slots__ = ("_data", "_exchange", "_root", "message", "reader")
+    __slots__ = ("_data", "_exchange", "_offset", "_root", "message", "reader")
 
     def __init__(self, message: Message, exchange: Exchange, root: Array | None) -> None:
         self.message = message
         self.reader = Reader(message.fields)
         self._exchange = exchange
         self._root = root
+        self._offset = 0  # of the next list of small tensors
         # One copy for all small tensors: the buffer is needed for the next message.
         self._data = exchange.own(message.data) if message.data.nbytes else message.data
 
@@ -120,17 +122,19 @@ class Incoming:
         """
         exchange = self._exchange
         make = exchange.make
-        return [
-            make(layout, self._memory(place), place)
-            for layout, place in wire.decode_tensors(exchange.received, self.reader)
-        ]
+        inline, nbytes, others = wire.decode_tensors(exchange.received, self.reader)
+        if others:
+            return [make(layout, self._memory(place), place) for layout, place in others]
+        data, start = self._data, self._offset
+        self._offset = start + nbytes
+        if self._offset > len(data):
+            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
+        return [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
 
     def _memory(self, place: Place) -> memoryview:
         source, offset, nbytes = place
         memory: memoryview
-        if not source:
-            memory = self._data
-        elif source & RETURNED:
+        if source & RETURNED:
             memory = self._exchange.pool.view(source & ~RETURNED).data
         elif source == self.message.block and self._root is not None:
             memory = self._root.data
@@ -278,23 +282,21 @@ class Exchange:
             root = self.mappings.lend(message.block) if message.block else None
             return Incoming(message, self, root)
 
+    def forked(self) -> None:
+        """Says that this process is a fork of the one whose conversation this is: nothing is sent here."""
+        self.channel.forked()
+        self.pool = Pool()  # a thread that is not here may have had the lock of the other one
+
     def close(self) -> None:
         """Forgets all blocks; tensors in them stay as they are."""
         self.pool.close()
         self.mappings.close()
 
     def _pack_inline(self, payload: Payload, lists: Sequence[Sequence[Tensor]]) -> None:
-        offset = 0
-        data = payload.data
         for tensors in lists:
-            places: list[Place] = []
-            for tensor in tensors:
-                part = tensor.data
-                size = part.nbytes if isinstance(part, memoryview) else len(part)
-                places.append(Place(0, offset, size))
-                data.append(part)
-                offset += size + -size % 8
-            payload.lists.append(wire.encode_tensors(self._sent, _key(tensors), places))
+            parts = [tensor.data for tensor in tensors]
+            payload.data += parts
+            payload.lists.append(wire.encode_inline(self._sent, _key(tensors), parts))
 
     def _pack_block(self, payload: Payload, lists: Sequence[Sequence[Tensor]], size: int) -> None:
         count = sum(map(len, lists))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from conch.core.backend import Outcome
+from conch.core.backend import Awaited, Outcome
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
@@ -29,7 +29,7 @@ from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
 from conch.workers.turns import Turns
-from conch.workers.wire import BatchRecord, DoneRecord, Kind, RequestRecord, ResponseRecord, WireError
+from conch.workers.wire import BatchRecord, DoneRecord, Kind, ResponseRecord, WireError
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,38 @@ class _Begun:
         self.numbers = numbers
         self.done = done
         self.since_ns = since_ns
+
+
+class _Turn:
+    """The turn to receive, while a batch runs; see `Awaited`.
+
+    Args:
+        link: Whose it is.
+        done: Takes the outcome of the batch.
+
+    Attributes:
+        ended: Whether there is an outcome.
+    """
+
+    __slots__ = ("_done", "_link", "ended")
+
+    def __init__(self, link: Link, done: Callable[[Outcome], None]) -> None:
+        self._link = link
+        self._done = done
+        self.ended = False
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        self.ended = True
+        self._done(outcome)
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `Awaited.wait`."""
+        self._link.wait_for(self, timeout_ns)
+
+    def leave(self) -> None:
+        """See `Awaited.leave`."""
+        self._link.give_back()
 
 
 class _Kept:
@@ -174,16 +206,20 @@ class Link:
     def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch; see `BackendInstance.begin`. On a lost link it is done at once, with an error."""
         requests = batch.requests
-        number = next(self._numbers)
-        numbers = [self._number(request) for request in requests]
-        again = [known for known, _ in numbers]
-        begun = _Begun(batch, [each for _, each in numbers], done, monotonic_ns())
+        following = self._numbers
+        number = next(following)
+        if self._again:
+            known = [self._number(request) for request in requests]
+            again, numbers = [one for one, _ in known], [each for _, each in known]
+        else:
+            again, numbers = [False] * len(requests), [next(following) for _ in requests]
+        begun = _Begun(batch, numbers, done, monotonic_ns())
         with self._lock:
             lost = self._lost is not None
             if not lost:
                 self._batches[number] = begun
                 for request, each in zip(requests, begun.numbers, strict=True):
-                    if not request.filler and each not in self._open:
+                    if not request.filler and not request.answered and each not in self._open:
                         self._open[each] = self._opened(request, each)
         if lost:
             done(self._error())
@@ -202,24 +238,32 @@ class Link:
             if request.cancelled and not flag & wire.CANCELLED:
                 self._cancel(each)
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
-        """Sends a batch, and receives on this thread until it is done; see `BackendInstance.begin_here`."""
-        turns = self._turns
-        if not turns.take():
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
+        """Sends a batch whose outcome the caller may receive; see `BackendInstance.begin_here`."""
+        if not self._turns.take():
             self.begin(batch, done)
-            return
-        ended = False
-
-        def end(outcome: Outcome) -> None:
-            nonlocal ended
-            ended = True
-            done(outcome)
-
+            return None
+        turn = _Turn(self, done)
         try:
-            self.begin(batch, end)
-            turns.read_until(lambda: ended, self._handle, monotonic_ns() + timeout_ns)
+            self.begin(batch, turn)
+        except BaseException:
+            turn.leave()
+            raise
+        if turn.ended:
+            turn.leave()
+            return None
+        return turn
+
+    def wait_for(self, turn: _Turn, timeout_ns: int) -> None:
+        """Receives until a batch is done; for who has the turn, which is given back."""
+        try:
+            self._turns.read_until(lambda: turn.ended, self._handle, monotonic_ns() + timeout_ns)
         finally:
-            turns.give_back()
+            self._turns.give_back()
+
+    def give_back(self) -> None:
+        """Has the link's thread receive again."""
+        self._turns.give_back()
 
     def in_flight(self) -> list[InFlight]:
         """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
@@ -319,9 +363,9 @@ class Link:
         ):
             if known:
                 request.on_cancel = partial(self._cancel, each)
-            record = _record(request, each, known)
-            flags.append(record.flags)
-            parts.append(record.encode())
+            flag = _flags(request, known)
+            flags.append(flag)
+            parts.append(wire.encode_request(request, each, flag))
             parts.append(tensors)
         self._exchange.send(Kind.EXECUTE, number, b"".join(parts), payload)
         return flags
@@ -604,7 +648,7 @@ def _end_in_queue(
         queue.hand(response, True, 0)
 
 
-def _record(request: InferenceRequest, number: int, again: bool) -> RequestRecord:
+def _flags(request: InferenceRequest, again: bool) -> int:
     flags = 0
     if request.sequence_start:
         flags |= wire.SEQUENCE_START
@@ -618,17 +662,4 @@ def _record(request: InferenceRequest, number: int, again: bool) -> RequestRecor
         flags |= wire.AGAIN
     if request.empty_final:
         flags |= wire.EMPTY_FINAL
-    return RequestRecord(
-        number,
-        request.received_ns,
-        request.queued_ns,
-        request.deadline_ns,
-        request.batch_size,
-        flags,
-        request.id,
-        request.parameters,
-        request.correlation_id,
-        request.requested,
-        request.priority,
-        request.timeout_us,
-    )
+    return flags

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, ResourceExhaustedError
 from conch.workers.wire import WireError
 
 _MOST = 100_000
@@ -100,8 +100,10 @@ class WorkerMetrics:
 
     def _hold(self, question: dict[str, Any], thing: CustomFamily | CustomMetric) -> None:
         number = question.get("number")
-        if not isinstance(number, int) or len(self._held) >= _MOST:
-            raise WireError("a metric has a number, and there are not too many of them")
+        if not isinstance(number, int):
+            raise WireError("a metric has a number")
+        if len(self._held) >= _MOST:
+            raise ResourceExhaustedError(f"a model may hold {_MOST} metrics and families at a time")
         with self._lock:
             self._held[number] = thing
 

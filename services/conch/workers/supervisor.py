@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from conch.backends.python.settings import Settings
-from conch.core.backend import BackendInstance, Outcome
+from conch.core.backend import Awaited, BackendInstance, Outcome
 from conch.core.calls import ServerCalls
 from conch.core.custom_metrics import current_families
 from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError, as_conch_error
@@ -152,13 +152,13 @@ class WorkerInstance(BackendInstance):
             return
         link.begin(batch, done if self._hangs is None else self._watched(self._hangs, done))
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
+    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
         """See `BackendInstance.begin_here`."""
         link = self._link
         if link is None:
             done(self._refusal())
-            return
-        link.begin_here(batch, done if self._hangs is None else self._watched(self._hangs, done), timeout_ns)
+            return None
+        return link.begin_here(batch, done if self._hangs is None else self._watched(self._hangs, done))
 
     def available(self, again: Again) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""

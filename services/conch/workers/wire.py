@@ -5,9 +5,10 @@ own fields, and then, on a multiple of eight, the bytes of small tensors. Intege
 few messages have is compact JSON; nothing is pickled. Every decoder here takes whatever bytes there are, and
 either returns something valid or raises `WireError`.
 
-A list of tensors is a layout, which is the same for most requests of a model and is parsed once, and for each
-tensor where it is: in the message (source 0), in the block that came with the message (its number), or in a
-block that the receiver had sent (its number with `RETURNED` set).
+A list of tensors is a layout, which is the same for most requests of a model and is parsed once. The bytes of
+small ones follow one another in the message, list after list, each tensor on a multiple of eight, and only
+strings need their sizes said. Others say for each tensor where it is: in the block that came with the message
+(its number), or in a block that the receiver had sent (its number with `RETURNED` set).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError
+from conch.core.request import InferenceRequest
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 
 MAGIC = 0xC7
@@ -80,8 +82,7 @@ NEW_BLOCK = 1
 OUTLINE = 2
 """Flag: the message is in the file whose descriptor comes with this one."""
 
-_NUMBER = struct.Struct("<I")
-_COUNT = struct.Struct("<I")
+_PADDING = [bytes(-size % 8) for size in range(8)]
 _HELLO = struct.Struct("<4sHI")
 _HELLO_MAGIC = b"conc"
 
@@ -130,7 +131,8 @@ def encode(
     parts: list[Buffer] = [header, struct.pack(f"<{len(released)}I", *released), fields, bytes(-head % 8)]
     for part in data:
         parts.append(part)
-        parts.append(bytes(-len(part) % 8))
+        if rest := len(part) & 7:
+            parts.append(_PADDING[rest])
     return b"".join(parts)
 
 
@@ -289,12 +291,28 @@ class TensorLayout(NamedTuple):
     nbytes: int
 
 
+class Layout(NamedTuple):
+    """What the tensors of a list are.
+
+    Attributes:
+        tensors: The tensors.
+        strings: Whether the sizes of some are not known without the message.
+        spans: Where each begins and ends, in the message, if that is known.
+        nbytes: What they take there together.
+    """
+
+    tensors: tuple[TensorLayout, ...]
+    strings: bool
+    spans: tuple[tuple[TensorLayout, int, int], ...]
+    nbytes: int
+
+
 class Place(NamedTuple):
     """Where a tensor's bytes are.
 
     Attributes:
         source: 0 for the message itself, else the number of a block.
-        offset: Where they begin there.
+        offset: Where they begin there; for the message from the beginning of their list.
         nbytes: How many there are.
     """
 
@@ -303,6 +321,8 @@ class Place(NamedTuple):
     nbytes: int
 
 
+_LIST = struct.Struct("<IIB")
+"""Bytes of the layout, count of tensors, and whether their bytes are in the message."""
 _PLACE = struct.Struct("<QQQ")
 _MOST_LAYOUTS = 512
 _MOST_KEPT = 256
@@ -318,11 +338,11 @@ class Layouts:
     """The layouts that one side has sent or received; all are forgotten when there are too many."""
 
     def __init__(self) -> None:
-        self._encoded: dict[LayoutKey, bytes] = {}
-        self._decoded: dict[bytes, tuple[TensorLayout, ...]] = {}
+        self._encoded: dict[LayoutKey, tuple[bytes, bytes, bool]] = {}
+        self._decoded: dict[bytes, Layout] = {}
 
-    def encode(self, key: LayoutKey) -> bytes:
-        """A layout, its length before it.
+    def encode(self, key: LayoutKey) -> tuple[bytes, bytes, bool]:
+        """A list's beginning: in a message, in blocks; and whether there are strings in it.
 
         Raises:
             WireError: The other side would not take it.
@@ -331,23 +351,23 @@ class Layouts:
         if encoded is None:
             _check_key(key)
             text = encode_json(key)
-            encoded = _COUNT.pack(len(text)) + text
+            begin = len(text), len(key)
+            strings = any(datatype == "BYTES" for _, datatype, _ in key)
+            encoded = _LIST.pack(*begin, True) + text, _LIST.pack(*begin, False) + text, strings
             if len(self._encoded) >= _MOST_LAYOUTS:
                 self._encoded.clear()
             self._encoded[key] = encoded
         return encoded
 
-    def decode(self, reader: Reader) -> tuple[TensorLayout, ...]:
+    def decode(self, text: bytes) -> Layout:
         """Reads a layout.
 
         Raises:
             WireError: It is none.
         """
-        (length,) = reader.unpack(_COUNT)
-        text = bytes(reader.take(length))
         decoded = self._decoded.get(text)
         if decoded is None:
-            decoded = _parse_layout(text)
+            decoded = _layout(_parse_layout(text))
             if len(self._decoded) >= _MOST_LAYOUTS:
                 self._decoded.clear()
             self._decoded[text] = decoded
@@ -358,6 +378,23 @@ def _check_key(key: LayoutKey) -> None:
     for name, datatype, shape in key:
         if not all(0 <= dim <= _MOST_DIM for dim in shape):
             raise WireError(f"tensor '{name}' can't be sent: {datatype} of shape {list(shape)}")
+
+
+def _layout(tensors: tuple[TensorLayout, ...]) -> Layout:
+    if any(tensor.nbytes < 0 for tensor in tensors):
+        return Layout(tensors, True, (), 0)
+    return Layout(tensors, False, *_spans(tensors, [tensor.nbytes for tensor in tensors]))
+
+
+def _spans(
+    tensors: Sequence[TensorLayout], sizes: Sequence[int]
+) -> tuple[tuple[tuple[TensorLayout, int, int], ...], int]:
+    spans = []
+    start = 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        spans.append((tensor, start, start + size))
+        start += size + -size % 8
+    return tuple(spans), start
 
 
 def _parse_layout(text: bytes) -> tuple[TensorLayout, ...]:
@@ -387,23 +424,50 @@ def _tensor_layout(entry: object) -> TensorLayout:
 
 
 def encode_tensors(layouts: Layouts, key: LayoutKey, places: Sequence[Place]) -> bytes:
-    """A list of tensors: what they are and where."""
-    return b"".join([layouts.encode(key), *[_PLACE.pack(*place) for place in places]])
+    """A list of tensors in blocks: what they are and where."""
+    return b"".join([layouts.encode(key)[1], *[_PLACE.pack(*place) for place in places]])
 
 
-def decode_tensors(layouts: Layouts, reader: Reader) -> list[tuple[TensorLayout, Place]]:
+def encode_inline(layouts: Layouts, key: LayoutKey, parts: Sequence[Buffer]) -> bytes:
+    """A list of tensors whose bytes are in the message."""
+    begin, _, strings = layouts.encode(key)
+    return begin + struct.pack(f"<{len(parts)}Q", *map(len, parts)) if strings else begin
+
+
+def decode_tensors(
+    layouts: Layouts, reader: Reader
+) -> tuple[Sequence[tuple[TensorLayout, int, int]], int, Sequence[tuple[TensorLayout, Place]]]:
     """Reads a list of tensors; that they are where they should be is for `conch.workers.exchange` to check.
+
+    Returns:
+        Those in the message, with where they begin and end from the beginning of the list; what they take
+        together; those in blocks.
 
     Raises:
         WireError: It is none, or one of them has not the size that its shape says.
     """
+    length, count, inline = reader.unpack(_LIST)
+    layout = layouts.decode(bytes(reader.take(length)))
+    if count != len(layout.tensors) or inline > 1:
+        raise WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
+    if inline:
+        if not layout.strings:
+            return layout.spans, layout.nbytes, ()
+        sizes = reader.unpack(struct.Struct(f"<{count}Q"))
+        for tensor, size in zip(layout.tensors, sizes, strict=True):
+            _check_size(tensor, size)
+        return *_spans(layout.tensors, sizes), ()
     tensors: list[tuple[TensorLayout, Place]] = []
-    for layout in layouts.decode(reader):
+    for tensor in layout.tensors:
         place = Place(*reader.unpack(_PLACE))
-        if layout.nbytes not in (-1, place.nbytes):
-            raise WireError(f"tensor '{layout.name}' has {place.nbytes} bytes, not {layout.nbytes}")
-        tensors.append((layout, place))
-    return tensors
+        _check_size(tensor, place.nbytes)
+        tensors.append((tensor, place))
+    return (), 0, tensors
+
+
+def _check_size(tensor: TensorLayout, nbytes: int) -> None:
+    if tensor.nbytes not in (-1, nbytes):
+        raise WireError(f"tensor '{tensor.name}' has {nbytes} bytes, not {tensor.nbytes}")
 
 
 # --- errors ----------------------------------------------------------------------------------------------
@@ -497,43 +561,7 @@ class RequestRecord:
 
     def encode(self) -> bytes:
         """The record, to be followed by its tensors."""
-        name = self.id.encode("utf-8", "surrogatepass") if self.id else b""
-        rare = self._rare()
-        deadline = -1 if self.deadline_ns is None else self.deadline_ns
-        if deadline > _LATEST_NS:
-            deadline = -1
-        head = _REQUEST.pack(
-            *(self.number, self.received_ns, self.queued_ns, deadline, self.batch_size, self.flags),
-            *(len(name), len(rare)),
-        )
-        return head + name + rare if name or rare else head
-
-    def _rare(self) -> bytes:
-        if self.requested is not None and not (
-            self.parameters
-            or self.correlation_id
-            or self.priority
-            or self.timeout_us
-            or self.model
-            or self.more
-        ):
-            return _only_requested(self.requested)  # many clients say no more than that, and always the same
-        rare: dict[str, object] = {}
-        if self.parameters:
-            rare["parameters"] = dict(self.parameters)
-        if self.correlation_id:
-            rare["correlation"] = self.correlation_id
-        if self.requested is not None:
-            rare["requested"] = self.requested
-        if self.priority:
-            rare["priority"] = self.priority
-        if self.timeout_us:
-            rare["timeout"] = self.timeout_us
-        if self.model:
-            rare["model"] = self.model
-        if self.more:
-            rare["more"] = dict(self.more)
-        return encode_json(rare) if rare else b""
+        return encode_request(self, self.number, self.flags, self.model, self.more)
 
     @classmethod
     def decode(cls, reader: Reader) -> RequestRecord:
@@ -561,9 +589,64 @@ class RequestRecord:
         self.more = _checked(rare, "more", dict, None)
 
 
+def encode_request(
+    request: RequestRecord | InferenceRequest,
+    number: int,
+    flags: int,
+    model: tuple[str, ...] = (),
+    more: Mapping[str, Any] | None = None,
+) -> bytes:
+    """A request as a record, to be followed by its tensors; see `RequestRecord`."""
+    if request.parameters or request.correlation_id or request.priority or request.timeout_us or more:
+        rare = _rare(request, model, more)
+    else:
+        rare = _common(request.requested, model)  # most say no more than that, and always the same
+    name = request.id.encode("utf-8", "surrogatepass") if request.id else b""
+    deadline = -1 if request.deadline_ns is None else request.deadline_ns
+    if deadline > _LATEST_NS:
+        deadline = -1
+    head = _REQUEST.pack(
+        number,
+        request.received_ns,
+        request.queued_ns,
+        deadline,
+        request.batch_size,
+        flags,
+        len(name),
+        len(rare),
+    )
+    return head + name + rare
+
+
+def _rare(
+    request: RequestRecord | InferenceRequest, model: tuple[str, ...], more: Mapping[str, Any] | None
+) -> bytes:
+    rare: dict[str, object] = {}
+    if request.parameters:
+        rare["parameters"] = dict(request.parameters)
+    if request.correlation_id:
+        rare["correlation"] = request.correlation_id
+    if request.requested is not None:
+        rare["requested"] = request.requested
+    if request.priority:
+        rare["priority"] = request.priority
+    if request.timeout_us:
+        rare["timeout"] = request.timeout_us
+    if model:
+        rare["model"] = model
+    if more:
+        rare["more"] = dict(more)
+    return encode_json(rare)
+
+
 @lru_cache(_MOST_LAYOUTS)
-def _only_requested(requested: tuple[str, ...]) -> bytes:
-    return encode_json({"requested": requested})
+def _common(requested: tuple[str, ...] | None, model: tuple[str, ...]) -> bytes:
+    rare: dict[str, object] = {}
+    if requested is not None:
+        rare["requested"] = requested
+    if model:
+        rare["model"] = model
+    return encode_json(rare) if rare else b""
 
 
 @lru_cache(_MOST_LAYOUTS)
@@ -673,6 +756,8 @@ class ResponseRecord:
             WireError: It is none.
         """
         flags, _, _, rare = reader.unpack(_RESPONSE)
+        if flags == _HAS_RESPONSE and not rare:
+            return _PLAIN
         record = cls(
             bool(flags & _HAS_RESPONSE),
             None,
@@ -687,6 +772,12 @@ class ResponseRecord:
             record.parameters = check_parameters(decode_json(reader.take(rare)))
         return record
 
+
+_PLAIN = ResponseRecord(True)
+"""What most responses are; nobody changes what was decoded."""
+
+PLAIN_RESPONSE = _PLAIN.encode()
+"""A response that is nothing but its tensors."""
 
 _DONE = struct.Struct("<QQQII")
 

@@ -434,3 +434,82 @@ def test_sequences_and_the_cache_are_there_for_functions_too() -> None:
             for step in range(3)
         ]
         assert [result["Y"].item() for result in found] == [2.0, 4.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            conch.ModelConfig(parameters={"CONCH_PADDING": '{"inputs": {"X": {"axis": 0, "to": [8]}}}'}),
+            "CONCH_PADDING",
+        ),
+        (
+            conch.ModelConfig(
+                text="""batch_input {
+                    kind: BATCH_ELEMENT_COUNT target_name: "C" data_type: TYPE_FP32 source_input: "X"
+                }"""
+            ),
+            "batch_input",
+        ),
+    ],
+)
+def test_what_functions_would_not_be_given_is_refused(
+    server: conch.Server, config: conch.ModelConfig, text: str
+) -> None:
+    with pytest.raises(conch.InvalidArgumentError, match=f"model 'm': {text} has no effect"):
+        server.bind("m", conch.batch(lambda X: X), [X], [Y], config)
+
+
+def test_one_client_s_bad_value_is_its_own(server: conch.Server) -> None:
+    running, go = threading.Event(), threading.Event()
+    sizes: list[int] = []
+
+    @conch.group_by_values("scale")
+    @conch.batch
+    @conch.first_value("scale")
+    def scaled(X: Array, scale: Any) -> Any:
+        if scale <= 0:
+            raise conch.InvalidArgumentError("scale must be above 0")
+        return X * scale
+
+    def waiting(requests: list[conch.Request]) -> Any:
+        sizes.append(len(requests))
+        running.set()
+        go.wait(WAIT_S)
+        return scaled(requests)
+
+    server.bind(
+        "scaled", waiting, [X, conch.Tensor("scale", shape=(1,))], [Y], conch.ModelConfig(max_batch_size=8)
+    )
+    told: dict[float, Any] = {}
+
+    def ask(scale: float) -> None:
+        try:
+            told[scale] = server.infer("scaled", {"X": [[1.0]], "scale": [[scale]]})["Y"].item()
+        except conch.ConchError as error:
+            told[scale] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(scale,)) for scale in (2.0, -1.0, 3.0)]
+    threads[0].start()
+    assert running.wait(WAIT_S)
+    for thread in threads[1:]:
+        thread.start()
+    core = server._server.core  # type: ignore[union-attr]
+    eventually(lambda: core.model("scaled").pending == 2, "the others wait together")
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert sizes == [1, 2]
+    assert told == {2.0: 2.0, -1.0: "scale must be above 0", 3.0: 3.0}
+
+
+@pytest.mark.parametrize("words", [["abc", "ß"], [b"a\0", "ß"]])
+def test_strings_are_the_same_for_everybody(server: conch.Server, words: list[str | bytes]) -> None:
+    wanted = [word.encode() if isinstance(word, str) else word for word in words]
+    server.bind(
+        "words", lambda requests: [[words]], [X], [conch.Tensor("W", str)], conch.ModelConfig(batching=False)
+    )
+    assert server.infer("words", {"X": [1.0]})["W"].tolist() == wanted
+    assert server.grpc_url is not None
+    with conch.Client(server.grpc_url, "words") as client:
+        assert client.infer_sample([1.0])["W"].tolist() == wanted

@@ -135,8 +135,9 @@ def test_a_server_is_started_once() -> None:
             server.start()
         with server:
             pass
-    with pytest.raises(RuntimeError, match="has been stopped; make another one"):
-        server.start()
+    for again in (server.start, server.__enter__, server.serve):
+        with pytest.raises(RuntimeError, match="has been stopped; make another one"):
+            again()
     with pytest.raises(conch.UnavailableError, match="has been stopped"):
         server.bind("other", lambda requests: requests, [X], [Y])
     never = adding(1, **NO_PORTS)
@@ -287,10 +288,15 @@ def test_a_reader_that_stops_reading_does_not_hold_up_the_end() -> None:
     stream = server.stream("forever", {"X": [1.0]})
     next(stream)
     assert going.wait(WAIT_S)
-    assert server.stop() is False
-    assert list(stream) == []
+    stopper = threading.Thread(target=lambda: stopped.append(server.stop()))
+    stopped: list[bool] = []
+    stopper.start()
+    stopper.join(WAIT_S)
+    assert stopped == [False]
+    with pytest.raises(conch.UnavailableError, match="the server has been stopped"):
+        list(stream)
     assert ended.wait(WAIT_S)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
 
 
 def test_inputs_that_can_not_be() -> None:
@@ -372,6 +378,37 @@ def test_serve_ends_with_a_signal(number: signal.Signals) -> None:
     finally:
         process.kill()
         process.wait()
+    assert (process.returncode, output) == (0, "over\n"), errors
+
+
+def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
+    code = """
+        import time
+        from pathlib import Path
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                here = Path(args["model_repository"])
+                (here / "begun").touch()
+                while not (here / "go").exists():
+                    time.sleep(0.01)
+
+            def execute(self, requests):
+                return []
+    """
+    here = write_model(tmp_path, "slow", 'backend: "python"', {"model.py": textwrap.dedent(code)})
+    process = script(
+        f"conch.Server({str(tmp_path)!r}, grpc_port=0, http_port=None, metrics_port=None, "
+        f"exit_timeout_secs=2, backend_config=['python,placement=worker']).serve()"
+    )
+    try:
+        eventually((here / "begun").exists, "the model is being loaded")
+        os.kill(process.pid, signal.SIGTERM)
+        output, errors = process.communicate(timeout=WAIT_S)
+    finally:
+        process.kill()
+        process.wait()
+        (here / "go").touch()
     assert (process.returncode, output) == (0, "over\n"), errors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,107 @@ def test_groups_of_generators_follow_each_other() -> None:
 def test_groups_name_a_function_that_returns_too_little() -> None:
     with pytest.raises(ValueError, match="must return a list of 2 answers, not 1 of them"):
         conch.group_by_keys(lambda requests: [1])(rows_of(1, 1))
+
+
+def picky(**inputs: Array) -> Array:
+    """Does not take values below 0."""
+    if (inputs["V"] < 0).any():
+        raise InvalidArgumentError("V must not be negative")
+    return inputs["X"]
+
+
+def pickily(**inputs: Array) -> Iterator[Array]:
+    yield inputs["X"]
+    yield picky(**inputs)
+
+
+BAD_AND_GOOD = [request(1, X=[[7]], V=[[value]]) for value in (-1, 1)]
+
+
+@pytest.mark.parametrize("grouped", [conch.group_by_values("V"), conch.group_by_keys, conch.sample])
+def test_what_one_group_raises_is_its_own(grouped: Any) -> None:
+    inner = conch.batch if grouped is not conch.sample else lambda function: function
+    requests = (
+        BAD_AND_GOOD if grouped is not conch.group_by_keys else [*BAD_AND_GOOD[:1], request(1, X=[[7]])]
+    )
+
+    def run(**inputs: Array) -> Array:
+        return picky(**{"V": np.ones(1), **inputs})
+
+    error, answer = grouped(inner(run))(requests)
+    assert isinstance(error, InvalidArgumentError)
+    assert answer.tolist() == [[7]]
+    with pytest.raises(InvalidArgumentError, match="must not be negative"):
+        grouped(inner(run))(requests[:1])  # nobody else has to be spared
+
+
+@pytest.mark.parametrize("grouped", [conch.group_by_values("V"), conch.sample])
+def test_what_one_group_raises_while_it_yields_is_its_own(grouped: Any) -> None:
+    inner = conch.batch if grouped is not conch.sample else lambda function: function
+    steps = list(grouped(inner(pickily))(BAD_AND_GOOD))
+    assert [type(step[0]) for step in steps if step[0] is not None] == [np.ndarray, InvalidArgumentError]
+    assert [step[1].tolist() for step in steps if step[1] is not None] == [[[7]], [[7]]]
+
+
+@given(st.lists(st.binary(max_size=4), min_size=1, max_size=4), st.lists(st.text(max_size=3), min_size=4))
+def test_strings_in_lists_stay_as_they_are(blobs: list[bytes], texts: list[str]) -> None:
+    rows = len(blobs)
+    (answer,) = conch.batch(lambda X: {"A": blobs, "B": texts[:rows]})(
+        [request(rows, X=np.zeros((rows, 1)))] if len(texts) >= rows else []
+    )
+    assert answer["A"].tolist() == blobs
+    assert answer["B"].tolist() == texts[:rows]
+    (filled,) = conch.fill_optionals(A=blobs, B=texts, C=np.array(texts, object))(lambda requests: requests)(
+        [request()]
+    )
+    assert filled["A"].tolist() == blobs
+    assert filled["B"].tolist() == filled["C"].tolist() == [text.encode() for text in texts]
+
+
+def filling(**defaults: Any) -> Any:
+    return conch.fill_optionals(**defaults)(conch.batch(lambda X, **inputs: inputs))
+
+
+@pytest.mark.parametrize(
+    ("default", "filled"),
+    [(2.0, [2.0]), ([2], [2.0]), (np.float64(2), [2.0]), (np.array([2], np.float32), [2.0])],
+)
+def test_defaults_are_as_clients_would_give_them(default: Any, filled: list[float]) -> None:
+    context = replace(CONTEXT, inputs=("X", "T"), input_datatypes=("FP32", "FP32"), input_dims=((-1,), (1,)))
+    X = np.zeros((2, 3), np.float32)
+    with running_for(context):
+        first, second = conch.fill_optionals(T=default)(lambda requests: requests)(
+            [request(2, X=X), request(2, X=X, T=np.ones((2, 1), np.float32))]
+        )
+        conch.batch(lambda X, T: X * T)([first, second])
+    assert first["T"].dtype == np.float32
+    assert first["T"].tolist() == [filled, filled]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dims", "default", "text"),
+    [
+        ("FP32", (1,), [1.0, 2.0], r"has shape \[2\], but the input's is \[1\]"),
+        ("FP32", (2, -1), [1.0, 2.0], r"has shape \[2\], but the input's is \[2,-1\]"),
+        ("INT32", (1,), 1.5, "INT32"),
+        ("FP32", (1,), np.zeros(1), "has datatype FP64, but the input's is FP32"),
+        ("FP32", (1,), "x", "FP32"),
+        ("BYTES", (1,), 3, "among its strings"),
+    ],
+)
+def test_a_default_that_no_client_could_give_is_named(
+    datatype: str, dims: tuple[int, ...], default: Any, text: str
+) -> None:
+    context = replace(CONTEXT, inputs=("T",), input_datatypes=(datatype,), input_dims=(dims,))
+    with running_for(context), pytest.raises(ValueError, match=f"fill_optionals: .*'T'.*{text}"):
+        filling(T=default)(rows_of(1))
+
+
+def test_a_default_that_is_no_value_is_named() -> None:
+    with pytest.raises(
+        ValueError, match="fill_optionals: the default of input 'T': it has an element of NoneType"
+    ):
+        conch.fill_optionals(T=None)
 
 
 def test_fill_optionals_fills_only_what_is_missing() -> None:

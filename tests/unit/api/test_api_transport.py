@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +84,10 @@ def test_other_errors() -> None:
     assert isinstance(as_error(Failed("Deadline Exceeded", None)), DeadlineExceededError)
     assert isinstance(as_error(Failed("what", "999")), UnknownError)
     assert as_error(ValueError("mine")) is None
+    gone = AioRpcError(StatusCode.UNAVAILABLE, Metadata(), Metadata(), "gone")
+    found = as_error(gone)  # as a stream of the asynchronous client raises it
+    assert isinstance(found, UnavailableError)
+    assert found.message == "gone"
 
 
 def test_a_signature_gives_inputs_their_types() -> None:
@@ -134,6 +140,21 @@ def test_a_model_waits_for_its_reader_until_there_is_none() -> None:
     writer.join()
     assert late.is_abandoned(0)
     assert handover.take() is None
+
+
+def test_a_stop_takes_nothing_from_who_has_been_answered() -> None:
+    handover, open_one, read = Handover(), Handover(), Handover()
+    response = InferenceResponse([])
+    for one in (handover, open_one):
+        one.put(request(), response, one is handover)
+        one.stop()
+    assert handover.take() is response
+    assert handover.take() is None
+    with pytest.raises(UnavailableError, match="the server has been stopped"):
+        open_one.take()
+    read.close()
+    read.stop()
+    assert read.take() is None  # its reader knows
 
 
 def test_each_caller_gets_an_error_of_its_own() -> None:

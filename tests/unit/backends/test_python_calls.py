@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conch.backends.python import stuck
 from conch.backends.python import utils as pb_utils
-from conch.backends.python.call import GRACE_NS
+from conch.backends.python.call import GRACE_NS, WaitingCall
 from conch.backends.python.caller import Caller, current_caller
 from conch.backends.python.errors import CallsEnded
 from conch.backends.python.loading import ModelCode
@@ -24,6 +25,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
+from conch.core.request import RequestState
 from conch.core.scheduler.base import Batch
 from conch.core.server_core import LoadParameter
 from conch.core.tensor import Tensor as CoreTensor
@@ -327,3 +329,24 @@ def test_models_of_the_server(calling: Calling) -> None:
         ("unload", "b", True),
         ("load", "b", {"config": "{}", "file:1/m": b"x"}),
     ]
+
+
+def test_a_call_of_a_model_that_goes_meanwhile_is_not_made(calling: Calling) -> None:
+    class Late(WaitingCall):
+        def look(self) -> None:
+            calling.caller.close()
+
+    response = Late(calling.caller, calling.module.make(), False).run()
+    error = response.error()
+    assert error is not None and "has been unloaded" in error.message()
+    assert calling.server.submitted == []
+
+
+def test_calls_that_leave_their_queues_while_they_are_looked_at(
+    calling: Calling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = WaitingCall(calling.caller, calling.module.make(), False)
+    call.core.state = RequestState.QUEUED
+    monkeypatch.setattr(stuck._Look, "calls", lambda look: {call})
+    monkeypatch.setattr(stuck, "_is_queued", lambda call: False)
+    assert stuck.waits_for_ever(call, frozenset([call])) == (frozenset([call]), False)

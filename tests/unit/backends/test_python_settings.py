@@ -1,5 +1,10 @@
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
+from tests.support.core import make_spec
+
+from conch.backends.python.based import PythonBasedBackend
 from conch.backends.python.settings import Settings
 from conch.core.errors import InvalidArgumentError
 
@@ -44,3 +49,24 @@ def test_a_wrong_parameter_is_named(key: str, value: str) -> None:
 def test_a_wrong_option_is_named(key: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^--backend-config=python,{key} must be "):
         Settings.read("m", {}, {key: "many"})
+
+
+@pytest.mark.parametrize("comment", ["", "# /// script\n# dependencies = []\n# ///\n"])
+def test_a_backend_of_python_code_checks_the_code_that_it_would_run(tmp_path: Path, comment: str) -> None:
+    """The comment asks for an environment, and so for a process of its own, which limits need."""
+    (tmp_path / "backend").mkdir()
+    (tmp_path / "backend" / "model.py").write_text(comment)
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    spec = replace(
+        make_spec(),
+        directory=tmp_path / "m",
+        version_directory=tmp_path / "m" / "1",
+        model_file="model.py",
+        parameters={"CONCH_MEMORY_LIMIT_MB": "500"},
+    )
+    backend = PythonBasedBackend(tmp_path / "backend")
+    if comment:
+        backend.check(spec)
+    else:
+        with pytest.raises(InvalidArgumentError, match="a process of the model's own"):
+            backend.check(spec)

@@ -21,6 +21,7 @@ from conch.core.instances.limiter import RateLimiter
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
+from conch.core.servable import Leadable
 from conch.core.spec import (
     DynamicBatching,
     InstanceGroup,
@@ -777,3 +778,133 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
     assert "a batch that was done could not be finished" in caplog.text
     assert model.close(WAIT_S)
     assert loaded.problems == []
+
+
+# --- those who lead wait for outcomes -----------------------------------------------------------------------
+
+
+def quick(kept: Kept, instances: int = 1) -> tuple[Model, BeginsModel, Answers]:
+    """A model that has answered a request, so that it is known to be quick."""
+    model, loaded = make_beginning(make_spec(instances=instances), kept)
+    answers = Answers()
+    model.submit(make_request(answers))
+    kept.finish()
+    assert answers.finals == 1
+    return model, loaded, answers
+
+
+def led(model: Model, answers: Answers) -> Leadable:
+    leadable = model.submit(make_request(answers), may_lead=True)
+    assert leadable is not None
+    return leadable
+
+
+def test_who_leads_begins_a_batch_and_receives_it_when_leading_again() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept)
+    leadable = led(model, answers)
+    assert leadable.lead(MS)  # there is more to do: to wait
+    (unread,) = loaded.instances[0].waited_for
+    # Meanwhile the thread takes in what else has arrived, and the outcome comes.
+    for _ in range(2):
+        model.submit(make_request(answers), may_lead=True)
+    kept.finish()
+    assert (answers.finals, unread.seen) == (1, False)
+    assert leadable.lead(MS)  # and the next one has begun
+    assert (answers.finals, unread.thread, len(kept.batches)) == (2, threading.get_ident(), 1)
+    kept.finish()
+    assert leadable.lead(MS)
+    kept.finish()
+    assert not leadable.lead(MS)
+    assert (answers.finals, model_threads()) == (4, 0)
+    end(model, loaded)
+
+
+def test_other_instances_do_not_wait_for_the_one_that_is_waited_for() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept, instances=2)
+    leadable = led(model, answers)
+    assert leadable.lead(MS)
+    assert led(model, answers).lead(MS) is False  # the other one is begun, and the first one waited for
+    assert [len(one.waited_for) for one in loaded.instances] in ([0, 1], [1, 0])
+    assert len(kept.batches) == 2
+    kept.finish(1)
+    kept.finish(0)
+    assert answers.finals == 3
+    assert not leadable.lead(MS)
+    end(model, loaded)
+
+
+def test_two_who_lead_at_the_same_time_wait_for_one_outcome() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept, instances=2)
+    first, second = led(model, answers), None
+
+    def begin(batch: Batch, done: Done) -> None:
+        nonlocal second
+        kept(batch, done)
+        if second is None:  # another thread, while this one begins
+            second = led(model, answers)
+            assert second.lead(MS)
+
+    for instance in loaded.instances:
+        instance._begin = begin
+    assert not first.lead(MS)
+    assert [one.seen for instance in loaded.instances for one in instance.waited_for].count(True) == 1
+    kept.finish()
+    kept.finish()
+    assert second is not None and not second.lead(MS)
+    assert answers.finals == 3
+    end(model, loaded)
+
+
+def test_what_takes_too_long_is_not_waited_for_again() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept)
+    leadable = led(model, answers)
+    assert leadable.lead(MS)
+    model.submit(make_request(answers))
+    assert not leadable.lead(MS)  # time is up at once
+    kept.finish()  # whoever has it done begins the next one
+    assert (answers.finals, len(kept.batches)) == (2, 1)
+    kept.finish()
+    assert (answers.finals, loaded.instances[0].waited_for[0].thread) == (3, 0)
+    end(model, loaded)
+
+
+def test_what_is_waited_for_can_be_handed_over() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept, instances=2)
+    leadable = led(model, answers)
+    assert leadable.lead(MS)
+    model.submit(make_request(answers), may_lead=True)
+    leadable.hand_over()
+    assert len(kept.batches) == 2
+    kept.finish()
+    kept.finish()
+    assert answers.finals == 3
+    assert all(one.thread == 0 for instance in loaded.instances for one in instance.waited_for)
+    end(model, loaded)
+
+
+def test_who_leads_without_a_budget_waits_at_once() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept)
+    leadable = led(model, answers)
+    assert not leadable.lead()
+    assert loaded.instances[0].waited_for[0].seen
+    kept.finish()
+    assert answers.finals == 2
+    end(model, loaded)
+
+
+def test_a_close_waits_for_what_is_waited_for() -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept)
+    leadable = led(model, answers)
+    assert leadable.lead(MS)
+    kept.finish()
+    assert not model.close(0)
+    assert not leadable.lead(MS)
+    assert answers.finals == 2
+    end(model, loaded)

@@ -140,6 +140,7 @@ class Storm:
         finals = Counter(id(request) for request, _, final in self.answers.calls if final)
         assert finals == Counter(map(id, self.sent)), "not one final answer each"
         assert all(instance.closed == 1 for instance in self.loaded.instances)
+        assert all(one.seen for instance in self.loaded.instances for one in instance.waited_for)
         counted = self.model.statistics.snapshot()
         assert (counted.pending, counted.running) == (0, 0)
         runner = self.model._runner

@@ -110,6 +110,17 @@ FAILS = """
 """
 
 
+def test_each_run_raises_its_own_exception(tmp_path: Path) -> None:
+    body = FAILS.replace("self.answer(requests[0])", "self.answer(requests[0].inputs()[0].as_numpy())")
+    with conch.testing.load(model(tmp_path, body)) as loaded:
+        for number in range(3):
+            with pytest.raises(ZeroDivisionError, match="by nothing") as info:
+                loaded.run({"A": ROW * number})
+            innermost = info.traceback[-1]
+            assert innermost.locals["request"].tolist() == [[number, 2 * number]]
+        assert [type(error) for error in loaded.run_all([{"A": ROW}] * 2)] == [ZeroDivisionError] * 2
+
+
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_what_the_model_raises_is_raised(tmp_path: Path, kind: str) -> None:
     with conch.testing.load(model(tmp_path, FAILS.replace("def execute", f"{kind} execute"))) as loaded:

@@ -15,7 +15,7 @@ from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.exchange import BlockTensor, Exchange
+from conch.workers.exchange import BlockTensor, Exchange, Payload
 from conch.workers.wire import Kind, WireError
 
 LARGE = np.arange(100_000, dtype=np.float32)
@@ -226,6 +226,17 @@ def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
             fields = wire.encode_tensors(wire.Layouts(), (("A", "FP32", (1,)),), [wire.Place(source, 0, 4)])
             worker.send(Kind.DONE, 0, fields)
             with pytest.raises(WireError):
+                server.receive().tensors()
+
+
+def test_small_tensors_must_be_in_their_message() -> None:
+    with exchanges() as (server, worker):
+        for key, size in (((("A", "FP32", (3,)),), 12), ((("A", "BYTES", (1,)),), 2**64 - 8)):
+            begin, _, strings = wire.Layouts().encode(key)
+            payload = Payload()
+            payload.data = [bytes(8)]
+            worker.send(Kind.DONE, 0, begin + size.to_bytes(8, "little") * strings, payload)
+            with pytest.raises(WireError, match="but there are 8 bytes"):
                 server.receive().tensors()
 
 

@@ -56,6 +56,8 @@ TENSORS = st.sampled_from(
         b"",
         wire.encode_tensors(Layouts(), (), []),
         wire.encode_tensors(Layouts(), (("OUT", "FP32", (2,)),), [Place(0, 0, 8)]),
+        wire.encode_inline(Layouts(), (("OUT", "FP32", (2,)),), [bytes(8)]),
+        wire.encode_inline(Layouts(), (("OUT", "BYTES", (1,)),), [bytes(8)]),
         wire.encode_tensors(Layouts(), (("OUT", "INT32", (2,)),), [Place(1, 0, 8)]),
         wire.encode_tensors(Layouts(), (("OUT", "BYTES", (2,)),), [Place(wire.RETURNED | 1, 0, 8)]),
     ]

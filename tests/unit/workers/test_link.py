@@ -569,7 +569,13 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps(
                 True,
                 [[2.0 * size, False], [2.0 * size, True]],
                 "NotFoundError",
-                [["Model missing - Error when running inference: no such model", True]],
+                [
+                    [
+                        "Model missing - Error when running inference: Failed for execute the inference "
+                        "request. Model 'missing' is not ready.",
+                        True,
+                    ]
+                ],
                 True,
                 ["UnavailableError", "not now"],
             ]

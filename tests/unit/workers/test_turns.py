@@ -73,7 +73,9 @@ class Noted(Begun):
 def begin_here(running: Running, value: float, timeout_ns: int, count: int = 4) -> Noted:
     request, _ = request_of(f"of {value}", IN=np.full(count, value, np.float32))
     begun = Noted(batch_of(request))
-    running.link.begin_here(begun.batch, begun.done, timeout_ns)
+    awaited = running.link.begin_here(begun.batch, begun.done)
+    if awaited is not None:
+        awaited.wait(timeout_ns)
     return begun
 
 
@@ -155,7 +157,11 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
             events.append("answered")
             begun.done(outcome)
 
-        link.begin_here(begun.batch, done, LONG_NS)
+        eventually(link._turns.take, "the link's thread waits")
+        link._turns.give_back()
+        turn = link.begin_here(begun.batch, done)
+        assert turn is not None
+        turn.wait(LONG_NS)
         with pytest.raises(UnavailableError, match="gone"):
             begun.result()
         assert "can't be understood" in running.wait_lost()
@@ -209,8 +215,8 @@ class Waited(BackendInstance):
         self.waits.append(0)
         self._answer(batch, done)
 
-    def begin_here(self, batch: Batch, done: Any, timeout_ns: int) -> None:
-        self.waits.append(timeout_ns)
+    def begin_here(self, batch: Batch, done: Any) -> None:
+        self.waits.append(1)
         self._answer(batch, done)
 
     def _answer(self, batch: Batch, done: Any) -> None:

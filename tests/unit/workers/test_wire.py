@@ -134,34 +134,68 @@ TENSORS = st.lists(st.tuples(TEXT, st.sampled_from(["FP32", "BOOL", "BF16", "BYT
 
 
 @given(key=TENSORS.map(tuple), source=U32, offset=U64, twice=st.booleans())
-def test_tensors_come_back(key: wire.LayoutKey, source: int, offset: int, twice: bool) -> None:
+def test_tensors_in_blocks_come_back(key: wire.LayoutKey, source: int, offset: int, twice: bool) -> None:
     sent, received = Layouts(), Layouts()
     for _ in range(1 + twice):  # the second time out of what is remembered
         places = [Place(source, offset, max(layout.nbytes, 0)) for layout in _layouts(key)]
-        tensors = wire.decode_tensors(received, Reader(memoryview(wire.encode_tensors(sent, key, places))))
+        reader = Reader(memoryview(wire.encode_tensors(sent, key, places)))
+        inline, nbytes, tensors = wire.decode_tensors(received, reader)
+        reader.end()
+        assert (list(inline), nbytes) == ([], 0)
         assert [(layout.name, layout.datatype, layout.shape) for layout, _ in tensors] == list(key)
         assert [place for _, place in tensors] == places
 
 
+@given(
+    key=TENSORS.map(tuple), strings=st.lists(st.integers(0, 20), min_size=4, max_size=4), twice=st.booleans()
+)
+def test_tensors_in_the_message_come_back(key: wire.LayoutKey, strings: list[int], twice: bool) -> None:
+    sent, received = Layouts(), Layouts()
+    sizes = [
+        layout.nbytes if layout.nbytes >= 0 else strings[number]
+        for number, layout in enumerate(_layouts(key))
+    ]
+    for _ in range(1 + twice):
+        reader = Reader(memoryview(wire.encode_inline(sent, key, [bytes(size) for size in sizes])))
+        inline, nbytes, others = wire.decode_tensors(received, reader)
+        reader.end()
+        assert list(others) == []
+        assert [(layout.name, layout.datatype, layout.shape) for layout, _, _ in inline] == list(key)
+        assert [end - start for _, start, end in inline] == sizes
+        assert all(start % 8 == 0 for _, start, _ in inline)
+        assert nbytes == sum(size + -size % 8 for size in sizes)
+
+
 def _layouts(key: wire.LayoutKey) -> tuple[wire.TensorLayout, ...]:
-    layouts = Layouts()
-    return layouts.decode(Reader(memoryview(layouts.encode(key))))
+    return Layouts().decode(wire.encode_json(key)).tensors
 
 
 def test_layouts_are_forgotten_when_there_are_too_many() -> None:
     layouts = Layouts()
     for size in range(2000):
-        encoded = layouts.encode((("IN", "FP32", (size,)),))
-        (layout,) = layouts.decode(Reader(memoryview(encoded)))
-        assert layout.nbytes == 4 * size
+        reader = Reader(memoryview(wire.encode_inline(layouts, (("IN", "FP32", (size,)),), [b""])))
+        _, nbytes, _ = wire.decode_tensors(layouts, reader)
+        assert nbytes == 4 * size + 4 * size % 8
     assert len(layouts._encoded) <= wire._MOST_LAYOUTS
     assert len(layouts._decoded) <= wire._MOST_LAYOUTS
 
 
-def test_a_tensor_has_the_size_that_its_shape_says() -> None:
-    fields = wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(0, 0, 15)])
-    with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
+@pytest.mark.parametrize("count", [0, 2, 2**32 - 1])
+@pytest.mark.parametrize("inline", [0, 1, 2])
+def test_a_list_has_as_many_tensors_as_its_layout(count: int, inline: int) -> None:
+    text = wire.encode_json((("IN", "BYTES", (4,)),))
+    fields = wire._LIST.pack(len(text), count, inline) + text + bytes(64)
+    with pytest.raises(WireError, match="a layout of 1"):
         wire.decode_tensors(Layouts(), Reader(memoryview(fields)))
+
+
+def test_a_tensor_has_the_size_that_its_shape_says() -> None:
+    for fields in (
+        wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(1, 0, 15)]),
+        wire.encode_inline(Layouts(), (("S", "BYTES", (1,)), ("IN", "FP32", (4,))), [b"", bytes(15)]),
+    ):
+        with pytest.raises(WireError, match="tensor 'IN' has 15 bytes, not 16"):
+            wire.decode_tensors(Layouts(), Reader(memoryview(fields)))
 
 
 @pytest.mark.parametrize(
@@ -180,9 +214,8 @@ def test_a_tensor_has_the_size_that_its_shape_says() -> None:
     ],
 )
 def test_what_is_no_layout_is_refused(text: str) -> None:
-    fields = len(text).to_bytes(4, "little") + text.encode()
     with pytest.raises(WireError):
-        Layouts().decode(Reader(memoryview(fields)))
+        Layouts().decode(text.encode())
 
 
 def test_done_and_batch_come_back() -> None:
@@ -221,7 +254,9 @@ VALID = [
     RequestRecord(1, 2, 3, 4, 5, 6, "id", {"a": 1}, "corr", ("OUT",), 7, 8).encode(),
     ResponseRecord(True, ERRORS_BY_CODE["UNAVAILABLE"]("text")).encode(),
     ResponseRecord(True, None, {"a": True}).encode(),
-    wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [Place(0, 0, 16)] * 2),
+    wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [Place(7, 0, 16)] * 2),
+    wire.encode_inline(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [bytes(16)] * 2),
+    wire.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)]),
     wire.encode_hello(5),
 ]
 

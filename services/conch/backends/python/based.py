@@ -46,6 +46,10 @@ class PythonBasedBackend(PythonBackend):
         )
         return {**completed, "default_model_filename": written}
 
+    def check(self, spec: ModelSpec) -> None:
+        """Checks how the model is to run, as `load` would run it."""
+        super().check(self._with_file(spec))
+
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model that does not call the server."""
         return super().load(self._with_file(spec))

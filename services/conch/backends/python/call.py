@@ -74,6 +74,11 @@ def refusal(model_name: str, message: str) -> str:
     return f"Model {model_name} - Error when running inference: {message}"
 
 
+def not_ready(model_name: str, error: ConchError) -> ConchError:
+    """The error of a call whose model could not be found, of the kind that the search for it ended with."""
+    return type(error)(f"Failed for execute the inference request. Model '{model_name}' is not ready.")
+
+
 class Call:
     """One request to another model; subclasses say what becomes of its answers.
 
@@ -145,7 +150,8 @@ class Call:
         """
         server = self.caller.server
         self.look()
-        self.caller.opened(self)
+        if not self.caller.opened(self):
+            return None
         lead = Lead.current()
         if lead is not None:
             lead.hand_over()
@@ -181,7 +187,7 @@ class Call:
                     return self.caller.server.find(self.core)
                 except ConchError as not_found:
                     error = not_found
-        raise type(error)(f"Failed for execute the inference request. Model '{name}' is not ready.") from None
+        raise not_ready(name, error) from None
 
     def cancel(self) -> None:
         """Says that nobody waits for it any more."""

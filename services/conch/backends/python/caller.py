@@ -192,13 +192,18 @@ class Caller:
         known_as = self.model[0]
         return known_as, known_as.removeprefix(f"{self._namespace}::")
 
-    def opened(self, call: OpenCall) -> None:
-        """Takes notice of a call, which is abandoned if it has not ended when the caller goes."""
+    def opened(self, call: OpenCall) -> bool:
+        """Takes notice of a call, which is abandoned if it has not ended when the caller goes.
+
+        Returns:
+            Whether the caller is still there; if not, the call has been abandoned.
+        """
         with self._lock:
             self._open.add(call)
             closed = self._closed
         if closed:
             call.abandon()
+        return not closed
 
     def ended(self, call: OpenCall) -> None:
         """Takes notice of the end of a call."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
+from conch.backends.python.arguments import text_of, whole_of
 from conch.backends.python.limits import memory_hint
 from conch.core.errors import (
     AlreadyExistsError,
@@ -39,8 +40,8 @@ class TritonError:
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        self._message = message
-        self._code = code
+        self._message = text_of(message, "message of a TritonError")
+        self._code = whole_of(code, "code of a TritonError")
 
     def message(self) -> str:
         """The text, as clients get it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator, Generator, Sequence
 from threading import get_ident
 from typing import Any, ClassVar
@@ -162,6 +163,7 @@ class PythonInstance(BackendInstance):
         self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any, caller: Caller
     ) -> None:
         self._name = placement.name
+        self._pid = os.getpid()
         self._caller = caller
         self._code = code
         self._model = model
@@ -217,6 +219,8 @@ class PythonInstance(BackendInstance):
                     raise error
             return self._returned(batch, requests, returned)
         except BaseException as error:  # the thread is the server's, whatever a model raises
+            if os.getpid() != self._pid:
+                raise  # a process that the model has forked, and that ends
             failure = self._failure(requests, error)
             if self._decoupled or any(request._sender is None for request in requests):
                 raise failure from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from conch.backends.python.arguments import number_of, text_of
 from conch.backends.python.errors import TritonModelException
 from conch.core.custom_metrics import CustomFamilies, CustomMetric, Kind, current_families
 from conch.core.errors import ConchError
@@ -34,17 +35,17 @@ class Metric:
     def increment(self, value: float) -> None:
         """Adds to a counter or a gauge."""
         with _errors("Failed to increment metric value"):
-            self._metric.increment(float(value))
+            self._metric.increment(number_of(value, "the value of a metric"))
 
     def set(self, value: float) -> None:
         """Sets a gauge."""
         with _errors("Failed to set metric value"):
-            self._metric.set(float(value))
+            self._metric.set(number_of(value, "the value of a metric"))
 
     def observe(self, value: float) -> None:
         """Counts a value in a histogram."""
         with _errors("Failed to observe metric value"):
-            self._metric.observe(float(value))
+            self._metric.observe(number_of(value, "the value of a metric"))
 
     def value(self) -> float:
         """The value of a counter or a gauge."""
@@ -71,6 +72,8 @@ class MetricFamily:
     def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
         if kind not in range(len(_KINDS)):
             raise TritonModelException("Unknown metric kind")
+        name = text_of(name, "name of a MetricFamily")
+        description = text_of(description, "description of a MetricFamily")
         with _errors("Error when creating MetricFamily"):
             families = current_families() if _families is None else _families
             self._family = families.family(name, _KINDS[kind], description)
@@ -87,12 +90,13 @@ class MetricFamily:
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         if not all(isinstance(text, str) for item in (labels or {}).items() for text in item):
             raise TritonModelException("Failed to create metric. Names and values of labels must be strings.")
-        if self._family.kind == "histogram" and not buckets:
+        bounds = [number_of(each, "a bucket of a Metric") for each in (() if buckets is None else buckets)]
+        if self._family.kind == "histogram" and not bounds:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
-        if self._family.kind != "histogram" and buckets:
+        if self._family.kind != "histogram" and bounds:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
         with _errors("Error when creating Metric"):
-            return Metric(self._family.metric(labels or {}, buckets))
+            return Metric(self._family.metric(labels or {}, bounds or None))
 
 
 @contextmanager

@@ -54,7 +54,11 @@ class ReadyCheck:
                     target=self._ask, name=f"conch-{self._name}-ready", daemon=True
                 )
                 self._started = time.monotonic()
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # there is no memory for one, or too many are there
+                    self._thread, self._answer = None, False
+                    log.error("is_ready of model '%s' can't be asked: %s", self._name, error)
 
     def result(self) -> bool:
         """Whether the instance says that it is ready; False if it does not say so in time."""

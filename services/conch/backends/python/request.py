@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from conch.backends.padding import Padder
+from conch.backends.python.arguments import text_of, texts_of, whole_of
 from conch.backends.python.awaiting import awaited, awaited_responses
 from conch.backends.python.call import WaitingCall
 from conch.backends.python.caller import current_caller, find_caller
@@ -86,6 +88,9 @@ class InferenceRequest:
             raise TritonModelException(
                 f"Correlation ID must be an integer of 64 bits that is not below 0, not {correlation_id}"
             )
+        correlation_id = int(correlation_id) if isinstance(correlation_id, int) else str(correlation_id)
+        if isinstance(timeout, SupportsIndex):
+            timeout = index(timeout)
         if not isinstance(timeout, int) or timeout < 0:
             raise TritonModelException(
                 f"timeout must be a whole number of microseconds, and not below 0, not {timeout!r}"
@@ -94,8 +99,10 @@ class InferenceRequest:
             raise TypeError(f"preferred_memory must be a PreferredMemory, not {type(preferred_memory)}")
         if parameters is not None:
             check_parameters(parameters)
+        model_name = text_of(model_name, "model_name of an InferenceRequest")
+        request_id = text_of(request_id, "request_id of an InferenceRequest")
         self._model_name = model_name
-        self._outputs = list(requested_output_names)
+        self._outputs = texts_of(requested_output_names, "requested_output_names of an InferenceRequest")
         self._inputs = list(inputs)
         for tensor in self._inputs:
             if tensor is None:
@@ -107,12 +114,12 @@ class InferenceRequest:
                 raise TypeError(f"the inputs of an InferenceRequest must be tensors, found {type(tensor)}")
         self._request_id = request_id
         self._correlation_id = correlation_id
-        self._model_version = model_version
-        self._flags = flags
+        self._model_version = whole_of(model_version, "model_version of an InferenceRequest")
+        self._flags = whole_of(flags, "flags of an InferenceRequest")
         self._timeout = timeout
         self._memory = preferred_memory or PreferredMemory(TRITONSERVER_MEMORY_CPU)
         self._trace = trace
-        self._priority = priority
+        self._priority = whole_of(priority, "priority of an InferenceRequest")
         self._parameters: Mapping[str, Parameter] = parameters or {}
         self._caller = find_caller()
 
@@ -134,7 +141,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Sets the sequence flags."""
-        self._flags = flags
+        self._flags = whole_of(flags, "flags of an InferenceRequest")
 
     def timeout(self) -> int:
         """The timeout in microseconds; 0 for none."""

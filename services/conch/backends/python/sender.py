@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from sys import is_finalizing
 
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError, InternalError
+from conch.core.errors import ConchError
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
@@ -151,10 +152,6 @@ class ResponseSender:
         """Whether the request has still to be ended."""
         return not (self._closed or (self._sent > 0 and not self._context.decoupled))
 
-    def _fail(self, message: str) -> None:
-        """Ends the request with the model's failure, unless it has ended."""
-        self._end(InternalError(message))
-
     def _end(self, error: ConchError) -> None:
         """Ends the request with an error, unless it has ended."""
         with self._lock:
@@ -168,8 +165,8 @@ class ResponseSender:
         if getattr(self, "_closed", True) or not self._open:
             return
         request, context = self._request, self._context
-        if request.answered or request.filler:
-            return  # it has been answered without the model, or nobody made it
+        if request.answered or request.filler or is_finalizing():
+            return  # it has been answered without the model, or nobody made it, or it is too late for threads
         answer = context.convert.failed(
             f"model '{context.name}' dropped the response sender of a request without sending the final flag"
         )

@@ -41,7 +41,7 @@ def waits_for_ever(call: Call, before: frozenset[Call]) -> tuple[frozenset[Call]
     found = frozenset(_Look(call).calls())
     if not found or found != before or call.core.state is not RequestState.QUEUED:
         return found, False
-    newest = max((each for each in found if _is_queued(each)), key=lambda each: each.since_ns)
+    newest = max((each for each in found if _is_queued(each)), key=lambda each: each.since_ns, default=None)
     return found, newest is call
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from conch.backends.python.arguments import text_of
 from conch.backends.python.errors import TritonModelException
 from conch.core import dlpack
 from conch.core.device import DeviceTensor
@@ -46,6 +47,8 @@ class Tensor:
     __slots__ = ("_batch", "_core")
 
     def __init__(self, name: str, numpy_array: Any) -> None:
+        if type(name) is not str:
+            name = text_of(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         array = numpy_array if type(numpy_array) is np.ndarray else np.asarray(numpy_array)
@@ -124,26 +127,29 @@ class Tensor:
         """The data as an array that may be written to; the same one every time.
 
         Raises:
-            TritonModelException: It is on a GPU.
+            TritonModelException: It is on a GPU, or of a type that numpy does not have.
         """
         core = self._core
         batch = self._batch
         if core.on_device:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
-        if batch is None:
-            return core.numpy()
-        if core.writable:
-            # In a worker, whose memory the inputs have been copied to.
-            own = core.numpy()
-            self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
+        try:
+            if batch is None:
+                return core.numpy()
+            if core.writable:
+                # In a worker, whose memory the inputs have been copied to.
+                own = core.numpy()
+                self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
+                self._batch = None
+                return own
+            dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
+            array: Array = core.numpy().copy() if dtype is None else _array_of(core, dtype)
+            batch.bytes_copied += array.nbytes
+            self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
             self._batch = None
-            return own
-        dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)
-        array: Array = core.numpy().copy() if dtype is None else _array_of(core, dtype)
-        batch.bytes_copied += array.nbytes
-        self._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
-        self._batch = None
-        return array
+            return array
+        except UnsupportedError as error:
+            raise TritonModelException(str(error)) from None
 
     def to_dlpack(self) -> Any:
         """The data as a DLPack capsule: the memory itself, also on a GPU.
@@ -181,6 +187,7 @@ class Tensor:
             TritonModelException: It is not contiguous, is neither in host memory nor on a CUDA device, or is
                 of a type that the protocol does not have.
         """
+        name = text_of(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         source = tensor if hasattr(tensor, "__dlpack__") else _Capsule(tensor)

@@ -5,7 +5,9 @@ was willing to lead, and then those for other idle instances. Where the outcome 
 and the next one begun. The model's own threads see to what is due later, and to what nobody else can.
 
 Who leads has time. While the model's batches are short, it receives the outcome itself: waking another
-thread, which then competes with it for the interpreter, takes longer than the batch.
+thread, which then competes with it for the interpreter, takes longer than the batch. It begins a batch, says
+that there is more to lead, takes in meanwhile what else has arrived, and receives the outcome when it leads
+again.
 
 An instance that is not available is set aside until it says that it is: neither idle nor busy. What only it
 may run waits in the queue, where it can be cancelled and expire.
@@ -70,6 +72,7 @@ class BeginningRunner(Runner):
         """
         self._away: dict[BackendInstance, object] = {}
         self._computed_ns = 0  # the mean, as instances say
+        self._led: Begun | None = None  # what who leads waits for
         self._next_of_idle = next_of_idle
         self._next_batch = self._next_available
         with self._lock:
@@ -84,40 +87,79 @@ class BeginningRunner(Runner):
         """See `Runner.submit`; begins the batch if the caller does not want to."""
         promised = super().submit(request, True)
         if promised and not may_lead:
-            self.hand_over()
+            self._begin_ready()
             return False
         return promised
 
     def lead(self, budget_ns: int | None = None) -> bool:
-        """See `Runner.lead`; waits for short batches."""
-        with self._lock:
-            self._promised = False
-            work = self._take(False)
-            if work is None:
-                return False
-            end = None if budget_ns is None else self._clock() + budget_ns
-        return self._run(*work, end, _HERE_NS)
+        """See `Runner.lead`; also True, with a budget, where the outcome of a batch is to be waited for."""
+        while self._lead(budget_ns):
+            if budget_ns is not None:
+                return True
+        return False
 
     def hand_over(self) -> None:
         """Keeps a promise at once: that is less than waking somebody else for it."""
-        super().lead()
+        with self._lock:
+            led, self._led = self._led, None
+            if led is not None:
+                led.led = False
+        if led is not None and led.awaited is not None:
+            led.awaited.leave()
+        self._begin_ready()
+
+    def _lead(self, budget_ns: int | None) -> bool:
+        """Begins what is ready, or receives what was begun before; True if there is more to lead."""
+        with self._lock:
+            self._promised = False
+            led, self._led = self._led, None
+            work = self._take(False)
+            end = None if budget_ns is None else self._clock() + budget_ns
+        # Other instances do not wait for the one that is waited for.
+        if work is not None:
+            more = self._run(*work, end, led is None)
+            if led is None:
+                return more
+        if led is None:
+            return False
+        if led.awaited is not None:
+            nested(partial(led.awaited.wait, _HERE_NS))  # another model may wait for what it finishes
+        with self._lock:
+            led.led = self._promised = False
+            work = self._take(False)
+            if work is None:
+                self._check_drained()
+                return False
+        return self._run(*work, end, True)
+
+    def _begin_ready(self) -> None:
+        """Begins what is ready, without waiting for anything."""
+        with self._lock:
+            self._promised = False
+            work = self._take(False)
+        if work is not None:
+            self._run(*work, None)
 
     def _may_be_led(self, instances: Iterable[BackendInstance]) -> bool:
         return True
 
-    def _run(self, instance: BackendInstance, batch: Batch, end: int | None, here_ns: int = 0) -> bool:
-        """Begins a batch, then those for other idle instances; True if time was up before that.
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None, leads: bool = False) -> bool:
+        """Begins a batch, then those for other idle instances.
 
         Args:
             instance: What the batch is for.
             batch: The batch.
             end: When to begin no other one; None for no such limit.
-            here_ns: How long to wait for outcomes, if they are expected soon.
+            leads: Whether the caller has time to wait for the outcome of one of them.
+
+        Returns:
+            Whether the caller is to lead again: to wait for that, or because time was up.
         """
+        led = False
         while True:
-            begun = self._begin(instance, batch, here_ns if self._is_quick() else 0)
+            begun = self._begin(instance, batch, leads and not led and self._is_quick())
+            led |= self._settles(begun)
             with self._lock:
-                self._step(begun)
                 if end is not None and self._idle:
                     time_ns = self._clock()
                     if time_ns >= end and self._is_due(time_ns):
@@ -126,8 +168,20 @@ class BeginningRunner(Runner):
                 work = self._take(False)
                 if work is None:
                     self._check_drained()
-                    return False
+                    return led
                 instance, batch = work
+
+    def _settles(self, begun: Begun) -> bool:
+        """Sees to a batch once `begin` has returned; whether its outcome is left for who leads to receive."""
+        awaited = begun.awaited
+        with self._lock:
+            if not self._step(begun) and awaited is not None and self._led is None:
+                self._led = begun
+                begun.led = True
+                return True
+        if awaited is not None:
+            awaited.leave()
+        return False
 
     def _is_quick(self) -> bool:
         """Whether outcomes can be waited for on a polling thread, and are expected soon.
@@ -137,11 +191,9 @@ class BeginningRunner(Runner):
         """
         return self._executor.may_be_led and 0 < self._computed_ns < _QUICK_NS
 
-    def _begin(self, instance: BackendInstance, batch: Batch, here_ns: int) -> Begun:
+    def _begin(self, instance: BackendInstance, batch: Batch, here: bool) -> Begun:
         made: list[Begun] = []
-        # What is done while it is waited for is finished at once: another model may wait for that.
-        run = nested if here_ns else now
-        run(lambda: made.append(self._executor.begin(instance, batch, self._ran, here_ns)))
+        now(lambda: made.append(self._executor.begin(instance, batch, self._ran, here)))
         return made[0]
 
     def _ran(self, begun: Begun) -> None:
@@ -161,7 +213,7 @@ class BeginningRunner(Runner):
             self._computed_ns = spent if not self._computed_ns else (7 * self._computed_ns + spent) // 8
             with self._lock:
                 # Where `begin` has not returned yet, whoever called it goes on when it has.
-                work = self._take(False) if self._step(begun) else None
+                work = self._take(False) if self._step(begun) and not begun.led else None
                 if work is None:
                     self._check_drained()
         if work is not None:

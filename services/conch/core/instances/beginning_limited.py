@@ -48,15 +48,15 @@ class LimitedBeginningRunner(BeginningRunner, LimitedRunner):
         )
         self._prepare(self._next_batch)
 
-    def _run(self, instance: BackendInstance, batch: Batch, end: int | None, here_ns: int = 0) -> bool:
+    def _run(self, instance: BackendInstance, batch: Batch, end: int | None, leads: bool = False) -> bool:
         try:
-            return super()._run(instance, batch, end, here_ns)
+            return super()._run(instance, batch, end, leads)
         finally:
             self._tell()
 
-    def _begin(self, instance: BackendInstance, batch: Batch, here_ns: int) -> Begun:
+    def _begin(self, instance: BackendInstance, batch: Batch, here: bool) -> Begun:
         self._settle_before()
-        return super()._begin(instance, batch, here_ns)
+        return super()._begin(instance, batch, here)
 
     def _finish(self, begun: Begun) -> None:
         try:

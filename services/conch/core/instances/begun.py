@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from conch.core.backend import BackendInstance, Outcome
+from conch.core.backend import Awaited, BackendInstance, Outcome
 from conch.core.errors import as_conch_error
 from conch.core.instances.answers import Execution
 from conch.core.scheduler.base import Batch
@@ -35,6 +35,8 @@ class Begun:
         then: Called with the first outcome; others come too late and are dropped.
 
     Attributes:
+        awaited: How the outcome is waited for; None where it comes by itself.
+        led: Whether somebody waits, who will also see to what the instance runs next.
         steps: What has still to happen before the instance is free again: `begin` returns, and the batch
             is finished. For whoever drives the instance, under a lock of its own.
     """
@@ -46,8 +48,10 @@ class Begun:
         "_outcome",
         "_then",
         "_times",
+        "awaited",
         "batch",
         "instance",
+        "led",
         "steps",
     )
 
@@ -62,6 +66,8 @@ class Begun:
     ) -> None:
         self.instance = instance
         self.batch: Batch | None = batch
+        self.awaited: Awaited | None = None
+        self.led = False
         self.steps = 2
         self._times = times
         self._execution = execution

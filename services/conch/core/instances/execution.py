@@ -103,7 +103,7 @@ class Executor:
         self._finish(batch, times, execution, outcome)
 
     def begin(
-        self, instance: BackendInstance, batch: Batch, then: Callable[[Begun], None], here_ns: int = 0
+        self, instance: BackendInstance, batch: Batch, then: Callable[[Begun], None], here: bool = False
     ) -> Begun:
         """Begins a batch on an instance with `begins`; never raises.
 
@@ -112,14 +112,14 @@ class Executor:
             batch: The batch.
             then: Called once, from any thread and possibly before this returns, when the batch has run: the
                 callee is to have it finished, which answers its requests.
-            here_ns: How long the calling thread may wait for the outcome; 0 for not at all.
+            here: Whether the caller will wait for the outcome, if the instance lets it: `Begun.awaited`.
         """
         times = self._start(batch)
         execution = self.open.begin(batch) if self._decoupled else None
         begun = Begun(instance, batch, times, execution, self._finish, then)
         try:
-            if here_ns:
-                instance.begin_here(batch, begun, here_ns)
+            if here:
+                begun.awaited = instance.begin_here(batch, begun)
             else:
                 instance.begin(batch, begun)
         except BaseException as error:

@@ -134,6 +134,8 @@ class Pollers:
             else:
                 break
         self._keep_promises()
+        for model in self._promised:
+            model.hand_over()
         self._turn.release()  # the next thread finds the queue shut down as well
 
     def _take_turn(self) -> None:

@@ -21,6 +21,7 @@ from conch.workers.host.reading import Reading, Watch
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord
 
 _MOST_FOUND = 1000
+_GONE = "the server is gone"
 
 
 class _Answer:
@@ -103,13 +104,17 @@ class WorkerCalls:
             more=None if model is None else {"decoupled": model.spec.decoupled},
         )
         payload = self._exchange.pack([list(request.inputs.values())])
+        fields = record.encode() + payload.lists[0]
         self._open[number] = request
         self._by_request[id(request)] = number
         try:
-            self._exchange.send(Kind.CALL, number, record.encode() + payload.lists[0], payload)
+            self._exchange.send(Kind.CALL, number, fields, payload)
         except ChannelClosedError:
             self._ended(number)
-            raise UnavailableError("the server is gone") from None
+            raise UnavailableError(_GONE) from None
+        except BaseException:
+            self._ended(number)
+            raise
         if asyncio._get_running_loop() is not None:
             # A coroutine is going to wait; a thread would receive by itself, see `wait`.
             self._watch.attend()
@@ -120,7 +125,10 @@ class WorkerCalls:
         request.cancelled = True
         number = self._by_request.get(id(request))
         if number is not None:
-            self._exchange.send(Kind.CALL_CANCEL, number)
+            try:
+                self._exchange.send(Kind.CALL_CANCEL, number)
+            except ChannelClosedError:
+                self._ended(number)
 
     def model_ready(self, name: str, version: str) -> bool:
         """See `ServerCalls.model_ready`."""
@@ -136,7 +144,10 @@ class WorkerCalls:
 
     def wait(self, done: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits for what a reply brings on the calling thread, which receives meanwhile: the fastest way."""
-        return self._reading.until(done, timeout_s)
+        try:
+            return self._reading.until(done, timeout_s)
+        except ChannelClosedError:
+            raise UnavailableError(_GONE) from None
 
     # --- the other side ------------------------------------------------------------------------------------
 
@@ -147,14 +158,20 @@ class WorkerCalls:
             ConchError: What the server says instead.
         """
         number = next(self._numbers)
+        fields = wire.encode_json({"ask": question, **more})
         answer = self._asked[number] = _Answer()
         try:
-            self._exchange.send(Kind.ASK, number, wire.encode_json({"ask": question, **more}))
+            self._exchange.send(Kind.ASK, number, fields)
+            self._reading.until(lambda: answer.here)
         except ChannelClosedError:
-            raise UnavailableError("the server is gone") from None
-        self._reading.until(lambda: answer.here)
+            raise UnavailableError(_GONE) from None
+        finally:
+            self._asked.pop(number, None)
         if answer.error is not None:
-            raise answer.error
+            try:
+                raise answer.error
+            finally:
+                del answer  # else the error would keep this frame, and that the model's
         value: dict[str, Any] = answer.value
         return value
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable
 
 from conch.workers import wire
@@ -19,10 +21,12 @@ class ServerHandler(logging.Handler):
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__()
         self._send = send
+        self._pid = os.getpid()
         self._format = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Sends a record."""
+        text = ""
         try:
             text = record.getMessage()
             if record.exc_info:
@@ -39,7 +43,10 @@ class ServerHandler(logging.Handler):
             }
             self._send(wire.encode_json(fields))
         except ChannelClosedError:
-            pass  # nobody reads the log any more
+            # Nobody reads the log any more; or this is a process that the model has forked, whose output is
+            # the worker's.
+            if os.getpid() != self._pid:
+                sys.stderr.write(f"{record.levelname} {text}\n")
         except Exception:  # a record that can't be formatted is the model's fault, not ours
             self.handleError(record)
 

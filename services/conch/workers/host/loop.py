@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -37,11 +38,17 @@ SERVER_GONE = 3
 """The exit status of a worker whose server has gone."""
 BAD_MESSAGE = 4
 """The exit status of a worker that could not understand its server."""
+FAILED = 5
+"""The exit status of a worker that failed with a message of its server's."""
 
 
 def serve(descriptor: int) -> None:
     """Serves a socket until the server closes it or says that it is enough."""
-    Host(Channel(socket.socket(fileno=descriptor))).run()
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    host = Host(Channel(sock))
+    os.register_at_fork(after_in_child=host.forked)
+    host.run()
 
 
 class Host:
@@ -63,6 +70,8 @@ class Host:
         self._requests: Requests | None = None
         self._instance: PythonInstance | None = None
         self._decoupled = False
+        self._over = False  # nothing is said any more, and threads that wait for something are told
+        self._forked = False
         self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
             Kind.EXECUTE: self._on_execute,
             Kind.REPLY: self._calls.on_reply,
@@ -85,9 +94,17 @@ class Host:
             if self._load is not None and self._open(*self._load):
                 self._serve()
         except ChannelClosedError:
-            os._exit(SERVER_GONE)
-        # Others may hold the socket open: children that the model has started.
+            self._server_gone()
+        # From here on the end of the conversation is no reason to end at once: what the model has for the
+        # end of the interpreter is still to run. Others may hold the socket open: children of the model's.
+        self._over = True
         self._channel.shut()
+
+    def forked(self) -> None:
+        """Says that this process is a fork of the worker: the conversation is not its own."""
+        self._over = self._forked = True
+        self._exchange.forked()
+        self._reading.forked()
 
     # --- for the parts ----------------------------------------------------------------------------------
 
@@ -111,6 +128,8 @@ class Host:
         try:
             instance = open_instance(spec, placement, self._calls)
         except ConchError as error:
+            if self._forked:
+                raise error.__cause__ or error from None
             self._exchange.send(Kind.FAILED, 0, wire.encode_error(error))
             return False
         finally:
@@ -149,6 +168,8 @@ class Host:
             outcome = instance.execute(batch)
         except BaseException as error:  # the process ends when the server says so, not when a model raises
             outcome = error
+        if self._forked:  # a child that the model has not ended goes where a program of its own would
+            raise outcome if isinstance(outcome, BaseException) else SystemExit(0)
         fields, payload = self._outcome(batch, outcome)
         # The memory of the inputs goes back with this message, unless the model has kept it.
         del item, batch, outcome
@@ -178,30 +199,29 @@ class Host:
         requests = self._requests
         assert requests is not None, "batches come when the model is loaded"
         entries = responses if responses is not None else [None] * len(batch.requests)
-        records: list[ResponseRecord] = []
+        heads: list[tuple[bytes, bool]] = []
         lists: list[Sequence[Tensor]] = []
         for request, response in zip(batch.requests, entries, strict=True):
             assert isinstance(request, HostRequest)
-            record = ResponseRecord(response is not None)
-            records.append(record)
-            if response is not None:
-                record.error, record.parameters = response.error, response.parameters
+            if response is not None or (request.answered and not request.rescheduled):
                 requests.remove(request.number)
             elif request.rescheduled:
-                record.rescheduled = True
-                if request.answered:
-                    requests.remove(request.number)
-            record.failed = getattr(request, "failed", False)
-            if record.has_tensors and response is not None:
+                # Also if it has been answered: the server may not know that when it sends it again.
+                requests.keep(request)
+            record = _record(request, response)
+            if record is None:
+                heads.append((wire.PLAIN_RESPONSE, True))
+            else:
+                heads.append((record.encode(), record.has_tensors))
+            if response is not None and response.error is None:
                 lists.append(response.outputs)
-        heads = [record.encode() for record in records]
         payload = self._exchange.pack(lists)
         batch.bytes_copied += payload.bytes_copied
-        parts = [_times(batch, len(records), 0)]
+        parts = [_times(batch, len(heads), 0)]
         described = iter(payload.lists)
-        for record, head in zip(records, heads, strict=True):
+        for head, has_tensors in heads:
             parts.append(head)
-            if record.has_tensors:
+            if has_tensors:
                 parts.append(next(described))
         return b"".join(parts), payload
 
@@ -212,40 +232,74 @@ class Host:
         assert isinstance(request, HostRequest) and self._requests is not None
         if request.filler:
             return
-        if self._decoupled and request.credit <= 0:
-            self._watch.attend()
-            self._reading.until(lambda: request.credit > 0)
+        if self._decoupled and request.granted <= request.spent and not self._has_credit(request):
+            return
         record = ResponseRecord(response is not None, final=final)
         outputs: Sequence[Tensor] = ()
         if response is not None:
             record.error, record.parameters, outputs = response.error, response.parameters, response.outputs
         record.failed = getattr(request, "failed", False)
         try:
-            payload = self._exchange.pack([outputs] if record.has_tensors else [])
-        except Exception as error:  # no memory for it, or it is not what it says it is
-            record.error, outputs = InternalError(f"a response can't be sent: {error}"), ()
-            payload = self._exchange.pack([])
-        request.credit -= wire.units(outputs)
-        if final:
-            self._requests.remove(request.number)
-        fields = record.encode() + b"".join(payload.lists)
-        try:
-            self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
+            try:
+                self._send_response(request, record, outputs)
+            except ChannelClosedError:
+                raise
+            except Exception as error:  # no memory for it, or it is not what it says it is
+                record.present, record.parameters = True, None
+                record.error = InternalError(f"a response can't be sent: {error}")
+                self._send_response(request, record, ())
         except ChannelClosedError:
             pass  # whoever reads notices, and ends the process
 
+    def _has_credit(self, request: HostRequest) -> bool:
+        """Waits until the server wants more responses to a request; False if it wants none any more."""
+        requests = self._requests
+        assert requests is not None
+        number = request.number
+        try:
+            self._reading.until(
+                lambda: request.granted > request.spent or requests.get(number) is not request
+            )
+        except ChannelClosedError:
+            return False
+        return requests.get(number) is request
+
+    def _send_response(self, request: HostRequest, record: ResponseRecord, outputs: Sequence[Tensor]) -> None:
+        payload = self._exchange.pack([outputs] if record.has_tensors else [])
+        if record.final:
+            assert self._requests is not None
+            self._requests.remove(request.number)
+            if request.rescheduled:
+                self._requests.keep(request)  # until the server says what becomes of it
+        fields = record.encode() + b"".join(payload.lists)
+        request.spent += wire.units(outputs)  # nobody else does so: senders hold a lock
+        self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
+
     def _step(self) -> None:
         """Receives one message and does what it says."""
+        incoming = None
         try:
             incoming = self._exchange.receive()
             self._handle(incoming)
         except ChannelClosedError:
-            # At once: a model may be in the middle of something that never ends.
-            os._exit(SERVER_GONE)
+            self._server_gone()
+            raise
         except WireError as error:
             sys.stderr.write(f"conch worker: {error}\n")
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
+        except BaseException as error:
+            if incoming is None and not isinstance(error, MemoryError):
+                raise  # by a handler of a signal, which the model has: nothing is lost
+            # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(FAILED)
+
+    def _server_gone(self) -> None:
+        """Ends the process at once: a model may be in the middle of something that never ends."""
+        if not self._over:
+            os._exit(SERVER_GONE)
 
     def _handle(self, incoming: Incoming) -> None:
         message = incoming.message
@@ -260,7 +314,7 @@ class Host:
     def _on_credit(self, subject: int, incoming: Incoming) -> None:
         request = self._received.get(subject)
         if request is not None:
-            request.credit += wire.decode_credit(incoming.message.fields)
+            request.granted += wire.decode_credit(incoming.message.fields)
 
     def _on_cancel(self, subject: int, incoming: Incoming) -> None:
         request = self._received.get(subject)
@@ -276,7 +330,10 @@ class Host:
             self._received.remove(subject)
 
     def _on_ready(self, subject: int, incoming: Incoming) -> None:
-        threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
+        try:
+            threading.Thread(target=self._say_ready, args=(subject,), name="conch-ready", daemon=True).start()
+        except RuntimeError:  # there is no memory for one, or too many are there
+            self._answer_ready(subject, False)
 
     def _on_close(self, subject: int, incoming: Incoming) -> None:
         self._todo.append(None)
@@ -312,10 +369,23 @@ class Host:
         if check is not None:
             check.start()
             ready = check.result()
+        self._answer_ready(subject, ready)
+
+    def _answer_ready(self, subject: int, ready: bool) -> None:
         try:
             self._exchange.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
         except ChannelClosedError:
-            os._exit(SERVER_GONE)
+            self._server_gone()
+
+
+def _record(request: HostRequest, response: InferenceResponse | None) -> ResponseRecord | None:
+    """What a batch says of a request; None for a response that is nothing but its tensors."""
+    failed = getattr(request, "failed", False)
+    if response is None:
+        return ResponseRecord(rescheduled=request.rescheduled, failed=failed)
+    if response.error is None and not response.parameters and not failed:
+        return None
+    return ResponseRecord(True, response.error, response.parameters, failed=failed)
 
 
 def _times(batch: Batch, count: int, error: int) -> bytes:

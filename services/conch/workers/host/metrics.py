@@ -10,6 +10,7 @@ from typing import Protocol
 
 from conch.core.custom_metrics import CustomFamilies, CustomFamily, CustomMetric, Kind
 from conch.workers import wire
+from conch.workers.channel import ChannelClosedError
 from conch.workers.wire import Kind as Message
 
 _FORGET = b'{"do":"forget"}'
@@ -41,7 +42,11 @@ class RemoteFamilies(CustomFamilies):
     def flush(self) -> None:
         """Tells the server what the model has let go of."""
         while self._forgotten:
-            self._server.tell(Message.METRIC, self._forgotten.popleft(), _FORGET)
+            try:
+                number = self._forgotten.popleft()
+            except IndexError:
+                return  # another thread was faster
+            self._server.tell(Message.METRIC, number, _FORGET)
 
     def family(self, name: str, kind: Kind, description: str) -> CustomFamily:
         """See `CustomFamilies.family`; the server says whether there can be one."""
@@ -120,4 +125,7 @@ class RemoteMetric(CustomMetric):
         self._tell("observe", value)
 
     def _tell(self, what: str, value: float) -> None:
-        self._server.tell(Message.METRIC, self._number, wire.encode_json({"do": what, "value": value}))
+        try:
+            self._server.tell(Message.METRIC, self._number, wire.encode_json({"do": what, "value": value}))
+        except ChannelClosedError:
+            pass  # nobody asks for it any more

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from conch.workers.channel import ChannelClosedError
+
 _TICK_S = 0.005
 """How long an execution lasts before another thread reads."""
 
@@ -77,11 +79,11 @@ class Reading:
                     if self._waiting:
                         changed.notify_all()
 
-    def wake(self) -> None:
-        """Has those who wait, but do not read, look again."""
-        with self._changed:
-            if self._waiting:
-                self._changed.notify_all()
+    def forked(self) -> None:
+        """Says that this process is a fork: whoever read or waited is not there any more."""
+        self._changed = threading.Condition(threading.Lock())
+        self._busy = False
+        self._waiting = 0
 
 
 class Watch:
@@ -135,7 +137,10 @@ class Watch:
             rung = self._bell.acquire(timeout=_TICK_S)
             if self._executing and (self._at_once or (not rung and self._count == count)):
                 self._at_once = False
-                self._reading.until(self._idle)
+                try:
+                    self._reading.until(self._idle)
+                except ChannelClosedError:
+                    return
                 idle = 0
                 continue
             self._at_once = False

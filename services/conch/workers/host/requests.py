@@ -17,13 +17,16 @@ class HostRequest(InferenceRequest):
 
     Attributes:
         number: Its number on the socket.
-        credit: What its responses may still cost; negative if the last one was larger than the rest.
+        granted: What its responses may cost together; only who reads changes it.
+        spent: What they have cost, possibly more if the last one was larger than the rest; only who sends
+            them changes it.
     """
 
-    __slots__ = ("credit", "number")
+    __slots__ = ("granted", "number", "spent")
 
     number: int
-    credit: int
+    granted: int
+    spent: int
 
 
 class HostFiller(HostRequest):
@@ -35,7 +38,7 @@ class HostFiller(HostRequest):
 
 
 class Requests:
-    """The requests that the model has not answered.
+    """The requests that the model has not answered, and those that may run again.
 
     Args:
         spec: The model version.
@@ -55,6 +58,10 @@ class Requests:
     def remove(self, number: int) -> None:
         """Says that a request has been answered."""
         self._by_number.pop(number, None)
+
+    def keep(self, request: HostRequest) -> None:
+        """Says that the server may still speak of a request, although that may have been answered."""
+        self._by_number[request.number] = request
 
     def batch(self, incoming: Incoming) -> Batch:
         """Reads a batch.
@@ -96,7 +103,7 @@ class Requests:
                 parameters,
             )
             request.number = record.number
-            request.credit = wire.WINDOW
+            request.granted, request.spent = wire.WINDOW, 0
             if not request.filler:
                 self._by_number[record.number] = request
         request.queued_ns = record.queued_ns

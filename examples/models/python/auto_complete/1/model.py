@@ -19,7 +19,14 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()
-            counts = [len(text.decode().split()) for text in texts.ravel()]
-            words = pb_utils.Tensor("WORDS", np.array(counts, np.int32).reshape(texts.shape))
-            responses.append(pb_utils.InferenceResponse([words]))
+            try:
+                counts = [len(text.decode().split()) for text in texts.ravel()]
+            except UnicodeDecodeError as error:
+                refusal = pb_utils.TritonError(
+                    f"TEXT is not UTF-8: {error}", pb_utils.TritonError.INVALID_ARG
+                )
+                responses.append(pb_utils.InferenceResponse(error=refusal))
+            else:
+                words = pb_utils.Tensor("WORDS", np.array(counts, np.int32).reshape(texts.shape))
+                responses.append(pb_utils.InferenceResponse([words]))
         return responses

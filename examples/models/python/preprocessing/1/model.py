@@ -30,7 +30,7 @@ class TritonPythonModel:
             files = pb_utils.get_input_tensor_by_name(request, "IMAGE").as_numpy().ravel()
             try:
                 pixels = np.stack([self.pixels(file) for file in files])
-            except OSError as error:
+            except Exception as error:  # decoders say in many ways that they can't read what a client sent
                 refusal = pb_utils.TritonError(
                     f"IMAGE is no image: {error}", pb_utils.TritonError.INVALID_ARG
                 )

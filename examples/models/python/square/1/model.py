@@ -11,5 +11,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             number = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             for _ in range(int(number[0])):
+                if sender.is_cancelled():
+                    break
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", number)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

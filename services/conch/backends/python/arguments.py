@@ -1,0 +1,65 @@
+"""What models give for texts and whole numbers, taken as Triton's bindings take them: also bytes and numpy's.
+
+What is something else is refused where it is given: behind the socket of a worker, or in a scheduler, nobody
+could tell the model any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+
+
+def text_of(value: object, what: str) -> str:
+    """A text.
+
+    Args:
+        value: What the model gave.
+        what: What it gave it for, for the error.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise TypeError(f"{what} must be a string, not bytes that are no UTF-8") from None
+    raise TypeError(f"{what} must be a string, not {type(value)}")
+
+
+def texts_of(values: object, what: str) -> list[str]:
+    """A list of texts.
+
+    Raises:
+        TypeError: It is none, or something else is in it.
+    """
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{what} must be a list of strings, not {type(values)}")
+    return [value if type(value) is str else text_of(value, f"an element of {what}") for value in values]
+
+
+def whole_of(value: object, what: str) -> int:
+    """A whole number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    try:
+        return int(index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, not {type(value)}") from None
+
+
+def number_of(value: object, what: str) -> float:
+    """A number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be a number, not {type(value)}") from None
