@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ def run(environment: Environment, code: str) -> Any:
     command = [str(environment.python), "-c", f"import json; print(json.dumps({code}))"]
     done = subprocess.run(command, env=environment.variables, capture_output=True, check=True, text=True)
     return json.loads(done.stdout)
+
+
+@contextmanager
+def environment_released(environment: Environment) -> Iterator[Environment]:
+    try:
+        yield environment
+    finally:
+        environment.release()
 
 
 def uses(environment: Environment) -> tuple[str, str]:
@@ -350,6 +359,26 @@ def test_a_file_that_changes_meanwhile_is_noticed(
     with pytest.raises(UnavailableError, match="the file was changed while the environment was built"):
         environment_for(spec, cache)
     assert list(cache.directory.iterdir()) == []
+
+
+@pytest.mark.usefixtures("without_uv")
+def test_a_wheel_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, cache: EnvironmentCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = wheels / "conch_tiny-1.0-py3-none-any.whl"
+    spec = model(tmp_path, {"requirements.txt": only(wheels, f"conch_tiny @ file://{named}")})
+    original = run_tool
+
+    def run_and_change(*arguments: Any) -> None:
+        original(*arguments)
+        wheel(wheels, "conch_tiny", "1.0", {"conch_tiny.py": "VERSION = 'another'\n"})
+
+    monkeypatch.setattr(building_module, "run_tool", run_and_change)
+    with pytest.raises(UnavailableError, match="a wheel was changed while the environment was built"):
+        environment_for(spec, cache)
+    monkeypatch.setattr(building_module, "run_tool", original)
+    with environment_released(environment_for(spec, cache)) as environment:
+        assert run(environment, "__import__('conch_tiny').VERSION") == "another"
 
 
 def test_uv_is_used_where_it_is(tmp_path: Path, cache: EnvironmentCache, wheels: Path, uv: Path) -> None:

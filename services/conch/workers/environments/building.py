@@ -15,12 +15,13 @@ from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.stopping import Stopped, never
+from conch.workers.environments.archives import digest
 from conch.workers.environments.asked import Packages
 from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
 from conch.workers.environments.specifiers import allows
 from conch.workers.environments.tools import run_tool
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of every key: to be raised when environments are built in another way."""
 
 _LOCKED = frozenset({"uv-lock", "pylock"})
@@ -50,21 +51,34 @@ class Tools:
         return cls((), _pip_version() >= (22, 3))
 
 
-def key_of(packages: Packages) -> str:
-    """The key of the environment: the same for the same packages on the same interpreter and platform."""
+def key_of(packages: Packages, notes: Path, stopped: Stopped = never) -> str:
+    """The key of the environment: the same for the same packages on the same interpreter and platform.
+
+    Args:
+        packages: What is to be in it.
+        notes: A folder in which hashes of wheels are remembered.
+        stopped: Asked now and then.
+
+    Raises:
+        ConchError: A wheel can't be read, or it was stopped.
+    """
     hashed = hashlib.sha256()
-    parts = [
+    facts = [
         _FORMAT,
         packages.kind,
         sys.version,
         sys.base_prefix,
         platform.python_implementation(),
         sysconfig.get_platform(),
-        *(data for _, data in packages.contents),
+        str(packages.file.parent) if packages.own else "",
     ]
-    for part in parts:
-        data = repr(part).encode()
-        hashed.update(len(data).to_bytes(8, "little") + data)
+    try:
+        wheels = [digest(path, notes, stopped).encode() for path in packages.wheels]
+    except OSError as error:
+        raise UnavailableError(f"'{error.filename}' can't be read: {error.strerror}") from error
+    for data in (*(repr(fact).encode() for fact in facts), *(data for _, data in packages.contents), *wheels):
+        hashed.update(len(data).to_bytes(8, "little"))
+        hashed.update(data)
     return f"built-{hashed.hexdigest()[:32]}"
 
 

@@ -17,6 +17,9 @@ from conch.workers.environments.environment import Environment, server_environme
 from conch.workers.environments.interpreter import activated, interpreter_in
 from conch.workers.environments.tools import run_tool
 
+_NOTES = "archives"
+"""The folder in the cache for what is known of archives and wheels."""
+
 
 def environment_for(spec: ModelSpec, cache: EnvironmentCache) -> Environment:
     """The environment of a model version's workers, made ready if it has to be; it may take minutes.
@@ -82,7 +85,7 @@ def _unpacked(
             run_tool([str(python), str(fix)], label, prefix, activated(prefix), lock, stopped)
         return {"version": interpreter_in(prefix, label).version, "from": str(archive)}
 
-    notes = cache.directory / "archives"
+    notes = cache.directory / _NOTES
     try:
         found = digest(archive, notes, stopped)
     except OSError as error:
@@ -96,7 +99,12 @@ def _built(
     packages: Packages, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: Stopped
 ) -> Environment:
     def make(folder: Path, lock: int) -> Mapping[str, str]:
-        return build(packages, folder, label, Tools.here(), lock, stopped)
+        facts = build(packages, folder, label, Tools.here(), lock, stopped)
+        if packages.wheels and key_of(packages, notes, stopped) != key:
+            raise UnavailableError(f"{label}: a wheel was changed while the environment was built")
+        return facts
 
-    kept = cache.obtain(key_of(packages), make, label, stopped)
+    notes = cache.directory / _NOTES
+    key = key_of(packages, notes, stopped)
+    kept = cache.obtain(key, make, label, stopped)
     return _running(kept.folder / "env", label, added, kept)
