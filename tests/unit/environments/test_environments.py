@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.environments import make_venv, model, numpy_wheel, packed, wheel
-from tests.support.servers import eventually
+from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import (
     ConchError,
@@ -521,6 +522,51 @@ def test_what_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
     child = "import subprocess, sys; subprocess.Popen(sys.argv[1:])"
     run_tool([sys.executable, "-c", child, *sleeper(tmp_path)], "x", tmp_path, os.environ)
     os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
+
+
+CHATTY = "import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\nwhile True: print('x' * 9999)"
+
+
+def leaving(tmp_path: Path, end: str) -> list[str]:
+    """A tool that has a child which goes on printing, and ends at once."""
+    code = (
+        "import subprocess, sys, time\nfrom pathlib import Path\nsubprocess.Popen(sys.argv[1:])\n"
+        f"while not Path(sys.argv[-1]).exists(): time.sleep(0.01)\n{end}"
+    )
+    return [sys.executable, "-c", code, sys.executable, "-c", CHATTY, str(tmp_path / "pid")]
+
+
+def test_what_goes_on_printing_is_not_waited_for(tmp_path: Path) -> None:
+    end = time.monotonic() + WAIT_S
+    run_tool(leaving(tmp_path, ""), "x", tmp_path, os.environ, stopped=lambda: time.monotonic() > end)
+    try:
+        os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has noticed that nobody reads any more
+
+
+def test_what_a_tool_that_fails_has_started_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="ended with exit code 3:"):
+        run_tool(leaving(tmp_path, "sys.exit(3)"), "x", tmp_path, os.environ)
+    assert eventually(lambda: ended(pid_in(tmp_path / "pid")), "the end of the tool's child")
+
+
+def test_what_a_tool_has_left_is_killed_where_the_load_is_stopped(tmp_path: Path) -> None:
+    """Also if that happens after the tool itself has ended, before its end is noticed."""
+    with pytest.raises(UnavailableError, match="the load was stopped"):
+        run_tool(
+            ["sh", "-c", '"$0" "$@" & exit 0', *sleeper(tmp_path)],
+            "x",
+            tmp_path,
+            os.environ,
+            stopped=lambda: bool(pid_in(tmp_path / "pid")),
+        )
+    assert eventually(lambda: ended(pid_in(tmp_path / "pid")), "the end of the tool's child")
+
+
+def test_tools_end_when_nobody_reads_what_they_say(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="was killed by signal 13"):
+        run_tool(["sh", "-c", "kill -PIPE $$; exit 0"], "x", tmp_path, os.environ)
 
 
 def test_progress_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

@@ -51,7 +51,7 @@ def test_a_model_does_not_find_the_workers_own_modules(tmp_path: Path, package: 
         SERVICES / "triton_python_backend_utils.py",
         "/last",
     ]
-    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    done = subprocess.run([*map(str, command)], capture_output=True, check=True, text=True)
     path, found = json.loads(done.stdout)
     assert not found, path
     assert path[-1] == "/last"

@@ -79,7 +79,7 @@ class TritonPythonModel:
 def test_checks_of_readiness_that_take_too_long_are_cancelled(version: str) -> None:
     python = prefix_of(version) / "bin" / "python3"
     command = [python, "-B", "-W", "error", "-c", SLOW_CHECKS, SERVICES]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, timeout=30)
     lines = done.stdout.splitlines()
     assert lines.count("is_ready of model 'm' failed: it took longer than 0.05 s") == 2
     assert lines[-1] == "2"

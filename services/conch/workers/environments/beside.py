@@ -78,7 +78,9 @@ def relative_in_project(tool: Any) -> bool:
     places = [tool.get(key, ()) for key in ("find-links", "index-url", "extra-index-url")]
     indexes = [index.get("url") for index in _tables(tool.get("index"))]
     sources = tool.get("sources")
-    tables = [table for each in sources.values() for table in _tables(each)] if _is_table(sources) else []
+    tables = (
+        [table for each in sources.values() for table in _tables(each)] if isinstance(sources, dict) else []
+    )
     return (
         any(is_relative(text) for text in (*_strings(places), *_strings(indexes)))
         or any("workspace" in table for table in tables)
@@ -115,10 +117,6 @@ def _local(place: str) -> str:
         host, _, rest = path.removeprefix("//").partition("/")
         return "/" + rest.lstrip("/") if host in ("", "localhost") else f"{host}/{rest}"
     return path
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 def _tables(value: object) -> list[dict[str, Any]]:
