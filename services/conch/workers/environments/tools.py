@@ -139,26 +139,26 @@ def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stoppe
     """Takes what a tool says until it has ended. It is not reaped yet: its group is still its own."""
     assert process.stdout is not None, "it is a pipe"
     stream = process.stdout.fileno()
-    waiting = select.poll()
-    waiting.register(stream, select.POLLIN)
-    left = _MOST_AT_END_BYTES
-    while left > 0:
-        if stopped():
-            raise UnavailableError(f"{label}: the load was stopped while its environment was made")
-        over = has_ended(process.pid)
-        if waiting.poll(0 if over else _POLL_S * 1000):
-            data = os.read(stream, _READ_BYTES)
-            if not data:
-                waiting.unregister(stream)  # from then on only its end is waited for
-            output.add(data)
-            left -= len(data) if over else 0
-        elif over:
-            break
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a child has ended, which stays to be reaped."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    end = os.pidfd_open(process.pid)
+    try:
+        waiting = select.poll()
+        for each in (stream, end):
+            waiting.register(each, select.POLLIN)
+        left = _MOST_AT_END_BYTES
+        while left > 0:
+            if stopped():
+                raise UnavailableError(f"{label}: the load was stopped while its environment was made")
+            ready = {each for each, _ in waiting.poll(_POLL_S * 1000)}
+            if stream in ready:
+                data = os.read(stream, _READ_BYTES)
+                if not data:
+                    waiting.unregister(stream)  # from then on only its end is waited for
+                output.add(data)
+                left -= len(data) if end in ready else 0
+            elif end in ready:
+                break
+    finally:
+        os.close(end)
 
 
 def kill_group(pid: int) -> None:
