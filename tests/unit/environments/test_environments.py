@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.environments import make_venv, model, numpy_wheel, packed, wheel
+from tests.support.environments import make_venv, model, numpy_wheel, packed, site_of_numpy, wheel
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import (
@@ -213,6 +213,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         "is Python 3.8.18, but models run in Python 3.10 or newer; make the environment anew",
     ),
     "no numpy": (without_numpy, "models need numpy, which can't be imported there \\(ModuleNotFoundError: "),
+    "old numpy": (
+        script('#!/bin/sh\necho \'{"version": [3, 11, 1], "numpy": "1.22.4", "problem": null}\'\n'),
+        "its numpy is 1.22.4, but models need 1.23 or newer; ",
+    ),
     "moved": (dangling, "'bin/python' is a link to '/opt/no/such/python', which is not on this machine"),
     "crashes": (
         script("#!/bin/sh\necho broken >&2; exit 3\n"),
@@ -237,6 +241,77 @@ def test_what_cannot_run_models_is_said(
     assert caught.value.message.startswith(f"model 'm', environment '{path}'")
     if as_archive:
         assert [path.name for path in cache.directory.iterdir()] == ["archives"]
+
+
+def test_modules_in_the_working_directory_do_not_count(
+    tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they for workers."""
+    for name in ("numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    make_venv(tmp_path / "venv")
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(tmp_path / "venv")})
+    assert environment_for(spec, cache).version
+
+
+@pytest.mark.parametrize("as_archive", [False, True])
+def test_the_models_variables_count_for_whether_numpy_is_there(
+    tmp_path: Path, cache: EnvironmentCache, as_archive: bool
+) -> None:
+    site = make_venv(tmp_path / "env", numpy=False)
+    (site / "found.pth").write_text(
+        "import os, sys; sys.path.append(os.environ.get('TEST_PLACE', '/none'))\n"
+    )
+    path = packed(tmp_path / "env", tmp_path / "env.tar.gz") if as_archive else tmp_path / "env"
+    parameters = {"EXECUTION_ENV_PATH": str(path), "CONCH_ENV_TEST_PLACE": site_of_numpy()}
+    with environment_released(environment_for(model(tmp_path, {}, parameters), cache)) as environment:
+        assert run(environment, "__import__('numpy').__version__") == np.__version__
+    with pytest.raises(InvalidArgumentError, match="models need numpy"):
+        environment_for(model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(path)}), cache)
+
+
+def test_an_interpreter_that_hangs_is_killed_where_the_load_is_stopped(
+    tmp_path: Path, cache: EnvironmentCache
+) -> None:
+    make_venv(tmp_path / "env")
+    script(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nsleep 600\n')(tmp_path / "env")
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(tmp_path / "env")})
+    with (
+        stopping_with(lambda: bool(pid_in(tmp_path / "pid"))),
+        pytest.raises(UnavailableError, match=r"^model 'm', environment '.*/env': the load was stopped"),
+    ):
+        environment_for(spec, cache)
+    assert ended(pid_in(tmp_path / "pid"))
+
+
+def test_what_activating_starts_is_not_waited_for(
+    conda: Path, tmp_path: Path, cache: EnvironmentCache
+) -> None:
+    scripts = conda / "etc" / "conda" / "activate.d"
+    (scripts / "agent.sh").write_text(f'sleep 600 &\necho $! > "{tmp_path}/pid"\n')
+    assert environment_for(model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(conda)}), cache).version
+    assert eventually(lambda: ended(pid_in(tmp_path / "pid")), "the end of what activating has started")
+
+
+def test_one_in_the_cache_that_runs_no_more_is_made_anew(
+    tmp_path: Path, cache: EnvironmentCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the interpreter that it links to is not there any more."""
+    caplog.set_level("INFO")
+    make_venv(tmp_path / "venv")
+    archive = packed(tmp_path / "venv", tmp_path / "env.tar", "w")
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(archive)})
+    first = environment_for(spec, cache)
+    dangling(first.python.parents[1])
+    with pytest.raises(InvalidArgumentError, match=r"is not on this machine.*; it is kept in '") as caught:
+        environment_for(spec, cache)
+    assert f"'{first.python.parents[2]}', which can be deleted" in caught.value.message
+    first.release()
+    with environment_released(environment_for(spec, cache)) as second:
+        assert second.python == first.python
+        assert run(second, "1") == 1
+    assert "does not run any more and is removed" in caplog.text
 
 
 def test_a_folder_without_an_interpreter_is_said(tmp_path: Path, cache: EnvironmentCache) -> None:
@@ -313,10 +388,10 @@ def test_requirements_are_installed_once(
 def test_the_servers_own_packages_are_not_there(
     tmp_path: Path, cache: EnvironmentCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel(wheels, "numpy", "0.1", {"numpy/__init__.py": "__version__ = '0.1'\n"})
+    wheel(wheels, "numpy", "1.23.0", {"numpy/__init__.py": "__version__ = '1.23.0'\n"})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    environment = environment_for(model(tmp_path, {"requirements.txt": only(wheels, "numpy<1")}), cache)
-    assert uses(environment)[1] == "0.1"
+    environment = environment_for(model(tmp_path, {"requirements.txt": only(wheels, "numpy<1.24")}), cache)
+    assert uses(environment)[1] == "1.23.0"
     with pytest.raises(subprocess.CalledProcessError):
         run(environment, "__import__('grpc').__name__")
 
@@ -403,7 +478,7 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             {"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"},
             [
                 "venv --no-project --python {python} {env}",
-                "sync --frozen --no-dev --no-install-project --project {model}",
+                "sync --frozen --no-dev --no-install-project --python {env}/bin/python --project {model}",
                 "pip install --python {env}/bin/python numpy",
             ],
         ),

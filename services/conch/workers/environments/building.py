@@ -89,6 +89,7 @@ def build(
     tools: Tools,
     lock: int | None = None,
     stopped: Stopped = never,
+    added: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
     """Builds the environment in ``folder/env``.
 
@@ -99,6 +100,7 @@ def build(
         tools: What it is built with.
         lock: A descriptor that the tools hold until they end.
         stopped: Asked now and then.
+        added: The model's variables, with which the new interpreter is tried.
 
     Returns:
         What to keep about it.
@@ -127,7 +129,8 @@ def build(
     if not packages.is_current():
         raise UnavailableError(f"{label}: the file was changed while the environment was built")
     shutil.rmtree(scratch)
-    return {"version": interpreter_in(prefix, label, conda=False).version, "from": str(packages.file)}
+    found = interpreter_in(prefix, label, conda=False, added=added, stopped=stopped)
+    return {"version": found.version, "from": str(packages.file)}
 
 
 def _python_for(packages: Packages, label: str, tools: Tools) -> str:
@@ -174,7 +177,8 @@ def _commands(
         make = (*tools.uv, "venv", "--no-project", "--python", python, str(prefix))
         install = (*tools.uv, "pip", "install", "--python", inside)
         if packages.kind == "uv-lock":
-            project = ("--project", str(packages.file.parent))
+            # Else a file .python-version would have it take another one.
+            project = ("--python", inside, "--project", str(packages.file.parent))
             sync = (*tools.uv, "sync", "--frozen", "--no-dev", "--no-install-project", *project)
             return [make, sync, (*install, "numpy")]
         if packages.kind == "pylock":

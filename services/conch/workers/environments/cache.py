@@ -32,6 +32,7 @@ _RECORD = "complete.json"
 _LOCK = ".lock"
 _MOST_LOST = 3
 """How often one without a record is found in use until that is no moment in the life of another one."""
+_UNUSED = "has not been used for longest and is removed"
 
 Make = Callable[[Path, int], Mapping[str, str]]
 """Makes an environment in an empty folder, and says what is worth keeping about it.
@@ -153,7 +154,7 @@ class EnvironmentCache:
             left -= size
             # Without a record it is what a crash has left behind.
             if left < 0 or used_ns == 0:
-                left += size if self._remove(key) else 0
+                left += size if self.remove(key, _UNUSED) else 0
 
     def _entries(self) -> Iterator[tuple[int, str, int]]:
         """When each one was used last, 0 for those that are not whole; its key and its size."""
@@ -165,14 +166,19 @@ class EnvironmentCache:
                 except (OSError, ValueError, KeyError):
                     yield 0, path.stem, 0
 
-    def _remove(self, key: str) -> bool:
-        """Removes an entry, unless somebody uses it or is making it."""
+    def remove(self, key: str, why: str) -> bool:
+        """Removes an entry, unless somebody uses it or is making it.
+
+        Args:
+            key: Its key, or the name of its folder.
+            why: The reason, for the log.
+        """
         try:
             lock = FileLock.try_exclusive(self.directory / f"{key}{_LOCK}")
             if lock is None:
                 return False
             with lock:
-                log.info("removes the environment '%s', which has not been used for longest", key)
+                log.info("the environment '%s' %s", key, why)
                 clear(self.directory / key)
                 lock.remove()
         except OSError as error:

@@ -161,6 +161,17 @@ def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stoppe
         os.close(end)
 
 
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a child ends in time; it stays to be reaped."""
+    end = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(end, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
+    finally:
+        os.close(end)
+
+
 def kill_group(pid: int) -> None:
     """Kills a child that is not reaped yet, and what it has started within its group."""
     try:
