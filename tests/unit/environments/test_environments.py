@@ -490,6 +490,13 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             ],
         ),
         (
+            {"pyproject.toml": PROJECT.replace('name = "m"\n', "")},
+            [
+                "venv --no-project --python {python} {env}",
+                "pip install --python {env}/bin/python -r {folder}/requirements.txt numpy",
+            ],
+        ),
+        (
             {"pylock.toml": 'lock-version = "1.0"\n'},
             [
                 "venv --no-project --python {python} {env}",
@@ -505,7 +512,7 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             ],
         ),
     ],
-    ids=["uv.lock", "project", "pylock", "another Python"],
+    ids=["uv.lock", "project", "project without a name", "pylock", "another Python"],
 )
 def test_projects_and_locks(
     tmp_path: Path, cache: EnvironmentCache, uv: Path, files: dict[str, str], commands: list[str]
@@ -513,7 +520,7 @@ def test_projects_and_locks(
     spec = model(tmp_path, files)
     environment = environment_for(spec, cache)
     prefix, _ = uses(environment)
-    names = {"python": sys.executable, "env": prefix, "model": spec.directory}
+    names = {"python": sys.executable, "env": prefix, "folder": Path(prefix).parent, "model": spec.directory}
     assert uv.read_text().splitlines() == [command.format(**names) for command in commands]
 
 

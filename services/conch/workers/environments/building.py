@@ -9,6 +9,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +184,7 @@ def _commands(
             return [make, sync, (*install, "numpy")]
         if packages.kind == "pylock":
             return [make, (*install, "-r", str(packages.file)), (*install, "numpy")]
-        if packages.kind == "project":
+        if packages.kind == "project" and _has_name(packages):
             requirements = packages.file  # for its [tool.uv], such as the indexes of packages
         return [make, (*install, "-r", str(requirements), *_numpy(packages))]
     if tools.pip:
@@ -193,6 +194,11 @@ def _commands(
         make = (python, "-m", "venv", str(prefix))
         install = (inside, "-m", "pip", "install", "--progress-bar", "off")
     return [make, (*install, "-r", str(requirements), *_numpy(packages))]
+
+
+def _has_name(packages: Packages) -> bool:
+    """Whether a project has one; else uv would not read it, while its dependencies can be installed."""
+    return "name" in tomllib.loads(packages.contents[0][1].decode())["project"]
 
 
 def _numpy(packages: Packages) -> tuple[str, ...]:
