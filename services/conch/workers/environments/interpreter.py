@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -179,7 +180,7 @@ def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Sto
             f"into the environment of '{python}' (Python {text})"
         )
     numpy = str(answer["numpy"])
-    if tuple(int(part) for part in numpy.split(".")[:2]) < _OLDEST_NUMPY:
+    if tuple(int(part) for part in re.findall(r"\d+", numpy)[:2]) < _OLDEST_NUMPY:
         needed = ".".join(str(part) for part in _OLDEST_NUMPY)
         raise InvalidArgumentError(
             f"{label}: its numpy is {numpy}, but models need {needed} or newer; install it into the "
