@@ -173,11 +173,14 @@ def test_unloading_while_a_worker_is_restarted(served: tuple[ServerProcess, Path
     assert time.monotonic() - before < 25, "it was not waited for"
 
 
-def test_unloading_ends_a_start(served: tuple[ServerProcess, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["initialize", "auto_complete_config"])
+def test_unloading_ends_a_start(served: tuple[ServerProcess, Path], tmp_path: Path, where: str) -> None:
     """Without a time limit, it would go on for as long as the model likes."""
     server, repository = served
     (flag := tmp_path / "flag").touch()
     write_hazards(repository, "endless", hangs=str(flag))
+    if where == "auto_complete_config":
+        (repository / "endless/1/model.py").write_text("import time\ntime.sleep(1000)\n")
     texts: list[str] = []
 
     def load() -> None:

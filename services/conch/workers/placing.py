@@ -73,10 +73,10 @@ class Workers:
         """Asks a model's `auto_complete_config`; see `conch.core.backend.Backend.complete_config`."""
         name = config.get("name", "")
         asked = Asked.read(name, directory, file_name, parameters, options)
-        timeout_s = Settings.read(name, parameters, options).start_timeout_s
+        settings = Settings.read(name, parameters, options)
         environment = environment_as_asked(name, asked, options, EnvironmentCache.of(options))
         try:
-            return complete_in_worker(self._monitor, environment, config, directory, file_name, timeout_s)
+            return complete_in_worker(self._monitor, environment, config, directory, file_name, settings)
         finally:
             environment.release()
 
