@@ -20,6 +20,7 @@ from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.stopping import load_stopped
 from conch.core.workers import WorkerStatus
+from conch.workers.answers import OpenRequest
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.hangs import HangDetector
@@ -147,7 +148,7 @@ class WorkerInstance(BackendInstance):
         if link is None:
             done(self._refusal())
             return
-        link.begin(batch, done if self._hangs is None else self._watched(self._hangs, done))
+        link.begin(batch, done if self._hangs is None else self._watched(self._hangs, link, batch, done))
 
     def begin_here(self, batch: Batch, done: Callable[[Outcome], None], timeout_ns: int) -> None:
         """See `BackendInstance.begin_here`."""
@@ -155,7 +156,9 @@ class WorkerInstance(BackendInstance):
         if link is None:
             done(self._refusal())
             return
-        link.begin_here(batch, done if self._hangs is None else self._watched(self._hangs, done), timeout_ns)
+        link.begin_here(
+            batch, done if self._hangs is None else self._watched(self._hangs, link, batch, done), timeout_ns
+        )
 
     def available(self, again: Again) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""
@@ -327,21 +330,19 @@ class WorkerInstance(BackendInstance):
 
     # --- hanging -------------------------------------------------------------------------------------------
 
-    def _watched(self, hangs: HangDetector, done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-        number = hangs.begin()
+    def _watched(
+        self, hangs: HangDetector, link: Link, batch: Batch, done: Callable[[Outcome], None]
+    ) -> Callable[[Outcome], None]:
+        return _Watched(hangs, link, batch, done, self._hung_error)
 
-        def watched(outcome: Outcome) -> None:
-            hangs.end(number)
-            if number in self._hung_numbers:
-                self._hung_numbers.discard(number)
-                if isinstance(outcome, BaseException):
-                    outcome = DeadlineExceededError(
-                        f"Failed to process the request(s) for model instance '{self._name}', message: "
-                        f"{self._hang_text()}"
-                    )
-            done(outcome)
-
-        return watched
+    def _hung_error(self, number: int) -> ConchError | None:
+        """What those are told whose execution has hung; None where it has not."""
+        if number not in self._hung_numbers:
+            return None
+        return DeadlineExceededError(
+            f"Failed to process the request(s) for model instance '{self._name}', message: "
+            f"{self._hang_text()}"
+        )
 
     def _hung(self, number: int) -> None:
         """An execution has taken too long; on the monitor's thread."""
@@ -360,6 +361,58 @@ class WorkerInstance(BackendInstance):
 
     def _set_readiness(self, readiness: Readiness | None) -> None:
         self.readiness = readiness
+
+
+class _Watched:
+    """Takes the outcome of a batch that must not last too long; a coroutine lasts until it has answered all.
+
+    Args:
+        hangs: Notices when it does.
+        link: The worker.
+        batch: The batch.
+        done: Takes the outcome.
+        error: The error for an execution of this number, if it has hung.
+    """
+
+    def __init__(
+        self,
+        hangs: HangDetector,
+        link: Link,
+        batch: Batch,
+        done: Callable[[Outcome], None],
+        error: Callable[[int], ConchError | None],
+    ) -> None:
+        self._hangs = hangs
+        self._link = link
+        self._batch = batch
+        self._done = done
+        self._error = error
+        self._left: set[int] = set()
+        self._number = hangs.begin()
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        link = self._link
+        if isinstance(outcome, BaseException):
+            outcome = self._error(self._number) or outcome
+        elif link.concurrent and (kept := link.kept(self._batch)):
+            self._left.update(entry.number for entry in kept)
+            for entry in kept:
+                entry.watched = self
+        if not self._left or link.lost:
+            self._hangs.end(self._number)
+        self._done(outcome)
+
+    def ended(self, entry: OpenRequest) -> None:
+        """See `Watch`."""
+        self._left.discard(entry.number)
+        if not self._left:
+            self._hangs.end(self._number)
+
+    def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
+        """See `Watch`."""
+        self.ended(entry)
+        return self._error(self._number) or error
 
 
 class _Attempt:
