@@ -132,6 +132,7 @@ class Link:
         self._load_done: Callable[[ConchError | None], None] | None = None
         self._greeted = False
         self._lost: str | None = None
+        self._garbage: WireError | None = None  # what somebody else has read than the link's thread
         self._quiet = False  # its end is no loss
         self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
             Kind.DONE: self._done,
@@ -216,16 +217,15 @@ class Link:
             ended = True
             done(outcome)
 
-        failure: WireError | None = None
         try:
             self.begin(batch, end)
             turns.read_until(lambda: ended, self._handle, monotonic_ns() + timeout_ns)
         except WireError as error:
-            failure = error
+            self._garbage = error  # for the link's thread: losing the worker may take long
+            turns.end()
+            self._channel.shut()
         finally:
             turns.give_back()
-        if failure is not None:
-            self._misunderstood(failure)
 
     def in_flight(self) -> list[InFlight]:
         """What the worker has, the oldest first; as it was when it was lost, afterwards."""
@@ -374,7 +374,8 @@ class Link:
         try:
             self._turns.read(self._handle)
         except ChannelClosedError:
-            pass
+            if self._garbage is not None:
+                reason = self._misunderstood(self._garbage)
         except WireError as error:
             reason = self._misunderstood(error)
         except BaseException as error:
