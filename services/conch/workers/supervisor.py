@@ -21,6 +21,7 @@ from conch.core.spec import ModelSpec
 from conch.core.stopping import load_stopped
 from conch.core.workers import WorkerStatus
 from conch.workers.answers import OpenRequest
+from conch.workers.blocks import IDLE_NS
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.hangs import HangDetector
@@ -93,6 +94,7 @@ class WorkerInstance(BackendInstance):
         self._link: Link | None = None  # that of a worker which serves
         self._attempt: _Attempt | None = None
         self._timer: Timer | None = None
+        self._tidying: Timer | None = None
         self._thread: threading.Thread | None = None
         self._start_ns = 0
         self._closed = False
@@ -184,10 +186,11 @@ class WorkerInstance(BackendInstance):
             self._life.close()
             self._closed = True
             link, self._link = self._link, None
-            attempt, thread, timer = self._attempt, self._thread, self._timer
+            attempt, thread, timers = self._attempt, self._thread, (self._timer, self._tidying)
         self._team.leave(self._member)
-        if timer is not None:
-            timer.cancel()
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
         if attempt is not None:
             ended = serving and link is not None and link.close(_CLOSE_S)
             if not ended:
@@ -243,11 +246,23 @@ class WorkerInstance(BackendInstance):
             self._link = attempt.link
             again, self._member.again = self._member.again, []
             lost = attempt.over
+        self._tidy_later(attempt.link)
         self._team.changed()
         for call in again:
             call()
         if lost:  # it died between the two
             self._lost(attempt)
+
+    def _tidy_later(self, link: Link) -> None:
+        """Has memory that is idle given back once in a while, for as long as a worker serves."""
+        with self._team.lock:
+            if self._link is link:
+                time_ns = self._monitor.clock() + IDLE_NS
+                self._tidying = self._monitor.at(time_ns, partial(self._tidy, link))
+
+    def _tidy(self, link: Link) -> None:
+        link.tidy()
+        self._tidy_later(link)
 
     def _retry(self) -> None:
         """One more try, on a thread of its own."""

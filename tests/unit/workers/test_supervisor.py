@@ -21,6 +21,7 @@ from conch.backends.python.settings import Settings
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec, TensorSpec
+from conch.workers import blocks, supervisor
 from conch.workers.environments import server_environment
 from conch.workers.monitor import Monitor
 from conch.workers.supervisor import WorkerInstance
@@ -183,3 +184,17 @@ def test_the_crash_report_names_requests_that_outlive_their_batch(
         _ask(instance)
     (report,) = [text for text in caplog.messages if f"(pid {pid}) died" in text]
     assert "\nrequests in flight: 1, with the ids 'hang'\nexecuting for: " in report
+
+
+def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "IDLE_NS", 10_000_000)
+    monkeypatch.setattr(blocks, "IDLE_NS", 0)
+    with _instance(_spec(tmp_path, COROUTINE, False)) as instance:
+        request, _ = request_of("", IN=np.ones(100_000, np.float32))
+        begun = Begun(batch_of(request))
+        assert instance._link is not None
+        pool = instance._link._exchange.pool
+        instance.begin(begun.batch, begun.done)
+        assert pool.count == 1
+        begun.result()
+        eventually(lambda: not pool.count, "it is given back")
