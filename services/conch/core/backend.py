@@ -103,7 +103,14 @@ class BackendInstance(ABC):
 
 
 class BackendModel(ABC):
-    """A model version loaded by a backend; what its instances share."""
+    """A model version loaded by a backend; what its instances share.
+
+    Attributes:
+        makes_together: Whether several threads may make instances at the same time: for those that are made
+            somewhere else, as in processes of their own. One that takes long asks `load_stopped`.
+    """
+
+    makes_together: ClassVar[bool] = False
 
     @abstractmethod
     def create_instance(self, placement: Placement) -> BackendInstance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from conch.backends.python.settings import Settings
 from conch.core.backend import BackendInstance, BackendModel
@@ -98,6 +98,8 @@ class Workers:
 
 
 class _WorkerModel(BackendModel):
+    makes_together: ClassVar[bool] = True
+
     def __init__(
         self,
         spec: ModelSpec,
