@@ -94,6 +94,14 @@ class BackendInstance(ABC):
         """
         return True
 
+    def warm_again(self, warm_up: Callable[[BackendInstance], None]) -> None:
+        """Says how it was warmed up; for instances that lose what that was for, and go on after a new start.
+
+        Args:
+            warm_up: To be called before requests of others reach the instance again, with an instance that
+                runs batches where they would; raises if one fails.
+        """
+
     def worker(self) -> WorkerStatus | None:
         """What its process is in, if it has one of its own."""
         return None

@@ -101,6 +101,7 @@ class WorkerInstance(BackendInstance):
         limit_s = settings.max_execution_s
         self._hangs = None if limit_s is None else HangDetector(monitor, limit_s, self._hung)
         self._hung_numbers: set[int] = set()
+        self._warm_up: Callable[[BackendInstance], None] | None = None
 
     @classmethod
     def open(
@@ -130,19 +131,7 @@ class WorkerInstance(BackendInstance):
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch and waits for it; see `BackendInstance.execute`."""
-        outcomes: list[Outcome] = []
-        over = threading.Event()
-
-        def done(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            over.set()
-
-        self.begin(batch, done)
-        over.wait()
-        outcome = outcomes[0]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        return _wait_for(self, batch)
 
     def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch to the worker; see `BackendInstance.begin`."""
@@ -171,6 +160,10 @@ class WorkerInstance(BackendInstance):
                 return True
             self._member.again.append(again)
             return False
+
+    def warm_again(self, warm_up: Callable[[BackendInstance], None]) -> None:
+        """Has each further worker be warmed up before it serves; see `BackendInstance.warm_again`."""
+        self._warm_up = warm_up
 
     def worker(self) -> WorkerStatus:
         """What its worker is in; see `BackendInstance.worker`."""
@@ -230,6 +223,8 @@ class WorkerInstance(BackendInstance):
             if closed:
                 raise UnavailableError(not_healthy(self._name))
             attempt.load(self._settings.start_timeout_s)
+            if self._warm_up is not None:
+                self._warm_up(_Loaded(self, attempt))
         except BaseException:
             attempt.end()
             raise
@@ -363,7 +358,7 @@ class WorkerInstance(BackendInstance):
         """An execution has taken too long; on the monitor's thread."""
         with self._team.lock:
             attempt = self._attempt
-            if attempt is None or self._life.phase is not Phase.SERVING:
+            if attempt is None or self._life.phase not in (Phase.SERVING, Phase.STARTING):
                 return
             self._hung_numbers.add(number)
         attempt.abort(self._hang_text())
@@ -376,6 +371,48 @@ class WorkerInstance(BackendInstance):
 
     def _set_readiness(self, readiness: Readiness | None) -> None:
         self.readiness = readiness
+
+
+def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+    """Runs a batch on an instance with `begins`, and waits for it."""
+    outcomes: list[Outcome] = []
+    over = threading.Event()
+
+    def done(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        over.set()
+
+    instance.begin(batch, done)
+    over.wait()
+    outcome = outcomes[0]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+class _Loaded(BackendInstance):
+    """A worker that has loaded the model again, and does not serve yet.
+
+    Args:
+        instance: Whose it is.
+        attempt: The worker.
+    """
+
+    begins: ClassVar[bool] = True
+
+    def __init__(self, instance: WorkerInstance, attempt: _Attempt) -> None:
+        self._instance = instance
+        self._link = attempt.link
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+        """Runs a batch and waits for it."""
+        return _wait_for(self, batch)
+
+    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+        """Sends a batch to the worker."""
+        instance, link = self._instance, self._link
+        hangs = instance._hangs
+        link.begin(batch, done if hangs is None else instance._watched(hangs, link, batch, done))
 
 
 class _Watched:

@@ -14,6 +14,7 @@ from conch.core.errors import InternalError, InvalidArgumentError, UnavailableEr
 from conch.core.instances import fleet
 from conch.core.instances.placement import Placement
 from conch.core.instances.together import run_together
+from conch.core.instances.warmup import Warmup
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -56,7 +57,7 @@ class Together(LoadedModel):
 def test_all_are_made_at_the_same_time_and_keep_their_order() -> None:
     loaded = Together(4)
     made = fleet.Fleet(make_spec(instances=4), loaded)
-    made.create(fleet.Warmup(make_spec(), (), lambda: 0))
+    made.create(Warmup(make_spec(), (), lambda: 0))
     assert [member.placement.name for member in made._members] == ["m_0", "m_1", "m_2", "m_3"]
     made.close()
     assert loaded.closed == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ from tests.support.servers import WAIT_S, eventually
 from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, model_spec, request_of
 
 from conch.backends.python.settings import Settings
+from conch.core.clock import monotonic_ns
 from conch.core.errors import DeadlineExceededError, UnavailableError
+from conch.core.instances.warmup import Warmup
 from conch.core.request import InferenceRequest
-from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.workers import blocks, supervisor
 from conch.workers.environments import server_environment
 from conch.workers.monitor import Monitor
@@ -198,3 +201,76 @@ def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch
         assert pool.count == 1
         begun.result()
         eventually(lambda: not pool.count, "it is given back")
+
+
+COUNTED = """
+    ran = 0
+
+    async def execute(self, requests):
+        {hurdle}
+        type(self).ran += len(requests)
+        ran = np.array([self.ran], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ran)]) for _ in requests]
+"""
+SAMPLE = WarmupSample("w", (WarmupInput("IN", "FP32", (4,)),), count=3)
+
+
+def _output(instance: WorkerInstance) -> int:
+    eventually(lambda: instance.available(lambda: None), "a worker serves")
+    (response,) = instance.execute(batch_of(request_of("", IN=np.ones(1, np.float32))[0])) or ()
+    assert response is not None
+    return int(response.outputs[0].numpy()[0])
+
+
+@contextmanager
+def _warmed(tmp_path: Path, hurdle: str, **parameters: str) -> Iterator[WorkerInstance]:
+    spec = _spec(tmp_path, COUNTED.format(hurdle=hurdle), False, **parameters)
+    warm_up = Warmup(spec, [SAMPLE], monotonic_ns)
+    with _instance(spec) as instance:
+        warm_up.run(instance, "m_0_0")
+        instance.warm_again(lambda started: warm_up.run(started, "m_0_0"))
+        assert _output(instance) == 4
+        yield instance
+
+
+def _kill(instance: WorkerInstance) -> None:
+    pid = _pid(instance)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: instance.worker().restarts == 1, "its death is noticed")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"CONCH_MAX_EXECUTION_SECONDS": "60"}])
+def test_a_worker_is_warmed_up_again_before_it_serves(tmp_path: Path, parameters: dict[str, str]) -> None:
+    with _warmed(tmp_path, "", **parameters) as instance:
+        _kill(instance)
+        assert _output(instance) == 4
+        assert _output(instance) == 5
+
+
+@pytest.mark.parametrize(
+    ("hurdle", "says"),
+    [
+        ("raise ValueError('no luck')", "failed to run warmup sample 'w': .*no luck"),
+        ("os._exit(7)", "failed to run warmup sample 'w': .*exited with status 7"),
+        ("time.sleep(1000)", "failed to run warmup sample 'w': .*lasted longer than the 0.5 s"),
+    ],
+)
+def test_a_worker_that_can_not_be_warmed_up_does_not_serve(tmp_path: Path, hurdle: str, says: str) -> None:
+    flag = tmp_path / "flag"
+    limits = {"CONCH_MAX_EXECUTION_SECONDS": "0.5"} if "sleep" in hurdle else {}
+    with _warmed(tmp_path, f"if os.path.exists({str(flag)!r}): {hurdle}", **limits) as instance:
+        flag.touch()
+        _kill(instance)
+        eventually(lambda: re.search(says, instance.worker().reason), "it is said why")
+        flag.unlink()
+        assert _output(instance) == 4
+
+
+def test_closing_ends_a_warm_up(tmp_path: Path) -> None:
+    flag, up = tmp_path / "flag", tmp_path / "up"
+    hurdle = f"open({str(up)!r}, 'w'); time.sleep(1000)"
+    with _warmed(tmp_path, f"if os.path.exists({str(flag)!r}): {hurdle}") as instance:
+        flag.touch()
+        _kill(instance)
+        eventually(up.exists, "it is warmed up")

@@ -140,6 +140,8 @@ class Fleet:
             if self.limiter is not None and claim is not None:
                 self.claims[instance] = claim
             warm_up.run(instance, placement.name)
+            if warm_up:
+                instance.warm_again(lambda started: warm_up.run(started, placement.name))
 
         try:
             together = _cores() if self._model.makes_together else 1

@@ -61,6 +61,10 @@ class Warmup:
         validate = RequestValidator(spec)
         self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self._samples)
+
     def run(self, instance: BackendInstance, name: str) -> None:
         """Runs all samples on an instance, and returns when every request has its last response.
 
