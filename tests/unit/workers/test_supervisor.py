@@ -178,7 +178,6 @@ def test_the_crash_report_names_requests_that_outlive_their_batch(
         _instance(_spec(tmp_path, source, decoupled, **limits)) as instance,
         caplog.at_level(logging.ERROR),
     ):
-        _ask(instance)
         _, answers = _ask(instance, "hang")
         pid = _pid(instance)
         assert pid is not None
