@@ -42,7 +42,7 @@ _END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A batch that a worker runs.
+    """A batch that a worker runs, or a request that it has kept of one.
 
     Attributes:
         since_ns: Monotonic time at which it was sent.
@@ -126,9 +126,11 @@ class Link:
 
     Attributes:
         readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
+        concurrent: Whether its `execute` is a coroutine, which may go on when its batch is done.
     """
 
     readiness: Readiness | None = None
+    concurrent = False
 
     def __init__(
         self,
@@ -162,6 +164,7 @@ class Link:
         self._load_done: Callable[[ConchError | None], None] | None = None
         self._greeted = False
         self._lost: str | None = None
+        self._garbage: WireError | None = None  # what somebody else has read than the link's thread
         self._quiet = False  # its end is no loss
         self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
             Kind.DONE: self._done,
@@ -255,30 +258,49 @@ class Link:
 
     def wait_for(self, turn: _Turn, timeout_ns: int) -> None:
         """Receives until a batch is done; for who has the turn, which is given back."""
-        failure: WireError | None = None
+        turns = self._turns
         try:
-            self._turns.read_until(lambda: turn.ended, self._handle, monotonic_ns() + timeout_ns)
+            turns.read_until(lambda: turn.ended, self._handle, monotonic_ns() + timeout_ns)
         except WireError as error:
-            failure = error
+            self._garbage = error  # for the link's thread: losing the worker may take long
+            turns.end()
+            self._channel.shut()
         finally:
-            self._turns.give_back()
-        if failure is not None:
-            self._misunderstood(failure)
+            turns.give_back()
 
     def give_back(self) -> None:
         """Has the link's thread receive again."""
         self._turns.give_back()
 
     def in_flight(self) -> list[InFlight]:
-        """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
+        """What the worker has, the oldest first; as it was when it was lost, afterwards."""
         with self._lock:
             return self._last if self._lost is not None else self._in_flight()
 
     def _in_flight(self) -> list[InFlight]:
-        return [
-            InFlight(begun.since_ns, tuple(each.id for each in begun.batch.requests if not each.filler))
-            for begun in self._batches.values()
+        begun = list(self._batches.values())
+        numbers = {number for each in begun for number in each.numbers}
+        batches = [
+            InFlight(each.since_ns, tuple(one.id for one in each.batch.requests if not one.filler))
+            for each in begun
         ]
+        left = [entry for number, entry in list(self._open.items()) if number not in numbers]
+        kept = [InFlight(entry.since_ns, (entry.request.id,)) for entry in left if not entry.request.answered]
+        return sorted(kept + batches, key=lambda each: each.since_ns)
+
+    def kept(self, batch: Batch) -> list[OpenRequest]:
+        """The requests of a batch that is done which the worker has and has not answered."""
+        requests = {id(request) for request in batch.requests if not request.rescheduled}
+        return [entry for entry in list(self._open.values()) if id(entry.request) in requests]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the worker has been given up."""
+        return self._lost is not None
+
+    def tidy(self) -> None:
+        """Gives back memory that is idle, on both sides; to be called now and then, and never waits."""
+        self._exchange.tidy()
 
     def close(self, timeout_s: float) -> bool:
         """Asks the worker to finalize its model and to end, and waits for that.
@@ -326,7 +348,8 @@ class Link:
                 opened.pop(number, None)
             begun.done(self._error())
         for entry in opened.values():  # of batches that were done, by models that answer later
-            entry.fail(self._error())
+            error = self._error()
+            entry.fail(error if entry.watched is None else entry.watched.lost(entry, error))
         self._caller.close()
         if self._reader.ident is None:
             self._end()
@@ -400,7 +423,8 @@ class Link:
         try:
             self._turns.read(self._handle)
         except ChannelClosedError:
-            pass
+            if self._garbage is not None:
+                reason = self._misunderstood(self._garbage)
         except WireError as error:
             reason = self._misunderstood(error)
         except BaseException as error:
@@ -460,8 +484,10 @@ class Link:
             check.answer(wire.decode_json(incoming.message.fields).get("ready") is True)
 
     def _on_loaded(self, subject: int, incoming: Incoming) -> None:
-        if wire.decode_json(incoming.message.fields).get("readiness") is True:
+        facts = wire.decode_json(incoming.message.fields)
+        if facts.get("readiness") is True:
             self.readiness = LinkReadiness(self)
+        self.concurrent = facts.get("concurrent") is True
         self._loaded(None)
 
     def _on_failed(self, subject: int, incoming: Incoming) -> None:
@@ -526,9 +552,12 @@ class Link:
             for number in begun.numbers:
                 self._open.pop(number, None)
             return
-        for number, response in zip(begun.numbers, outcome or (), strict=False):
+        responses = outcome or itertools.repeat(None)
+        for number, response in zip(begun.numbers, responses, strict=False):
             if response is not None:
                 self._open.pop(number, None)
+            elif (entry := self._open.get(number)) is not None:
+                entry.since_ns = begun.since_ns
 
     def _response(self, number: int, incoming: Incoming) -> None:
         record = ResponseRecord.decode(incoming.reader)
@@ -539,6 +568,8 @@ class Link:
             self._open.pop(number, None)
         if entry is None:
             return  # it has been answered with an error meanwhile
+        if record.final and entry.watched is not None:
+            entry.watched.ended(entry)
         if record.failed:
             entry.request.failed = True
         response: InferenceResponse | None = None

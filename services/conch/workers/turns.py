@@ -89,6 +89,10 @@ class Turns:
         except (BlockingIOError, ChannelClosedError):
             pass  # the link's thread finds it closed too, and says so
 
+    def end(self) -> None:
+        """Has nobody take another turn, not even the link's thread; for who has it."""
+        self._closed = True
+
     def give_back(self) -> None:
         """Gives the turn back to the link's thread."""
         self._arrivals.modify(self._file, _AWAKE)
