@@ -96,8 +96,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
+    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
+    with serving(repository, flags=flags) as server:
         yield server
 
 
@@ -356,11 +357,11 @@ PLAIN = 'backend: "python" input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] 
 output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }'
 
 
-def test_loads_while_a_model_is_loaded(tmp_path: Path) -> None:
+def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
     for name, other in {"a": "b", "b": "c", "self": "self", "x": "y", "y": "z", "z": "x"}.items():
         write_model(tmp_path, name, PLAIN, {"model.py": INITIALIZES.format(other=other)})
     write_script(tmp_path, "c")
-    flags = ["--model-control-mode=explicit", "--model-load-thread-count=1"]
+    flags = ["--model-control-mode=explicit", "--model-load-thread-count=1", placement]
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         client.load_model("a", client_timeout=20)
         assert [client.is_model_ready(name) for name in "abc"] == [True] * 3

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from conch.backends.python.types import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
 )
+from conch.core.calls import Wait as WaitedFor
 from conch.core.clock import monotonic_ns
 from conch.core.ensemble.leading import Lead
 from conch.core.errors import ConchError, InternalError, NotFoundError, as_conch_error
@@ -67,6 +68,9 @@ Answer = tuple[InferenceResponse | None, bool]
 
 Wait = Callable[[Callable[[], bool], float], object]
 """Waits until something has come, but no longer than so many seconds."""
+
+Tell = Callable[[CoreRequest, Sequence[CoreRequest], Callable[[], bool]], bool]
+"""Tells that a thread waits for a call; see `conch.workers.host.calls.WorkerCalls.waits`."""
 
 
 def refusal(model_name: str, message: str) -> str:
@@ -249,7 +253,7 @@ class WaitingCall(Call):
 
     def __init__(self, caller: Caller, request: InferenceRequest, decoupled: bool) -> None:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._seen: frozenset[Call] = frozenset()
+        self._seen: frozenset[WaitedFor] = frozenset()
         super().__init__(caller, request, decoupled)
 
     def take(self, answer: Answer) -> None:
@@ -307,6 +311,13 @@ class WaitingCall(Call):
                 return answer
             patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
+            tell: Tell | None = getattr(self.caller.known_server, "waits", None)
+            if tell is not None:
+                # In a worker: the server sees what it waits for, and answers it if that is for ever.
+                parents = self.parents if self.caller.waiting is self else None
+                if tell(self.core, parents or (), self._has_come):
+                    patience = CONFIRM_S
+                continue
             self._seen, for_ever = waits_for_ever(self, self._seen)
             if self._seen:
                 patience = CONFIRM_S  # others wait for the same
