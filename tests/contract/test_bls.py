@@ -92,6 +92,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_script(
         repository, "short", 'parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "1" } }'
     )
+    write_script(
+        repository, "apart", 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
+    )
     return repository
 
 
@@ -209,7 +212,8 @@ def test_models_may_call_themselves_while_they_have_instances(client: triton.Inf
 
 
 @pytest.mark.parametrize(
-    "models", [("script",), ("two", "two", "script"), ("short", "script"), ("two", "two")]
+    "models",
+    [("script",), ("two", "two", "script"), ("short", "script"), ("two", "two"), ("apart", "script")],
 )
 def test_calls_that_nobody_could_serve_fail(
     client: triton.InferenceServerClient, models: tuple[str, ...]
@@ -218,6 +222,12 @@ def test_calls_that_nobody_could_serve_fail(
     said = run(client, nested(*models), first)
     assert f"model '{models[-1]}' can't run this call: all of its instances wait" in said
     assert run(client, "result = 1", first) == "1"
+
+
+def test_streams_that_nobody_could_serve_fail(client: triton.InferenceServerClient) -> None:
+    said = run(client, "result = shown(next(texts('script', 'result = 1').exec(decoupled=True)))")
+    assert "model 'script' can't run this call: all of its instances wait" in said
+    assert run(client, "result = 1") == "1"
 
 
 def test_a_full_queue_is_an_answer(client: triton.InferenceServerClient) -> None:
