@@ -76,7 +76,12 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     modules.mkdir()
     shutil.copy(ROOT / "tests" / "support" / "nvml_module.py", modules / "pynvml.py")
     apart = 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
-    for name, extra in {"m": "", "apart": apart, "kept": "response_cache { enable: true }", "tagged": TAGS}.items():
+    for name, extra in {
+        "m": "",
+        "apart": apart,
+        "kept": "response_cache { enable: true }",
+        "tagged": TAGS,
+    }.items():
         write_model(repository, name, CONFIG.format(extra=extra), {"model.py": MODEL})
     write_probe(repository, "batches", "dynamic_batching { }")
     write_hazards(repository)

@@ -304,22 +304,29 @@ class WaitingCall(Call):
             return None
 
     def _wait(self) -> Answer:
-        patience = FIRST_LOOK_S
+        # Where one call was in a circle the next one probably is: each takes that time until it fails, one
+        # after the other, and whoever came first may wait for hundreds of them.
+        caller = self.caller
+        patience = CONFIRM_S if caller.in_circle else FIRST_LOOK_S
+        in_circle = False
         while True:
             answer = self._get(patience)
             if answer is not None:
+                caller.in_circle = in_circle
                 return answer
             patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
-            tell: Tell | None = getattr(self.caller.known_server, "waits", None)
+            tell: Tell | None = getattr(caller.known_server, "waits", None)
             if tell is not None:
                 # In a worker: the server sees what it waits for, and answers it if that is for ever.
-                parents = self.parents if self.caller.waiting is self else None
-                if tell(self.core, parents or (), self._has_come):
+                parents = self.parents if caller.waiting is self else None
+                in_circle = tell(self.core, parents or (), self._has_come)
+                if in_circle:
                     patience = CONFIRM_S
                 continue
             self._seen, for_ever = waits_for_ever(self, self._seen)
-            if self._seen:
+            in_circle = bool(self._seen)
+            if in_circle:
                 patience = CONFIRM_S  # others wait for the same
             if for_ever:
                 text = STUCK.format(model=self.core.model_name)

@@ -67,6 +67,7 @@ class Caller:
         running: The batch that `thread` executes; to be set around `execute`, unless that is a coroutine.
         thread: The identifier of the thread that executes it.
         waiting: The call that this thread waits for.
+        in_circle: Whether the call that was last waited for was in a circle of calls when it was looked at.
         opening: Whether the instance is being made, so that whoever loads the model waits for it.
         loads: The model that it waits for meanwhile, to be loaded.
     """
@@ -77,6 +78,7 @@ class Caller:
         "_namespace",
         "_open",
         "_unwanted",
+        "in_circle",
         "known_server",
         "loads",
         "model",
@@ -94,6 +96,7 @@ class Caller:
         self.running: Batch | None = None
         self.thread = 0
         self.waiting: Call | None = None
+        self.in_circle = False
         self.opening = False
         self.loads = ""
         self._namespace = "" if spec is None else spec.namespace
