@@ -37,6 +37,10 @@ class Instance:
         self.executed = [request()]
         server.waiters.add(self.waiter)
 
+    def waits_for(self) -> tuple[InferenceRequest, Any] | None:
+        waiting = self.waiter.waiting
+        return None if waiting is None else (waiting.core, waiting.parents)
+
     def says(self, number: int, call: InferenceRequest) -> bool:
         return self.waits.said(number, call, self.executed)
 
@@ -50,18 +54,17 @@ def test_a_wait_is_believed_the_second_time(server: NoCalls) -> None:
     one = Instance(server, "one")
     call = request(one.waiter, RequestState.QUEUED)
     assert not one.says(1, call)
-    assert one.waiter.waiting is None
+    assert one.waits_for() is None
     assert one.says(1, call)
-    waiting = one.waiter.waiting
-    assert waiting is not None and (waiting.core, waiting.parents) == (call, one.executed)
+    assert one.waits_for() == (call, one.executed)
     one.waits.over(1)
-    assert one.waiter.waiting is None
+    assert one.waits_for() is None
     assert not one.says(1, call), "something has been sent meanwhile"
     one.executed = [request()]
     assert not one.says(1, call), "another batch waits for it"
     assert one.says(1, call)
     one.waits.close()
-    assert one.waiter.waiting is None and not one.waits
+    assert one.waits_for() is None and not one.waits
 
 
 def test_a_circle_is_found_by_two_looks_and_the_last_call_fails(server: NoCalls) -> None:
@@ -92,7 +95,7 @@ def test_another_thread_does_not_stand_for_the_instance(server: NoCalls) -> None
     one = Instance(server, "one")
     call = request(one.waiter, RequestState.QUEUED)
     assert not one.waits.said(1, call, []) and one.waits.said(1, call, [])
-    assert one.waiter.waiting is None
+    assert one.waits_for() is None
     assert one.waits.look(1) == (False, False)
     assert one.waits.look(2) == (False, False), "nobody has said anything of it"
 
