@@ -29,6 +29,7 @@ from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
 from conch.workers.turns import Turns
+from conch.workers.waiting import Waits, WorkerWaiter
 from conch.workers.wire import BatchRecord, DoneRecord, Kind, ResponseRecord, WireError
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,9 @@ class Link:
         explain: Called once, before that and before anything is answered, with the reason, which is empty if
             the socket has simply ended; gives the error for everything that the worker had. It may take its
             time; `in_flight` says what the worker had.
+        families: The metrics that models make.
+        waiter: The instance, as one that waits for calls; None where nobody looks for those that wait for
+            ever.
 
     Attributes:
         readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
@@ -141,6 +145,7 @@ class Link:
         on_lost: Callable[[str], None],
         explain: Callable[[str], ConchError] | None = None,
         families: CustomFamilies = FAMILIES,
+        waiter: WorkerWaiter | None = None,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -153,7 +158,10 @@ class Link:
         self._handing = Handing(spec)
         self._turns = Turns(channel, self._exchange)
         self._hands = Hands(name)
-        self._caller = WorkerCaller(self._exchange, calls, WorkerMetrics(families), self._hands)
+        waits = Waits(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
+        self._caller = WorkerCaller(
+            *(self._exchange, calls, WorkerMetrics(families), self._hands, waits, self._executing)
+        )
         self._log = WorkerLog(spec.name)
         self._batches: dict[int, _Begun] = {}
         self._open: dict[int, OpenRequest] = {}
@@ -461,6 +469,10 @@ class Link:
         if handler is None:
             raise WireError(f"a message {kind.name} was not expected")
         handler(incoming.message.subject, incoming)
+
+    def _executing(self, number: int) -> InferenceRequest | None:
+        entry = self._open.get(number)
+        return None if entry is None else entry.request
 
     def _on_call(self, subject: int, incoming: Incoming) -> None:
         self._caller.call(incoming)

@@ -31,6 +31,7 @@ from conch.workers.monitor import Monitor, Timer
 from conch.workers.process import start_worker
 from conch.workers.reports import crash_report, crashed, in_flight_error, not_healthy, sentence
 from conch.workers.team import Again, Member, Team
+from conch.workers.waiting import WorkerWaiter
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class WorkerInstance(BackendInstance):
         self._settings = settings
         self._environment = environment
         self._calls = calls
+        self._waiter = WorkerWaiter(calls, self._name, spec)
         self._families = current_families()  # of the server that loads the model
         self._monitor = monitor
         self._team = team
@@ -121,11 +123,15 @@ class WorkerInstance(BackendInstance):
         """
         instance = cls(spec, placement, settings, environment, calls, monitor, team)
         monitor.hold()
+        calls.waiters.add(instance._waiter)
+        instance._waiter.opening = True
         try:
             instance._serve(instance._start())
         except BaseException:
+            calls.waiters.discard(instance._waiter)
             monitor.release()
             raise
+        instance._waiter.opening = False
         team.join(instance._member)
         return instance
 
@@ -204,6 +210,7 @@ class WorkerInstance(BackendInstance):
             thread.join()
         if self._hangs is not None:
             self._hangs.close()
+        self._calls.waiters.discard(self._waiter)
         self._monitor.release()
 
     # --- starting ------------------------------------------------------------------------------------------
@@ -507,6 +514,7 @@ class _Attempt:
             self._link_lost,
             self._explain,
             instance._families,
+            instance._waiter,
         )
 
     @property
