@@ -43,7 +43,11 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module", params=EMULATORS)
+# The first of them is enough for a quick look: what fetches is the same for all.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name == "s3" else pytest.mark.slow) for name in EMULATORS],
+)
 def emulator(request: pytest.FixtureRequest) -> Iterator[Emulator]:
     with EMULATORS[request.param]() as running:
         yield running

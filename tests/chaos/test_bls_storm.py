@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,35 +51,41 @@ CONFIG = """
     parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "8" } }
 """
 DEPTH = 5
-DEADLINE_S = 10.0
-ALLOWED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.DEADLINE_EXCEEDED",
-           "StatusCode.CANCELLED")  # fmt: skip
+DEADLINE_S = 30.0
+"""Deadlocks are found at a rate, so that a request may wait for some hundreds before it has its turn."""
+
+REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED")
+NEXT = "(self.number + 1) % MODELS"  # a circle, but no request goes all around
+ANY = "random.randrange(MODELS)"  # models that wait for each other, and for themselves
 
 
 @pytest.mark.parametrize(
-    ("choice", "clients", "each"),
+    ("placement", "choice", "models", "clients", "each"),
     [
-        ("(self.number + 1) % 6", 16, 2),  # a circle, but never one that is closed
-        ("random.randrange(6)", 16, 2),  # models that wait for each other, and for themselves
-        pytest.param("(self.number + 1) % 6", 64, 40, marks=pytest.mark.slow),
-        pytest.param("random.randrange(6)", 64, 40, marks=pytest.mark.slow),
+        ("in_process", NEXT, 6, 16, 2),
+        ("in_process", ANY, 6, 16, 2),
+        ("worker", ANY, 2, 16, 2),
+        pytest.param("in_process", NEXT, 6, 64, 40, marks=pytest.mark.slow),
+        pytest.param("in_process", ANY, 6, 64, 40, marks=pytest.mark.slow),
+        pytest.param("worker", NEXT, 6, 64, 40, marks=pytest.mark.slow),
+        pytest.param("worker", ANY, 6, 64, 40, marks=pytest.mark.slow),
     ],
 )
-def test_everybody_calls_somebody(tmp_path: Path, choice: str, clients: int, each: int) -> None:
-    for number in range(6):
-        write_model(tmp_path, f"m{number}", CONFIG, {"model.py": MODEL.replace("CHOICE", choice)})
+def test_everybody_calls_somebody(
+    tmp_path: Path, placement: str, choice: str, models: int, clients: int, each: int
+) -> None:
+    code = MODEL.replace("CHOICE", choice).replace("MODELS", str(models))
+    for number in range(models):
+        write_model(tmp_path, f"m{number}", CONFIG, {"model.py": code})
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()
 
-    with serving(tmp_path) as server:
+    with serving(tmp_path, flags=[f"--backend-config=python,placement={placement}"]) as server:
 
         def use(number: int) -> None:
             with client_of(server) as client:
                 for turn in range(each):
-                    begun = time.monotonic()
-                    outcome = ask(client, (number + turn) % 6)
-                    # What is late here waits for somebody else to notice that it has to end.
-                    assert time.monotonic() - begun < 2 * DEADLINE_S
+                    outcome = ask(client, (number + turn) % models)
                     with lock:
                         outcomes[outcome] += 1
 
@@ -88,16 +93,16 @@ def test_everybody_calls_somebody(tmp_path: Path, choice: str, clients: int, eac
             list(pool.map(use, range(clients)))
         # All have their instances again.
         with client_of(server) as client:
-            for number in range(6):
+            for number in range(models):
                 answer = client.infer(f"m{number}", depth(0), client_timeout=DEADLINE_S)
                 assert answer.as_numpy("OUT").tolist() == [[0]]
+                if choice == NEXT:  # one alone, which meets no model twice
+                    assert ask(client, number) == "ok"
             statistics = client.get_inference_statistics(as_json=True)["model_stats"]
         counted = sum(int(one["inference_stats"]["success"].get("count", 0)) for one in statistics)
     assert sum(outcomes.values()) == clients * each
-    assert set(outcomes) <= {"ok", *ALLOWED}, outcomes
-    assert outcomes["ok"] > 0
-    # Deadlocks are found, not waited for; only who is overtaken again and again is late.
-    assert outcomes["StatusCode.DEADLINE_EXCEEDED"] <= clients * each // 20, outcomes
+    # Deadlocks are found, not waited for: nobody is late.
+    assert set(outcomes) <= {"ok", *REFUSED}, outcomes
     assert counted >= outcomes["ok"] * (DEPTH + 1)
 
 

@@ -40,11 +40,19 @@ def cycle(client: Any, model: str, use: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "cycles",
-    [pytest.param(100, id="short"), pytest.param(1_000, id="long", marks=pytest.mark.slow)],
+    ("model", "placement", "settled", "cycles"),
+    [
+        pytest.param("probe", "in_process", SETTLED, 100, id="python-short"),
+        pytest.param("simple", "in_process", SETTLED, 100, id="onnxruntime-short"),
+        pytest.param("probe", "worker", 2, 6, id="worker-short"),
+        pytest.param("probe", "in_process", SETTLED, 1_000, id="python-long", marks=pytest.mark.slow),
+        pytest.param("simple", "in_process", SETTLED, 1_000, id="onnxruntime-long", marks=pytest.mark.slow),
+        pytest.param("probe", "worker", SETTLED, 200, id="worker-long", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("model", ["probe", "simple"], ids=["python", "onnxruntime"])
-def test_nothing_is_left_of_them(tmp_path: Path, grpc_is_warm: None, model: str, cycles: int) -> None:
+def test_nothing_is_left_of_them(
+    tmp_path: Path, grpc_is_warm: None, model: str, placement: str, settled: int, cycles: int
+) -> None:
     repository, temporary = tmp_path / "models", tmp_path / "tmp"
     temporary.mkdir()
     if model == "probe":
@@ -59,15 +67,18 @@ def test_nothing_is_left_of_them(tmp_path: Path, grpc_is_warm: None, model: str,
             check_simple(client.infer("simple", simple_inputs()))
 
     environment = {"TMPDIR": str(temporary)}
+    flags = ["--model-control-mode=explicit", f"--backend-config=python,placement={placement}"]
+    if placement == "worker":  # else each load starts another process, to ask the model for its config
+        flags.append("--disable-auto-complete-config")
     with (
-        serving(repository, flags=["--model-control-mode=explicit"], environment=environment) as server,
+        serving(repository, flags=flags, environment=environment) as server,
         client_of(server) as client,
     ):
         process = psutil.Process(server.process.pid)
-        for _ in range(SETTLED):
+        for _ in range(settled):
             cycle(client, model, use)
         memory, threads, files = process.memory_info().rss, process.num_threads(), process.num_fds()
-        for _ in range(cycles - SETTLED):
+        for _ in range(cycles - settled):
             cycle(client, model, use)
         eventually(lambda: process.num_threads() <= threads + SPARE_THREADS, "threads that unload end")
         assert process.memory_info().rss < 1.05 * memory

@@ -104,3 +104,9 @@ def raw(server: ServerProcess) -> Iterator[RawClient]:
 def signal_files(tmp_path: Path) -> tuple[Path, Path]:
     """Two paths for a probe model: it creates the first when it starts, and waits for the second."""
     return tmp_path / "started", tmp_path / "go"
+
+
+@pytest.fixture(scope="module", params=["in_process", "worker"])
+def placement(request: pytest.FixtureRequest) -> str:
+    """The flag that has Python models run in the server's process, and the one that gives each its own."""
+    return f"--backend-config=python,placement={request.param}"

@@ -92,12 +92,16 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_script(
         repository, "short", 'parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "1" } }'
     )
+    write_script(
+        repository, "apart", 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
+    )
     return repository
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
+    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
+    with serving(repository, flags=flags) as server:
         yield server
 
 
@@ -208,7 +212,8 @@ def test_models_may_call_themselves_while_they_have_instances(client: triton.Inf
 
 
 @pytest.mark.parametrize(
-    "models", [("script",), ("two", "two", "script"), ("short", "script"), ("two", "two")]
+    "models",
+    [("script",), ("two", "two", "script"), ("short", "script"), ("two", "two"), ("apart", "script")],
 )
 def test_calls_that_nobody_could_serve_fail(
     client: triton.InferenceServerClient, models: tuple[str, ...]
@@ -217,6 +222,12 @@ def test_calls_that_nobody_could_serve_fail(
     said = run(client, nested(*models), first)
     assert f"model '{models[-1]}' can't run this call: all of its instances wait" in said
     assert run(client, "result = 1", first) == "1"
+
+
+def test_streams_that_nobody_could_serve_fail(client: triton.InferenceServerClient) -> None:
+    said = run(client, "result = shown(next(texts('script', 'result = 1').exec(decoupled=True)))")
+    assert "model 'script' can't run this call: all of its instances wait" in said
+    assert run(client, "result = 1") == "1"
 
 
 def test_a_full_queue_is_an_answer(client: triton.InferenceServerClient) -> None:
@@ -356,11 +367,11 @@ PLAIN = 'backend: "python" input { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] 
 output { name: "OUT" data_type: TYPE_FP32 dims: [ -1 ] }'
 
 
-def test_loads_while_a_model_is_loaded(tmp_path: Path) -> None:
+def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
     for name, other in {"a": "b", "b": "c", "self": "self", "x": "y", "y": "z", "z": "x"}.items():
         write_model(tmp_path, name, PLAIN, {"model.py": INITIALIZES.format(other=other)})
     write_script(tmp_path, "c")
-    flags = ["--model-control-mode=explicit", "--model-load-thread-count=1"]
+    flags = ["--model-control-mode=explicit", "--model-load-thread-count=1", placement]
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         client.load_model("a", client_timeout=20)
         assert [client.is_model_ready(name) for name in "abc"] == [True] * 3

@@ -34,9 +34,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
+def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
     write_steps(repository)
-    flags = ["--model-control-mode=explicit", "--load-model=*"]
+    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
     with serving(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
@@ -253,11 +253,11 @@ def test_a_replaced_model_goes_on_until_its_last_response(
         eventually(unloaded, "it is unloaded")
 
 
-def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path) -> None:
+def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path, placement: str) -> None:
     finalized, go, begun = tmp_path / "finalized", tmp_path / "go", tmp_path / "begun"
     repository = tmp_path / "models"
     write_steps(repository, finalized=finalized)
-    with serving(repository) as server, closing(RawClient(server.address)) as raw:
+    with serving(repository, flags=[placement]) as server, closing(RawClient(server.address)) as raw:
         request = steps("ok", "later", f"touch:{begun}", f"wait:{go}", "ok", "final")
         call = open_stream(raw, iter([request]))
         assert number(next(call).infer_response) == 0

@@ -130,7 +130,8 @@ def asking(place: Following, name: str = "m") -> Iterator[list[int]]:
     assert errors == []
 
 
-@pytest.fixture(params=["poll", "watch"])
+# What is found is planned alike in both.
+@pytest.fixture(params=[pytest.param("poll", marks=pytest.mark.slow), "watch"])
 def mode(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """Each of the modes."""
     if request.param == "watch" and is_silent(file_system(os.path.realpath(tmp_path))):
@@ -146,6 +147,7 @@ def repository(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.parametrize("mode", ["poll", "watch"], indirect=True)
 def test_models_and_versions_come_change_and_go(mode: str, repository: Path) -> None:
     with following(mode, repository) as place, asking(place):
         assert place.client.is_server_ready()

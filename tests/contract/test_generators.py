@@ -60,7 +60,7 @@ INFLIGHT = 'parameters { key: "CONCH_MAX_INFLIGHT" value { string_value: "8" } }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[ServerProcess]:
     root = tmp_path_factory.mktemp("generators")
     for name, source, config in (
         ("def", STREAM.replace("KIND", "def"), DECOUPLED),
@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         (root / name / "1").mkdir(parents=True)
         (root / name / "1/model.py").write_text(source)
         (root / name / "config.pbtxt").write_text(CONFIG + config)
-    with serving(root) as server:
+    with serving(root, flags=[placement]) as server:
         yield server
 
 

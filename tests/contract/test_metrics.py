@@ -75,7 +75,13 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     repository, modules = directory / "models", directory / "modules"
     modules.mkdir()
     shutil.copy(ROOT / "tests" / "support" / "nvml_module.py", modules / "pynvml.py")
-    for name, extra in {"m": "", "kept": "response_cache { enable: true }", "tagged": TAGS}.items():
+    apart = 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
+    for name, extra in {
+        "m": "",
+        "apart": apart,
+        "kept": "response_cache { enable: true }",
+        "tagged": TAGS,
+    }.items():
         write_model(repository, name, CONFIG.format(extra=extra), {"model.py": MODEL})
     write_probe(repository, "batches", "dynamic_batching { }")
     write_hazards(repository)
@@ -109,12 +115,15 @@ def gained(before: Samples, after: Samples, model: str, name: str, **labels: str
     return other - one
 
 
-def test_requests_are_counted(everything: ServerProcess, client: triton.InferenceServerClient) -> None:
+@pytest.mark.parametrize("model", ["m", "apart"])
+def test_requests_are_counted(
+    everything: ServerProcess, client: triton.InferenceServerClient, model: str
+) -> None:
     before = scrape(everything.metrics_url)
-    infer(client, "m", 1)
-    infer(client, "m", 2)
+    infer(client, model, 1)
+    infer(client, model, 2)
     with pytest.raises(InferenceServerException, match="negative"):
-        infer(client, "m", -1)
+        infer(client, model, -1)
     after = scrape(everything.metrics_url)
     for name in (
         "nv_inference_request_success",
@@ -125,14 +134,14 @@ def test_requests_are_counted(everything: ServerProcess, client: triton.Inferenc
         "conch_compute_infer_duration_seconds_count",
         "conch_batch_size_count",
     ):
-        assert gained(before, after, "m", name) == 2, name
-    assert gained(before, after, "m", "nv_inference_request_failure", reason="BACKEND") == 1
-    assert gained(before, after, "m", "nv_inference_request_failure", reason="OTHER") == 0
-    assert gained(before, after, "m", "nv_inference_compute_infer_duration_us") > 0
-    assert gained(before, after, "m", "conch_compute_infer_duration_seconds_sum") > 0
-    own = [value(found, "own_count", model="m") or 0 for found in (before, after)]
+        assert gained(before, after, model, name) == 2, name
+    assert gained(before, after, model, "nv_inference_request_failure", reason="BACKEND") == 1
+    assert gained(before, after, model, "nv_inference_request_failure", reason="OTHER") == 0
+    assert gained(before, after, model, "nv_inference_compute_infer_duration_us") > 0
+    assert gained(before, after, model, "conch_compute_infer_duration_seconds_sum") > 0
+    own = [value(found, "own_count", model=model) or 0 for found in (before, after)]
     assert own[1] - own[0] == 6
-    own = [value(found, "own_spread_bucket", model="m", le="10.0") or 0 for found in (before, after)]
+    own = [value(found, "own_spread_bucket", model=model, le="10.0") or 0 for found in (before, after)]
     assert own[1] - own[0] == 3
     statistics = client.get_inference_statistics("m").model_stats[0].inference_stats
     assert of_model(after, "m", "nv_inference_request_success") == statistics.success.count

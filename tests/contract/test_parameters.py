@@ -92,11 +92,11 @@ def write_models(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawClient]:
+def raw(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[RawClient]:
     repository = tmp_path_factory.mktemp("parameters")
     write_models(repository)
     write_model(repository, "answering", ANSWERING_CONFIG, {"model.py": ANSWERING})
-    with serving(repository) as server, closing(RawClient(server.address)) as raw:
+    with serving(repository, flags=[placement]) as server, closing(RawClient(server.address)) as raw:
         assert raw("ServerLive", service_pb2.ServerLiveRequest()).live
         yield raw
 

@@ -68,7 +68,9 @@ def infer(server: ServerProcess, name: str) -> float:
     return float(result[0])
 
 
-def test_models_share_the_code_and_have_their_own_files(tmp_path: Path, backends: Path) -> None:
+def test_models_share_the_code_and_have_their_own_files(
+    tmp_path: Path, backends: Path, placement: str
+) -> None:
     models = tmp_path / "models"
     write_model(models, "half", 0.5)
     write_model(models, "triple", 3, 'runtime: "model.py"')
@@ -80,7 +82,7 @@ def test_models_share_the_code_and_have_their_own_files(tmp_path: Path, backends
     for directory in (own / "1", beside):
         (directory / "shared.py").write_text(SHARED)
     flags = [f"--backend-directory={backends}"]
-    with serving(models, flags=flags) as server:
+    with serving(models, flags=[*flags, placement.replace("python", "scaling")]) as server:
         results = [infer(server, name) for name in ("half", "triple", "own", "beside")]
         with client_of(server) as client:
             config: Any = client.get_model_config("half", as_json=True)

@@ -86,7 +86,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("reused")
     write_ensembles(repository)
     write_probe(repository, "busy")
@@ -99,7 +99,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "overwrites", python_config(), {"model.py": OVERWRITES})
     steps = [plain("spy", "X", "t"), plain("overwrites", "t", "u")]
     write_model(repository, "forked", ensemble_config([*steps, ("join", {"A": "t", "B": "u"}, {"OUT": "Y"})]))
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
+    with serving(repository, flags=flags) as server:
         yield server
 
 

@@ -103,9 +103,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
+def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
     """A server of them."""
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
+    with serving(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server

@@ -33,6 +33,9 @@ PEERS = Path(os.environ.get("CONCH_PEERS", Path.home() / ".cache" / "conch-peers
 WAIT_S = 30.0
 """For what happens at once unless the code under test is broken."""
 
+START_S = 4 * WAIT_S
+"""For a server with many models, each of which may have a process of its own to start."""
+
 _LOOK_S = 0.005
 _SERVICE = "/inference.GRPCInferenceService/"
 _PROBE = Path(__file__).with_name("probe_model.py")
@@ -143,7 +146,7 @@ class ServerProcess:
             assert self.process.poll() is None, f"exit code {self.process.returncode}: {self.errors}"
             return self.output.count("Security") == 1 and self.output.endswith("+\n")
 
-        eventually(printed, "conch listens")
+        eventually(printed, "conch listens", START_S)
 
     def signal(self, number: int) -> None:
         """Sends a signal."""

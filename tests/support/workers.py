@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.core import WAIT_S, Answers, make_spec
 
 from conch.core.backend import Outcome
-from conch.core.calls import ServerCalls
+from conch.core.calls import ServerCalls, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.instances.placement import Placement
@@ -38,6 +38,9 @@ _SERVE = (
 
 class NoCalls:
     """A server that has no other models."""
+
+    def __init__(self) -> None:
+        self.waiters: set[Waiter] = set()
 
     def find(self, request: InferenceRequest) -> Any:
         raise NotFoundError(f"there is no model '{request.model_name}'")

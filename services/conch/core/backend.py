@@ -107,6 +107,14 @@ class BackendInstance(ABC):
         """
         return True
 
+    def warm_again(self, warm_up: Callable[[BackendInstance], None]) -> None:
+        """Says how it was warmed up; for instances that lose what that was for, and go on after a new start.
+
+        Args:
+            warm_up: To be called before requests of others reach the instance again, with an instance that
+                runs batches where they would; raises if one fails.
+        """
+
     def worker(self) -> WorkerStatus | None:
         """What its process is in, if it has one of its own."""
         return None
@@ -116,7 +124,14 @@ class BackendInstance(ABC):
 
 
 class BackendModel(ABC):
-    """A model version loaded by a backend; what its instances share."""
+    """A model version loaded by a backend; what its instances share.
+
+    Attributes:
+        makes_together: Whether several threads may make instances at the same time: for those that are made
+            somewhere else, as in processes of their own. One that takes long asks `load_stopped`.
+    """
+
+    makes_together: ClassVar[bool] = False
 
     @abstractmethod
     def create_instance(self, placement: Placement) -> BackendInstance:

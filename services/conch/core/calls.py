@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from conch.core.dispatch import Dispatcher
@@ -14,8 +14,64 @@ from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter, RepositoryAgent
 
 
+class Wait(Protocol):
+    """A call for which a thread waits."""
+
+    @property
+    def caller(self) -> Waiter:
+        """Who calls."""
+
+    @property
+    def core(self) -> InferenceRequest:
+        """The request."""
+
+    @property
+    def parents(self) -> Sequence[InferenceRequest] | None:
+        """The requests for which it is made; None where that is not known."""
+
+    @property
+    def since_ns(self) -> int:
+        """When it was made."""
+
+
+class Waiter(Protocol):
+    """An instance of a model, as one that may wait for what it asks of the server."""
+
+    @property
+    def name(self) -> str:
+        """The instance's name."""
+
+    @property
+    def known_server(self) -> ServerCalls | None:
+        """The server that it calls."""
+
+    @property
+    def model(self) -> tuple[str, int]:
+        """The model's identifier and version."""
+
+    @property
+    def thread(self) -> int:
+        """What identifies the thread that executes its batches."""
+
+    @property
+    def waiting(self) -> Wait | None:
+        """The call that this thread waits for; None where it is not known to wait for one."""
+
+    @property
+    def loads(self) -> str:
+        """The model that it waits for, to be loaded, while it is being made itself; empty for none."""
+
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """What its own model is known as, with its namespace and without."""
+
+
 class ServerCalls(Protocol):
     """The server, for its models; usable from any thread."""
+
+    @property
+    def waiters(self) -> set[Waiter]:
+        """The instances that run in processes of their own: nobody else knows what these wait for."""
 
     def find(self, request: InferenceRequest) -> Servable:
         """The model that a request would go to.
@@ -55,6 +111,7 @@ class Calls:
     """
 
     def __init__(self, registry: Registry, repository: RepositoryAgent | None = None) -> None:
+        self.waiters: set[Waiter] = set()
         self._repository = repository
         self._registry = registry
         dispatcher = Dispatcher(registry)

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.instances.shaping import Shaper
@@ -108,6 +109,16 @@ class Handing:
             response.outputs = []
 
 
+class Watch(Protocol):
+    """Wants to know when requests are over."""
+
+    def ended(self, entry: OpenRequest) -> None:
+        """The worker has answered one."""
+
+    def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
+        """One is lost with its worker; returns the error that it gets."""
+
+
 class OpenRequest:
     """A request that a worker has and that has not got its last response.
 
@@ -117,9 +128,25 @@ class OpenRequest:
         handing: Hands its responses over.
         hands: The threads that do so; None where nothing blocks.
         credit: Tells the worker how much more it may send.
+
+    Attributes:
+        since_ns: When its batch was sent, once that is done.
+        watched: Told when it is over; None where nobody wants to know.
     """
 
-    __slots__ = ("_active", "_credit", "_handing", "_hands", "_lock", "_queue", "_units", "number", "request")
+    __slots__ = (
+        "_active",
+        "_credit",
+        "_handing",
+        "_hands",
+        "_lock",
+        "_queue",
+        "_units",
+        "number",
+        "request",
+        "since_ns",
+        "watched",
+    )
 
     def __init__(
         self,
@@ -131,6 +158,8 @@ class OpenRequest:
     ) -> None:
         self.request = request
         self.number = number
+        self.since_ns = 0
+        self.watched: Watch | None = None
         self._handing = handing
         self._hands = hands
         self._credit = credit

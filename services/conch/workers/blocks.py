@@ -173,6 +173,17 @@ class Pool:
             dropped, self._dropped = self._dropped, []
         return dropped
 
+    def put_back_dropped(self, dropped: list[int]) -> None:
+        """Says that the other side could not be told of these."""
+        with self._lock:
+            self._dropped += dropped
+
+    def tidy(self) -> None:
+        """Drops what has been idle for long, also when nothing else happens."""
+        self._settle()
+        with self._lock:
+            self._trim(self._clock())
+
     def close(self) -> None:
         """Forgets all blocks; their memory goes with the last view of it."""
         with self._lock:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from conch.backends.python.call import not_ready
+from conch.backends.python.stuck import STUCK
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
@@ -22,6 +23,7 @@ from conch.workers.answers import Hands
 from conch.workers.channel import ChannelClosedError
 from conch.workers.exchange import Exchange, Incoming
 from conch.workers.metrics import WorkerMetrics
+from conch.workers.waiting import Waits
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord, WireError
 
 log = logging.getLogger(__name__)
@@ -47,16 +49,28 @@ class WorkerCaller:
         calls: The server.
         metrics: The metrics that the model holds.
         hands: Threads for what may take a while.
+        waits: What its threads wait for.
+        executing: The request of a number that the worker has, if it has not been answered.
 
     Attributes:
         metrics: As above.
     """
 
-    def __init__(self, exchange: Exchange, calls: ServerCalls, metrics: WorkerMetrics, hands: Hands) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        calls: ServerCalls,
+        metrics: WorkerMetrics,
+        hands: Hands,
+        waits: Waits,
+        executing: Callable[[int], InferenceRequest | None],
+    ) -> None:
         self._exchange = exchange
         self._calls = calls
         self.metrics = metrics
         self._hands = hands
+        self._waits = waits
+        self._executing = executing
         self._lock = threading.Lock()
         self._open: dict[int, InferenceRequest] = {}
         self._closed = False
@@ -65,6 +79,7 @@ class WorkerCaller:
             "family": metrics.family,
             "metric": metrics.metric,
             "value": metrics.value,
+            "waits": self._waiting,
         }
         self._slow: dict[str, Callable[[Question], dict[str, object]]] = {
             "ready": self._ready,
@@ -130,6 +145,7 @@ class WorkerCaller:
         """Says that the model does not wait for a call any more."""
         request = self._open.get(number)
         if request is not None:
+            self._waits.over(number)
             self._calls.cancel(request)
 
     def ask(self, number: int, question: Question) -> None:
@@ -156,6 +172,7 @@ class WorkerCaller:
             self._open.clear()
         for request in requests:
             self._calls.cancel(request)
+        self._waits.close()
         self.metrics.close()
 
     def _respond(
@@ -184,6 +201,8 @@ class WorkerCaller:
                 self._send_reply(number, record, None)
         except ChannelClosedError:
             pass  # whoever reads notices, and cancels what is left
+        if self._waits:
+            self._waits.over(number)
 
     def _send_reply(self, number: int, record: ResponseRecord, response: InferenceResponse | None) -> None:
         lists = [response.outputs] if response is not None and record.has_tensors else []
@@ -216,6 +235,23 @@ class WorkerCaller:
         spec = self._calls.find(request).spec
         return {"name": spec.name, "version": spec.version, "decoupled": spec.decoupled}
 
+    def _waiting(self, question: Question) -> dict[str, object]:
+        number, executed = question.get("call"), question.get("requests")
+        if not isinstance(number, int) or not isinstance(executed, list):
+            raise WireError("'call' or 'requests' of a question is not what it may be")
+        request = self._open.get(number)
+        if request is None:  # the answer is on its way
+            return {"known": True, "found": False}
+        parents = [parent for each in executed if (parent := self._executing(each)) is not None]
+        if not self._waits.said(number, request, parents):
+            return {"known": False, "found": False}
+        found, for_ever = self._waits.look(number)
+        if for_ever:
+            error = UnavailableError(STUCK.format(model=request.model_name))
+            self._respond(number, request, InferenceResponse([], error), True)
+            self._calls.cancel(request)
+        return {"known": True, "found": found}
+
     def _ready(self, question: Question) -> dict[str, object]:
         return {"ready": self._calls.model_ready(_text(question, "name"), _text(question, "version"))}
 
@@ -223,9 +259,9 @@ class WorkerCaller:
         parameters = question.get("parameters")
         if not isinstance(parameters, dict):
             raise WireError("'parameters' of a question is not an object")
-        self._calls.load(
-            _text(question, "name"), {key: _parameter(value) for key, value in parameters.items()}
-        )
+        name = _text(question, "name")
+        with self._waits.loading(name):
+            self._calls.load(name, {key: _parameter(value) for key, value in parameters.items()})
         return {}
 
     def _unload(self, question: Question) -> dict[str, object]:

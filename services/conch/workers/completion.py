@@ -8,16 +8,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from conch.backends.python.settings import Settings
 from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
+from conch.core.stopping import load_stopped
 from conch.workers import wire
 from conch.workers.environments import Environment
 from conch.workers.monitor import Monitor
-from conch.workers.process import start_worker
+from conch.workers.process import WorkerProcess, start_worker
 from conch.workers.records import WorkerLog
 from conch.workers.reports import crashed, sentence
 
-_END_S = 5.0
+_END_S = 2.0
 """How long a process may take to end once it has answered."""
+
+_LOOK_S = 0.1
+"""How often it is looked whether the answer is still wanted, and can still come."""
 
 
 def complete_in_worker(
@@ -26,7 +31,7 @@ def complete_in_worker(
     config: dict[str, Any],
     directory: Path,
     file_name: str,
-    timeout_s: float | None,
+    settings: Settings,
 ) -> dict[str, Any]:
     """The completed config.
 
@@ -36,25 +41,36 @@ def complete_in_worker(
         config: The config in JSON form.
         directory: The version's directory.
         file_name: The model's file in it.
-        timeout_s: How long it may take; None for as long as it takes.
+        settings: How long it may take, and how much memory it may have.
 
     Raises:
-        ConchError: What the model raised, as if it had been asked in this process; or its process died.
+        ConchError: What the model raised, as if it had been asked in this process; or its process died; or
+            the load was stopped.
     """
     name = config.get("name", "")
     log = WorkerLog(name)
-    asked = {"config": config, "directory": str(directory), "file_name": file_name, "level": log.level}
+    asked = {
+        "config": config,
+        "directory": str(directory),
+        "file_name": file_name,
+        "level": log.level,
+        "memory_limit_mb": settings.memory_limit_mb,
+    }
+    timeout_s = settings.start_timeout_s
     process, ours = start_worker(monitor, name, environment, "complete")
-    end = None if timeout_s is None else time.monotonic() + timeout_s
     with ours:
         try:
-            result = _exchange(ours, json.dumps(asked).encode(), log, end)
-            # What the model's threads or exit handlers do is not waited for for ever.
+            result = _Exchange(process, ours, log, timeout_s).ask(json.dumps(asked).encode())
+            # What the model's threads, children or exit handlers do is not waited for for ever.
             process.wait(_END_S)
         except TimeoutError:
             raise UnavailableError(
                 f"auto_complete_config function of model '{name}' took longer than {timeout_s:g} s, which is "
                 f"what 'CONCH_START_TIMEOUT_SECONDS' allows"
+            ) from None
+        except _StoppedError:
+            raise UnavailableError(
+                f"auto_complete_config function of model '{name}' was ended, as the load was stopped"
             ) from None
         finally:
             process.kill()
@@ -67,39 +83,78 @@ def complete_in_worker(
     return completed
 
 
-def _exchange(
-    ours: socket.socket, question: bytes, log: WorkerLog, end: float | None
-) -> dict[str, Any] | None:
-    """Sends the question, and logs what is to be logged until the process closes its end.
+class _StoppedError(Exception):
+    """Nobody wants the answer any more."""
 
-    Returns:
-        The answer; None if there is none, or not all of it.
+
+class _Exchange:
+    """One question to a process, and what it says.
+
+    Args:
+        process: The process.
+        ours: Our end of its socket.
+        log: Logs what is to be logged.
+        timeout_s: How long it may take until it has answered; None for as long as it takes.
     """
-    result = None
-    rest = b""
-    try:
-        _limit(ours, end)
-        ours.sendall(question)
-        ours.shutdown(socket.SHUT_WR)
+
+    def __init__(
+        self, process: WorkerProcess, ours: socket.socket, log: WorkerLog, timeout_s: float | None
+    ) -> None:
+        self._process = process
+        self._socket = ours
+        self._log = log
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._stopped = load_stopped()
+        ours.settimeout(_LOOK_S)
+
+    def ask(self, question: bytes) -> dict[str, Any] | None:
+        """Asks, and logs what is to be logged until there is the answer.
+
+        Returns:
+            The answer; None if there will be none.
+
+        Raises:
+            TimeoutError: It has taken too long.
+            _StoppedError: The load was stopped.
+        """
+        try:
+            self._send(question)
+            return self._answer()
+        except (BrokenPipeError, ConnectionResetError, wire.WireError):
+            return None
+
+    def _send(self, question: bytes) -> None:
+        rest = memoryview(question)
+        while rest:
+            self._look()
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except TimeoutError:
+                pass
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def _answer(self) -> dict[str, Any] | None:
+        rest = b""
         while True:
-            _limit(ours, end)
-            data = ours.recv(1 << 16)
+            self._look()
+            ended = bool(self._process.how)  # asked first: what it has sent by then is there to be read
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError:
+                if ended:
+                    return None  # only something that it has left running holds its end
+                continue
             if not data:
-                return result
+                return None
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 said = wire.decode_json(line)
-                if "log" in said:
-                    log.handle(said["log"])
-                else:
-                    result = said
-    except (BrokenPipeError, ConnectionResetError, wire.WireError):
-        return None
+                if "log" not in said:
+                    return said
+                self._log.handle(said["log"])
 
-
-def _limit(ours: socket.socket, end: float | None) -> None:
-    if end is not None:
-        left = end - time.monotonic()
-        if left <= 0:
+    def _look(self) -> None:
+        if self._end is not None and time.monotonic() >= self._end:
             raise TimeoutError
-        ours.settimeout(left)
+        if self._stopped():
+            raise _StoppedError

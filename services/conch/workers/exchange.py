@@ -249,6 +249,19 @@ class Exchange:
         if not self.channel.try_send([wire.encode(Kind.RELEASE, released=released)]):
             mappings.put_back(released)
 
+    def tidy(self) -> None:
+        """Gives back what is idle, without another message that it could go with; never waits.
+
+        The server's side is to call it now and then; the worker's does so itself when it hears from that.
+        """
+        self.pool.tidy()
+        dropped = self.pool.take_dropped()
+        packet = [wire.encode(Kind.DROP, 0, wire.encode_numbers(dropped))]
+        if dropped and not self.channel.try_send(packet):
+            self.pool.put_back_dropped(dropped)
+        if self.mappings.waiting or (self.mappings.count and not self._returns):
+            self._release_many()
+
     def receive(self, wait: bool = True) -> Incoming:
         """Waits for the next message that is not only about blocks.
 
@@ -274,6 +287,8 @@ class Exchange:
             for number in message.released:
                 self.pool.give_back(number)
             if message.kind is Kind.RELEASE:
+                if self._returns:
+                    self.tidy()
                 continue
             if message.kind is Kind.DROP:
                 for number in wire.decode_numbers(message.fields):

@@ -29,6 +29,7 @@ from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
 from conch.workers.turns import Turns
+from conch.workers.waiting import Waits, WorkerWaiter
 from conch.workers.wire import BatchRecord, DoneRecord, Kind, ResponseRecord, WireError
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ _END_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A batch that a worker runs.
+    """A batch that a worker runs, or a request that it has kept of one.
 
     Attributes:
         since_ns: Monotonic time at which it was sent.
@@ -123,12 +124,17 @@ class Link:
         explain: Called once, before that and before anything is answered, with the reason, which is empty if
             the socket has simply ended; gives the error for everything that the worker had. It may take its
             time; `in_flight` says what the worker had.
+        families: The metrics that models make.
+        waiter: The instance, as one that waits for calls; None where nobody looks for those that wait for
+            ever.
 
     Attributes:
         readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
+        concurrent: Whether its `execute` is a coroutine, which may go on when its batch is done.
     """
 
     readiness: Readiness | None = None
+    concurrent = False
 
     def __init__(
         self,
@@ -139,6 +145,7 @@ class Link:
         on_lost: Callable[[str], None],
         explain: Callable[[str], ConchError] | None = None,
         families: CustomFamilies = FAMILIES,
+        waiter: WorkerWaiter | None = None,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -151,7 +158,10 @@ class Link:
         self._handing = Handing(spec)
         self._turns = Turns(channel, self._exchange)
         self._hands = Hands(name)
-        self._caller = WorkerCaller(self._exchange, calls, WorkerMetrics(families), self._hands)
+        waits = Waits(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
+        self._caller = WorkerCaller(
+            *(self._exchange, calls, WorkerMetrics(families), self._hands, waits, self._executing)
+        )
         self._log = WorkerLog(spec.name)
         self._batches: dict[int, _Begun] = {}
         self._open: dict[int, OpenRequest] = {}
@@ -266,15 +276,34 @@ class Link:
         self._turns.give_back()
 
     def in_flight(self) -> list[InFlight]:
-        """The batches that the worker runs, the oldest first; as they were when it was lost, afterwards."""
+        """What the worker has, the oldest first; as it was when it was lost, afterwards."""
         with self._lock:
             return self._last if self._lost is not None else self._in_flight()
 
     def _in_flight(self) -> list[InFlight]:
-        return [
-            InFlight(begun.since_ns, tuple(each.id for each in begun.batch.requests if not each.filler))
-            for begun in self._batches.values()
+        begun = list(self._batches.values())
+        numbers = {number for each in begun for number in each.numbers}
+        batches = [
+            InFlight(each.since_ns, tuple(one.id for one in each.batch.requests if not one.filler))
+            for each in begun
         ]
+        left = [entry for number, entry in list(self._open.items()) if number not in numbers]
+        kept = [InFlight(entry.since_ns, (entry.request.id,)) for entry in left if not entry.request.answered]
+        return sorted(kept + batches, key=lambda each: each.since_ns)
+
+    def kept(self, batch: Batch) -> list[OpenRequest]:
+        """The requests of a batch that is done which the worker has and has not answered."""
+        requests = {id(request) for request in batch.requests if not request.rescheduled}
+        return [entry for entry in list(self._open.values()) if id(entry.request) in requests]
+
+    @property
+    def lost(self) -> bool:
+        """Whether the worker has been given up."""
+        return self._lost is not None
+
+    def tidy(self) -> None:
+        """Gives back memory that is idle, on both sides; to be called now and then, and never waits."""
+        self._exchange.tidy()
 
     def close(self, timeout_s: float) -> bool:
         """Asks the worker to finalize its model and to end, and waits for that.
@@ -317,7 +346,8 @@ class Link:
             self._leave_to_queues(begun, opened)
             begun.done(self._error())
         for entry in opened.values():  # of batches that were done, by models that answer later
-            entry.fail(self._error())
+            error = self._error()
+            entry.fail(error if entry.watched is None else entry.watched.lost(entry, error))
         self._caller.close()
         if self._reader.ident is None:
             self._end()
@@ -431,6 +461,10 @@ class Link:
             raise WireError(f"a message {kind.name} was not expected")
         handler(incoming.message.subject, incoming)
 
+    def _executing(self, number: int) -> InferenceRequest | None:
+        entry = self._open.get(number)
+        return None if entry is None else entry.request
+
     def _on_call(self, subject: int, incoming: Incoming) -> None:
         self._caller.call(incoming)
 
@@ -453,8 +487,10 @@ class Link:
             check.answer(wire.decode_json(incoming.message.fields).get("ready") is True)
 
     def _on_loaded(self, subject: int, incoming: Incoming) -> None:
-        if wire.decode_json(incoming.message.fields).get("readiness") is True:
+        facts = wire.decode_json(incoming.message.fields)
+        if facts.get("readiness") is True:
             self.readiness = LinkReadiness(self)
+        self.concurrent = facts.get("concurrent") is True
         self._loaded(None)
 
     def _on_failed(self, subject: int, incoming: Incoming) -> None:
@@ -518,9 +554,12 @@ class Link:
         if isinstance(outcome, BaseException):
             self._leave_to_queues(begun, self._open)
             return
-        for number, response in zip(begun.numbers, outcome or (), strict=False):
+        responses = outcome or itertools.repeat(None)
+        for number, response in zip(begun.numbers, responses, strict=False):
             if response is not None:
                 self._open.pop(number, None)
+            elif (entry := self._open.get(number)) is not None:
+                entry.since_ns = begun.since_ns
 
     def _leave_to_queues(self, begun: _Begun, opened: dict[int, OpenRequest]) -> None:
         """Forgets the requests of a batch that has failed.
@@ -541,6 +580,8 @@ class Link:
             self._open.pop(number, None)
         if entry is None:
             return  # it has been answered with an error meanwhile
+        if record.final and entry.watched is not None:
+            entry.watched.ended(entry)
         if record.failed:
             entry.request.failed = True
         response: InferenceResponse | None = None

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LONGEST_WAIT_S = 3600.0
+"""The kernel takes no wait of more than 24 days; a timer may be further away."""
+
 
 class Timer:
     """A call in the future.
@@ -67,15 +70,15 @@ class Monitor:
         self._selector: selectors.BaseSelector | None = None
 
     def hold(self) -> None:
-        """Has the thread run until `release`; to be called once for each."""
+        """Has the thread run until `release`; to be called once for each.
+
+        Raises:
+            OSError: There is no descriptor for it; nothing is held.
+        """
         with self._lock:
-            self._holders += 1
             if self._thread is None:
-                self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._selector = selectors.DefaultSelector()
-                self._selector.register(self._wake_fd, selectors.EVENT_READ, self._woken)
-                self._thread = threading.Thread(target=self._run, name="conch-workers", daemon=True)
-                self._thread.start()
+                self._start()
+            self._holders += 1
 
     def release(self) -> None:
         """Takes one `hold` back; the thread ends with the last one."""
@@ -121,6 +124,23 @@ class Monitor:
         assert self._selector is not None, "the thread runs"
         self._selector.unregister(fd)
 
+    def _start(self) -> None:
+        wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        selector: selectors.BaseSelector | None = None
+        try:
+            selector = selectors.DefaultSelector()
+            selector.register(wake_fd, selectors.EVENT_READ, self._woken)
+            thread = threading.Thread(target=self._run, args=(selector,), name="conch-workers", daemon=True)
+            self._wake_fd, self._selector = wake_fd, selector
+            thread.start()
+        except BaseException:
+            self._wake_fd, self._selector = -1, None
+            if selector is not None:
+                selector.close()
+            os.close(wake_fd)
+            raise
+        self._thread = thread
+
     def _wake(self) -> None:
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
@@ -128,9 +148,7 @@ class Monitor:
     def _woken(self) -> None:
         os.eventfd_read(self._wake_fd)
 
-    def _run(self) -> None:
-        selector = self._selector
-        assert selector is not None, "made with the thread"
+    def _run(self, selector: selectors.BaseSelector) -> None:
         while True:
             with self._lock:
                 calls, self._calls = self._calls, deque()
@@ -146,7 +164,7 @@ class Monitor:
                 if calls or due:
                     timeout = 0.0
                 elif self._timers:
-                    timeout = max(self._timers[0][0] - self.clock(), 0) / 1e9
+                    timeout = min(max(self._timers[0][0] - self.clock(), 0) / 1e9, _LONGEST_WAIT_S)
             for function in (*calls, *(timer.fire for timer in due)):
                 _guarded(function)
             del calls, due

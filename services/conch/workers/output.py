@@ -64,27 +64,42 @@ class Lines:
 
     def feed(self, data: bytes) -> Iterator[str]:
         """The lines that are complete with what came, as they are to be logged."""
-        rest = data
-        while rest:
-            if self._told >= self._per_second and self._clock() < self._window_ends_ns:
-                # Not even looked at one by one: a model may print faster than anybody could log.
-                newlines = rest.count(b"\n")
-                if newlines:
-                    self._left_out += newlines
-                    self._begun, self._cut = b"", 0
-                    rest = rest[rest.rfind(b"\n") + 1 :]
-                self._keep(rest)
-                return
-            line, newline, rest = rest.partition(b"\n")
-            self._keep(line)
-            if newline:
+        if self._full():
+            # Not even looked at one by one: a model may print faster than anybody could log.
+            self._leave_out(data.count(b"\n"))
+            self._keep(data[data.rfind(b"\n") + 1 :])
+            return
+        if data.isspace() and b"\n" in data:
+            # Nor are these: blank lines, which are not logged, count for nothing that would end.
+            self._keep(data[: data.find(b"\n")])
+            yield from self._end()
+            self._keep(data[data.rfind(b"\n") + 1 :])
+            return
+        *lines, rest = data.split(b"\n")
+        for number, line in enumerate(lines):
+            if self._full():
+                self._leave_out(len(lines) - number)
+                break
+            if self._begun or (line and not line.isspace()):
+                self._keep(line)
                 yield from self._end()
+        self._keep(rest)
 
     def end(self) -> Iterator[str]:
         """What is left when the stream has ended."""
         if self._begun or self._cut:
             yield from self._end()
         yield from self._admitted()
+
+    def _full(self) -> bool:
+        """Whether nothing more is logged for now."""
+        return self._told >= self._per_second and self._clock() < self._window_ends_ns
+
+    def _leave_out(self, count: int) -> None:
+        """Leaves out lines, of which the first has possibly begun before."""
+        if count:
+            self._left_out += count
+            self._begun, self._cut = b"", 0
 
     def _keep(self, data: bytes) -> None:
         room = self._longest - len(self._begun)

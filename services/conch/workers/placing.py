@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from conch.backends.python.settings import Settings
 from conch.core.backend import BackendInstance, BackendModel
@@ -73,10 +73,10 @@ class Workers:
         """Asks a model's `auto_complete_config`; see `conch.core.backend.Backend.complete_config`."""
         name = config.get("name", "")
         asked = Asked.read(name, directory, file_name, parameters, options)
-        timeout_s = Settings.read(name, parameters, options).start_timeout_s
+        settings = Settings.read(name, parameters, options)
         environment = environment_as_asked(name, asked, options, EnvironmentCache.of(options))
         try:
-            return complete_in_worker(self._monitor, environment, config, directory, file_name, timeout_s)
+            return complete_in_worker(self._monitor, environment, config, directory, file_name, settings)
         finally:
             environment.release()
 
@@ -98,6 +98,8 @@ class Workers:
 
 
 class _WorkerModel(BackendModel):
+    makes_together: ClassVar[bool] = True
+
     def __init__(
         self,
         spec: ModelSpec,

@@ -66,15 +66,15 @@ class WorkerProcess:
         self._over = threading.Event()
         self._how = ""
         self._tail = Tail()
-        monitor.hold()
         try:
-            monitor.run(lambda: self._start(command, environment, descriptors))
+            monitor.hold()
+            try:
+                monitor.run(lambda: self._start(command, environment, descriptors))
+            except BaseException:
+                monitor.release()
+                raise
         except OSError as error:
-            monitor.release()
             raise UnavailableError(f"'{command[0]}' can't be started: {error.strerror}") from error
-        except BaseException:
-            monitor.release()
-            raise
 
     def _start(
         self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
@@ -89,14 +89,22 @@ class WorkerProcess:
             start_new_session=True,
         )
         self.pid = popen.pid
-        assert popen.stdout is not None and popen.stderr is not None, "both are pipes"
+        self._pidfd = -1
+        self._streams: dict[int, _Stream] = {}
         try:
             self._pidfd = os.pidfd_open(popen.pid)
-        except OSError:
+            self._watch(popen)
+        except BaseException:
             popen.kill()
+            for stream in list(self._streams.values()):
+                self._forget(stream)
             popen.communicate()
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
             raise
-        self._streams: dict[int, _Stream] = {}
+
+    def _watch(self, popen: subprocess.Popen[bytes]) -> None:
+        assert popen.stdout is not None and popen.stderr is not None, "both are pipes"
         lines = Lines(self._monitor.clock), Lines(self._monitor.clock)
         for stream in (
             _Stream(popen.stdout, logging.INFO, None, lines[0]),
@@ -104,8 +112,8 @@ class WorkerProcess:
         ):
             fd = stream.file.fileno()
             os.set_blocking(fd, False)
-            self._streams[fd] = stream
             self._monitor.watch(fd, partial(self._read, stream))
+            self._streams[fd] = stream
         self._monitor.watch(self._pidfd, self._ended)
 
     @property

@@ -20,6 +20,8 @@ from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.stopping import load_stopped
 from conch.core.workers import WorkerStatus
+from conch.workers.answers import OpenRequest
+from conch.workers.blocks import IDLE_NS
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.hangs import HangDetector
@@ -29,6 +31,7 @@ from conch.workers.monitor import Monitor, Timer
 from conch.workers.process import start_worker
 from conch.workers.reports import crash_report, crashed, in_flight_error, not_healthy, sentence
 from conch.workers.team import Again, Member, Team
+from conch.workers.waiting import WorkerWaiter
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class WorkerInstance(BackendInstance):
         self._settings = settings
         self._environment = environment
         self._calls = calls
+        self._waiter = WorkerWaiter(calls, self._name, spec)
         self._families = current_families()  # of the server that loads the model
         self._monitor = monitor
         self._team = team
@@ -95,12 +99,14 @@ class WorkerInstance(BackendInstance):
         self._link: Link | None = None  # that of a worker which serves
         self._attempt: _Attempt | None = None
         self._timer: Timer | None = None
+        self._tidying: Timer | None = None
         self._thread: threading.Thread | None = None
         self._start_ns = 0
         self._closed = False
         limit_s = settings.max_execution_s
         self._hangs = None if limit_s is None else HangDetector(monitor, limit_s, self._hung)
         self._hung_numbers: set[int] = set()
+        self._warm_up: Callable[[BackendInstance], None] | None = None
 
     @classmethod
     def open(
@@ -120,29 +126,21 @@ class WorkerInstance(BackendInstance):
         """
         instance = cls(spec, placement, settings, environment, calls, monitor, team)
         monitor.hold()
+        calls.waiters.add(instance._waiter)
+        instance._waiter.opening = True
         try:
             instance._serve(instance._start())
         except BaseException:
+            calls.waiters.discard(instance._waiter)
             monitor.release()
             raise
+        instance._waiter.opening = False
         team.join(instance._member)
         return instance
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch and waits for it; see `BackendInstance.execute`."""
-        outcomes: list[Outcome] = []
-        over = threading.Event()
-
-        def done(outcome: Outcome) -> None:
-            outcomes.append(outcome)
-            over.set()
-
-        self.begin(batch, done)
-        over.wait()
-        outcome = outcomes[0]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        return _wait_for(self, batch)
 
     def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch to the worker; see `BackendInstance.begin`."""
@@ -150,7 +148,7 @@ class WorkerInstance(BackendInstance):
         if link is None:
             done(self._refusal())
             return
-        link.begin(batch, done if self._hangs is None else self._watched(self._hangs, done))
+        link.begin(batch, done if self._hangs is None else self._watched(self._hangs, link, batch, done))
 
     def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
         """See `BackendInstance.begin_here`."""
@@ -158,7 +156,9 @@ class WorkerInstance(BackendInstance):
         if link is None:
             done(self._refusal())
             return None
-        return link.begin_here(batch, done if self._hangs is None else self._watched(self._hangs, done))
+        return link.begin_here(
+            batch, done if self._hangs is None else self._watched(self._hangs, link, batch, done)
+        )
 
     def available(self, again: Again) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""
@@ -169,6 +169,10 @@ class WorkerInstance(BackendInstance):
                 return True
             self._member.again.append(again)
             return False
+
+    def warm_again(self, warm_up: Callable[[BackendInstance], None]) -> None:
+        """Has each further worker be warmed up before it serves; see `BackendInstance.warm_again`."""
+        self._warm_up = warm_up
 
     def worker(self) -> WorkerStatus:
         """What its worker is in; see `BackendInstance.worker`."""
@@ -184,10 +188,11 @@ class WorkerInstance(BackendInstance):
             self._life.close()
             self._closed = True
             link, self._link = self._link, None
-            attempt, thread, timer = self._attempt, self._thread, self._timer
+            attempt, thread, timers = self._attempt, self._thread, (self._timer, self._tidying)
         self._team.leave(self._member)
-        if timer is not None:
-            timer.cancel()
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()
         if attempt is not None:
             ended = serving and link is not None and link.close(_CLOSE_S)
             if not ended:
@@ -208,6 +213,7 @@ class WorkerInstance(BackendInstance):
             thread.join()
         if self._hangs is not None:
             self._hangs.close()
+        self._calls.waiters.discard(self._waiter)
         self._monitor.release()
 
     # --- starting ------------------------------------------------------------------------------------------
@@ -227,6 +233,8 @@ class WorkerInstance(BackendInstance):
             if closed:
                 raise UnavailableError(not_healthy(self._name))
             attempt.load(self._settings.start_timeout_s)
+            if self._warm_up is not None:
+                self._warm_up(_Loaded(self, attempt))
         except BaseException:
             attempt.end()
             raise
@@ -243,11 +251,23 @@ class WorkerInstance(BackendInstance):
             self._link = attempt.link
             again, self._member.again = self._member.again, []
             lost = attempt.over
+        self._tidy_later(attempt.link)
         self._team.changed()
         for call in again:
             call()
         if lost:  # it died between the two
             self._lost(attempt)
+
+    def _tidy_later(self, link: Link) -> None:
+        """Has memory that is idle given back once in a while, for as long as a worker serves."""
+        with self._team.lock:
+            if self._link is link:
+                time_ns = self._monitor.clock() + IDLE_NS
+                self._tidying = self._monitor.at(time_ns, partial(self._tidy, link))
+
+    def _tidy(self, link: Link) -> None:
+        link.tidy()
+        self._tidy_later(link)
 
     def _retry(self) -> None:
         """One more try, on a thread of its own."""
@@ -337,27 +357,25 @@ class WorkerInstance(BackendInstance):
 
     # --- hanging -------------------------------------------------------------------------------------------
 
-    def _watched(self, hangs: HangDetector, done: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-        number = hangs.begin()
+    def _watched(
+        self, hangs: HangDetector, link: Link, batch: Batch, done: Callable[[Outcome], None]
+    ) -> Callable[[Outcome], None]:
+        return _Watched(hangs, link, batch, done, self._hung_error)
 
-        def watched(outcome: Outcome) -> None:
-            hangs.end(number)
-            if number in self._hung_numbers:
-                self._hung_numbers.discard(number)
-                if isinstance(outcome, BaseException):
-                    outcome = DeadlineExceededError(
-                        f"Failed to process the request(s) for model instance '{self._name}', message: "
-                        f"{self._hang_text()}"
-                    )
-            done(outcome)
-
-        return watched
+    def _hung_error(self, number: int) -> ConchError | None:
+        """What those are told whose execution has hung; None where it has not."""
+        if number not in self._hung_numbers:
+            return None
+        return DeadlineExceededError(
+            f"Failed to process the request(s) for model instance '{self._name}', message: "
+            f"{self._hang_text()}"
+        )
 
     def _hung(self, number: int) -> None:
         """An execution has taken too long; on the monitor's thread."""
         with self._team.lock:
             attempt = self._attempt
-            if attempt is None or self._life.phase is not Phase.SERVING:
+            if attempt is None or self._life.phase not in (Phase.SERVING, Phase.STARTING):
                 return
             self._hung_numbers.add(number)
         attempt.abort(self._hang_text())
@@ -370,6 +388,100 @@ class WorkerInstance(BackendInstance):
 
     def _set_readiness(self, readiness: Readiness | None) -> None:
         self.readiness = readiness
+
+
+def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+    """Runs a batch on an instance with `begins`, and waits for it."""
+    outcomes: list[Outcome] = []
+    over = threading.Event()
+
+    def done(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        over.set()
+
+    instance.begin(batch, done)
+    over.wait()
+    outcome = outcomes[0]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+class _Loaded(BackendInstance):
+    """A worker that has loaded the model again, and does not serve yet.
+
+    Args:
+        instance: Whose it is.
+        attempt: The worker.
+    """
+
+    begins: ClassVar[bool] = True
+
+    def __init__(self, instance: WorkerInstance, attempt: _Attempt) -> None:
+        self._instance = instance
+        self._link = attempt.link
+
+    def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
+        """Runs a batch and waits for it."""
+        return _wait_for(self, batch)
+
+    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+        """Sends a batch to the worker."""
+        instance, link = self._instance, self._link
+        hangs = instance._hangs
+        link.begin(batch, done if hangs is None else instance._watched(hangs, link, batch, done))
+
+
+class _Watched:
+    """Takes the outcome of a batch that must not last too long; a coroutine lasts until it has answered all.
+
+    Args:
+        hangs: Notices when it does.
+        link: The worker.
+        batch: The batch.
+        done: Takes the outcome.
+        error: The error for an execution of this number, if it has hung.
+    """
+
+    def __init__(
+        self,
+        hangs: HangDetector,
+        link: Link,
+        batch: Batch,
+        done: Callable[[Outcome], None],
+        error: Callable[[int], ConchError | None],
+    ) -> None:
+        self._hangs = hangs
+        self._link = link
+        self._batch = batch
+        self._done = done
+        self._error = error
+        self._left: set[int] = set()
+        self._number = hangs.begin()
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        link = self._link
+        if isinstance(outcome, BaseException):
+            outcome = self._error(self._number) or outcome
+        elif link.concurrent and (kept := link.kept(self._batch)):
+            self._left.update(entry.number for entry in kept)
+            for entry in kept:
+                entry.watched = self
+        if not self._left or link.lost:
+            self._hangs.end(self._number)
+        self._done(outcome)
+
+    def ended(self, entry: OpenRequest) -> None:
+        """See `Watch`."""
+        self._left.discard(entry.number)
+        if not self._left:
+            self._hangs.end(self._number)
+
+    def lost(self, entry: OpenRequest, error: ConchError) -> ConchError:
+        """See `Watch`."""
+        self.ended(entry)
+        return self._error(self._number) or error
 
 
 class _Attempt:
@@ -411,6 +523,7 @@ class _Attempt:
             self._link_lost,
             self._explain,
             instance._families,
+            instance._waiter,
         )
 
     @property

@@ -21,6 +21,7 @@ from conch.backends.python.call import GRACE_NS, WaitingCall
 from conch.backends.python.caller import Caller, current_caller
 from conch.backends.python.errors import CallsEnded
 from conch.backends.python.loading import ModelCode
+from conch.core.calls import Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
 from conch.core.request import InferenceRequest as CoreRequest
@@ -54,6 +55,7 @@ class Server:
 
     def __init__(self, answer: Callable[[CoreRequest], object] = lambda request: None) -> None:
         self.answer = answer
+        self.waiters: set[Waiter] = set()
         self.submitted: list[CoreRequest] = []
         self.cancelled: list[CoreRequest] = []
         self.done: list[object] = []

@@ -37,12 +37,21 @@ def test_with_nothing_said_nothing_is_limited() -> None:
 
 
 @pytest.mark.parametrize("key", PARAMETERS)
-@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "Worker", "1e999"])
+@pytest.mark.parametrize(
+    "value", ["", "0", "-1", "nan", "inf", "Worker", "1e999", "\u00b3", "\u0664", "1" + 20 * "0"]
+)
 def test_a_wrong_parameter_is_named(key: str, value: str) -> None:
     with pytest.raises(
         InvalidArgumentError, match=f"^model 'm': parameter '{key}' must be .*, not '{value}'$"
     ):
         Settings.read("m", {key: value}, OPTIONS)
+
+
+@pytest.mark.parametrize("key", [key for key in PARAMETERS if key != "CONCH_PLACEMENT"])
+def test_a_number_beyond_all_sense_is_refused_briefly(key: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"'{key}' must be .* and up to ") as caught:
+        Settings.read("m", {key: "9" * 5000}, {})
+    assert len(caught.value.message) < 200
 
 
 @pytest.mark.parametrize("key", OPTIONS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.core import LoadedModel, make_request, make_spec
+from tests.support.core import Instance, LoadedModel, make_request, make_spec
 
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError
 from conch.core.model import Model
@@ -278,4 +278,21 @@ def test_a_warmed_model_serves() -> None:
     runner.lead()
     assert len(answered) == 1
     assert model.statistics.snapshot().success.count == 1
+    assert model.close()
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_an_instance_that_starts_again_is_told_how_to_be_warmed_up(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(Instance, "warm_again", lambda instance, warm_up: told.append(warm_up))
+    loaded = LoadedModel(nothing)
+    model = Model.create(make_spec(), loaded, warmup=[SAMPLE] * samples)
+    assert len(told) == samples
+    for again in told:
+        started = Instance(nothing)
+        again(started)
+        assert [len(batch) for batch in started.batches] == [1]
+        assert [len(batch) for batch in loaded.instances[0].batches] == [1]
     assert model.close()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.stopping import never
 from conch.workers.environments import EnvironmentCache
 from conch.workers.environments.cache import Kept
 from conch.workers.environments.locks import FileLock
@@ -83,20 +83,45 @@ def test_who_waits_to_make_it_uses_what_another_one_has_made(tmp_path: Path) -> 
         waits.set()
         return False
 
-    with (
-        FileLock.wait(tmp_path / "x.lock", lambda: False, never) as using,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    making = FileLock.try_exclusive(tmp_path / "x.lock")
+    assert making is not None
+    with making, ThreadPoolExecutor(1) as pool:
         other = pool.submit(cache.obtain, "x", Maker(), "x", stopped)
         assert waits.wait(WAIT_S)
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "complete.json").write_text('{"version": "3.12.1"}')
+        assert making.share()
         try:
             kept = other.result(WAIT_S)
         finally:
-            using.close()
-    assert not using.exclusive and kept.facts == {"version": "3.12.1"}
+            making.close()
+    assert kept.folder.name == "x" and kept.facts == {"version": "3.12.1"}
     kept.release()
+
+
+def test_one_that_is_in_use_and_has_lost_its_record_is_made_beside_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By somebody who has tidied up: nobody makes it, so there is nothing to wait for."""
+    cache, maker = EnvironmentCache(tmp_path), Maker()
+    used = [use(cache, "x", maker)]
+    for count in (2, 3):
+        (used[-1].folder / "complete.json").unlink()
+        used.append(cache.obtain("x", maker, "env", stopping_after(WAIT_S)))
+        assert used[-1].folder == tmp_path / f"x~{count}"
+        assert maker.made == count
+    assert f"env: the record of '{tmp_path / 'x'}' is gone, but it is in use; another one" in caplog.text
+    for kept in used:
+        assert (kept.folder / "env").is_dir()
+        kept.release()
+    use(cache, "x", maker).release()
+    assert maker.made == 4
+    assert keys(cache) == {"x", "x~3"}, "that of the other one was gone as well"
+
+
+def stopping_after(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
 
 
 def test_what_fails_is_not_kept(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.support.environments import model
 
 from conch.core.errors import InvalidArgumentError
 from conch.workers.environments import Asked, placement_of
+from conch.workers.environments.asked import Packages
 from conch.workers.environments.building import key_of
 from conch.workers.environments.specifiers import allows
 
@@ -70,38 +71,180 @@ def test_locks_count(tmp_path: Path) -> None:
     packages = Asked.of(spec).packages
     assert packages is not None
     assert packages.kind == "uv-lock"
-    before = key_of(packages)
+    before = key_of(packages, tmp_path)
     (spec.directory / "uv.lock").write_text("version = 2\n")
     again = Asked.of(spec).packages
     assert again is not None
-    assert key_of(again) != before
+    assert key_of(again, tmp_path) != before
     (spec.directory / "pylock.toml").write_text('lock-version = "1.0"\n')
     last = Asked.of(spec).packages
     assert last is not None
     assert last.kind == "pylock"
 
 
+def packages_of(root: Path, name: str, files: dict[str, str]) -> Packages:
+    packages = Asked.of(model(root, files, name=name)).packages
+    assert packages is not None
+    return packages
+
+
+def key(root: Path, name: str, files: dict[str, str]) -> str:
+    return key_of(packages_of(root, name, files), root / "notes")
+
+
 def test_the_key_is_that_of_the_contents_wherever_they_are(tmp_path: Path) -> None:
     """Also of the files that a list names, however deep; not of the rest of a script."""
-
-    def key(name: str, files: dict[str, str]) -> str:
-        packages = Asked.of(model(tmp_path, files, name=name)).packages
-        assert packages is not None
-        return key_of(packages)
-
     files = {
         "requirements.txt": "-r more.txt\n--constraint=limits.txt\n./local.whl\nx==1\n",
         "more.txt": "-r requirements.txt\ny\n",
         "limits.txt": "z<2\n",
         "local.whl": "1",
     }
-    first = key("a", files)
-    assert first == key("b", files)
+    first = key(tmp_path, "a", files)
+    assert first == key(tmp_path, "b", files)
     for number, path in enumerate(files):
-        assert key(f"changed{number}", {**files, path: files[path] + "# more\n"}) != first, path
-    script = key("c", {"1/model.py": SCRIPT})
-    assert script == key("d", {"1/model.py": SCRIPT + "\nprint()\n"})
-    assert script != key("e", {"1/model.py": SCRIPT.replace("pillow", "scipy")})
+        assert key(tmp_path, f"changed{number}", {**files, path: files[path] + "# more\n"}) != first, path
+    script = key(tmp_path, "c", {"1/model.py": SCRIPT})
+    assert script == key(tmp_path, "d", {"1/model.py": SCRIPT + "\nprint()\n"})
+    assert script != key(tmp_path, "e", {"1/model.py": SCRIPT.replace("pillow", "scipy")})
+
+
+BESIDE = {
+    "a directory": "./preproc",
+    "a directory without a dot": "preproc/",
+    "what follows is not its name": "./preproc[extra] ; python_version > '3'  # more",
+    "an editable one": "-e preproc",
+    "an editable one, in full": "--editable=./preproc",
+    "wheels": "-f wheels",
+    "wheels, in full": "--find-links ./wheels",
+    "an index": "--index-url file:index",
+    "a requirement with a place": "x @ file:preproc",
+    "a requirement with a place, over two lines": "x \\\n @ ./preproc",
+    "uv's variable": "x @ file://${PROJECT_ROOT}/preproc",
+    "a wheel that is not there": "x-1.0-py3-none-any.whl",
+    "in another list": "-r more.txt",
+}
+
+
+@pytest.mark.parametrize("line", BESIDE.values(), ids=BESIDE)
+def test_what_lies_beside_a_list_is_that_list_s_own(tmp_path: Path, line: str) -> None:
+    """The same text means something else beside another model, or another version."""
+    files = {"requirements.txt": line, "more.txt": "./preproc"}
+    assert key(tmp_path, "a", files) != key(tmp_path, "b", files)
+    assert key(tmp_path, "a", files) == key(tmp_path, "a", files)
+    assert key(tmp_path / "script", "a", {"1/model.py": scripted("x @ ./preproc")}) != key(
+        tmp_path / "script", "b", {"1/model.py": scripted("x @ ./preproc")}
+    )
+
+
+def scripted(requirement: str) -> str:
+    return f'# /// script\n# dependencies = ["{requirement}"]\n# ///\n'
+
+
+ELSEWHERE = [
+    "x==1",
+    "x  # see ./preproc",
+    "# ./preproc",
+    "x==1 --hash=sha256:0123 --hash=sha256:4567",
+    "x==1 \\\n    --hash=sha256:0123",
+    "-f https://host/wheels",
+    "-f /srv/wheels",
+    "-i https://host/index",
+    "--no-index",
+    "--only-binary :all:",
+    "/srv/preproc",
+    "-e /srv/preproc",
+    "x @ https://host/x-1.0-py3-none-any.whl",
+    "x @ file:///srv/preproc",
+    "x @ file://localhost/srv/preproc",
+    "git+https://host/x.git@v1#egg=x",
+    "-e git+https://host/x.git#egg=x",
+    "https://host/x-1.0-py3-none-any.whl",
+]
+
+
+@pytest.mark.parametrize("line", ELSEWHERE)
+def test_what_lies_elsewhere_is_the_same_for_all(tmp_path: Path, line: str) -> None:
+    files = {"requirements.txt": line}
+    assert key(tmp_path, "a", files) == key(tmp_path, "b", files)
+
+
+UV = PROJECT + "[tool.uv]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        (UV + 'find-links = ["./wheels"]\n', True),
+        (UV + 'find-links = ["/srv/wheels", "https://host"]\n', False),
+        (UV + 'index-url = "index"\n', True),
+        (UV + '[[tool.uv.index]]\nname = "x"\nurl = "https://host/simple"\n', False),
+        (UV + '[[tool.uv.index]]\nname = "x"\nurl = "./index"\n', True),
+        (UV + 'sources.x = { path = "preproc" }\n', True),
+        (UV + 'sources.x = [{ path = "preproc", marker = "1" }]\n', True),
+        (UV + "sources.x = { workspace = true }\n", True),
+        (UV + 'sources.x = { path = "/srv/preproc", editable = true }\n', False),
+        (UV + 'sources.x = { git = "https://host/x", branch = "main" }\n', False),
+        (PROJECT.replace("scipy", "x @ file:preproc"), True),
+        (PROJECT + "[tool.ruff]\nline-length = 80\n", False),
+    ],
+)
+@pytest.mark.parametrize("locked", [False, True])
+def test_what_lies_beside_a_project(tmp_path: Path, text: str, own: bool, locked: bool) -> None:
+    files = {"pyproject.toml": text, **({"uv.lock": "version = 1\n"} if locked else {})}
+    assert (key(tmp_path, "a", files) != key(tmp_path, "b", files)) is own
+
+
+@pytest.mark.parametrize(
+    ("package", "own"),
+    [
+        ('directory = { path = "preproc" }', True),
+        ('wheels = [{ name = "x.whl", path = "./x.whl" }]', True),
+        ('wheels = [{ name = "x.whl", url = "https://host/x.whl" }]', False),
+        ('directory = { path = "/srv/preproc" }', False),
+    ],
+)
+def test_what_lies_beside_a_lock(tmp_path: Path, package: str, own: bool) -> None:
+    files = {"pylock.toml": f'lock-version = "1.0"\n[[packages]]\nname = "x"\n{package}\n'}
+    assert (key(tmp_path, "a", files) != key(tmp_path, "b", files)) is own
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "./x-1.0-py3-none-any.whl",
+        "x-1.0-py3-none-any.whl",
+        "./x-1.0-py3-none-any.whl[extra] ; python_version > '3'",
+        "./x-1.0-py3-none-any.whl --hash=sha256:0123",
+        "x @ file:x-1.0-py3-none-any.whl",
+        "x @ file://{directory}/x-1.0-py3-none-any.whl",
+        "x[extra]@ {directory}/x-1.0-py3-none-any.whl#sha256=0123 ; python_version > '3'",
+        "  {directory}/x-1.0-py3-none-any.whl  # ours",
+    ],
+)
+def test_wheels_that_a_list_names_count(tmp_path: Path, line: str) -> None:
+    """By what is in them, and without reading them to find out what a model asks for."""
+    directory = tmp_path / "m"
+    files = {"requirements.txt": line.format(directory=directory), "x-1.0-py3-none-any.whl": "1"}
+    packages = packages_of(tmp_path, "m", files)
+    assert packages.wheels == (directory / "x-1.0-py3-none-any.whl",)
+    assert [path.name for path, _ in packages.contents] == ["requirements.txt"]
+    first = key_of(packages, tmp_path / "notes")
+    assert key(tmp_path, "m", {**files, "x-1.0-py3-none-any.whl": "two"}) != first
+
+
+@pytest.mark.parametrize(
+    "requirement", ["x @ file:x-1.0-py3-none-any.whl", "x @ file:///{directory}/x-1.0-py3-none-any.whl"]
+)
+def test_wheels_that_a_script_or_a_project_names_count(tmp_path: Path, requirement: str) -> None:
+    text = requirement.format(directory=tmp_path / "m" / "1")
+    for files in (
+        {"1/model.py": scripted(text)},
+        {"1/pyproject.toml": PROJECT.replace("scipy", text)},
+    ):
+        whole = {**files, "1/x-1.0-py3-none-any.whl": "1"}
+        first = key(tmp_path, "m", whole)
+        assert key(tmp_path, "m", {**whole, "1/x-1.0-py3-none-any.whl": "two"}) != first
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.environments import make_venv, model, numpy_wheel, packed, wheel
-from tests.support.servers import eventually
+from tests.support.environments import make_venv, model, numpy_wheel, packed, site_of_numpy, wheel
+from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import (
     ConchError,
@@ -60,6 +62,14 @@ def run(environment: Environment, code: str) -> Any:
     command = [str(environment.python), "-c", f"import json; print(json.dumps({code}))"]
     done = subprocess.run(command, env=environment.variables, capture_output=True, check=True, text=True)
     return json.loads(done.stdout)
+
+
+@contextmanager
+def environment_released(environment: Environment) -> Iterator[Environment]:
+    try:
+        yield environment
+    finally:
+        environment.release()
 
 
 def uses(environment: Environment) -> tuple[str, str]:
@@ -203,6 +213,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         "is Python 3.8.18, but models run in Python 3.10 or newer; make the environment anew",
     ),
     "no numpy": (without_numpy, "models need numpy, which can't be imported there \\(ModuleNotFoundError: "),
+    "old numpy": (
+        script('#!/bin/sh\necho \'{"version": [3, 11, 1], "numpy": "1.22.4", "problem": null}\'\n'),
+        "its numpy is 1.22.4, but models need 1.23 or newer; ",
+    ),
     "moved": (dangling, "'bin/python' is a link to '/opt/no/such/python', which is not on this machine"),
     "crashes": (
         script("#!/bin/sh\necho broken >&2; exit 3\n"),
@@ -227,6 +241,77 @@ def test_what_cannot_run_models_is_said(
     assert caught.value.message.startswith(f"model 'm', environment '{path}'")
     if as_archive:
         assert [path.name for path in cache.directory.iterdir()] == ["archives"]
+
+
+def test_modules_in_the_working_directory_do_not_count(
+    tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do they for workers."""
+    for name in ("numpy", "json"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    make_venv(tmp_path / "venv")
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(tmp_path / "venv")})
+    assert environment_for(spec, cache).version
+
+
+@pytest.mark.parametrize("as_archive", [False, True])
+def test_the_models_variables_count_for_whether_numpy_is_there(
+    tmp_path: Path, cache: EnvironmentCache, as_archive: bool
+) -> None:
+    site = make_venv(tmp_path / "env", numpy=False)
+    (site / "found.pth").write_text(
+        "import os, sys; sys.path.append(os.environ.get('TEST_PLACE', '/none'))\n"
+    )
+    path = packed(tmp_path / "env", tmp_path / "env.tar.gz") if as_archive else tmp_path / "env"
+    parameters = {"EXECUTION_ENV_PATH": str(path), "CONCH_ENV_TEST_PLACE": site_of_numpy()}
+    with environment_released(environment_for(model(tmp_path, {}, parameters), cache)) as environment:
+        assert run(environment, "__import__('numpy').__version__") == np.__version__
+    with pytest.raises(InvalidArgumentError, match="models need numpy"):
+        environment_for(model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(path)}), cache)
+
+
+def test_an_interpreter_that_hangs_is_killed_where_the_load_is_stopped(
+    tmp_path: Path, cache: EnvironmentCache
+) -> None:
+    make_venv(tmp_path / "env")
+    script(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nsleep 600\n')(tmp_path / "env")
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(tmp_path / "env")})
+    with (
+        stopping_with(lambda: bool(pid_in(tmp_path / "pid"))),
+        pytest.raises(UnavailableError, match=r"^model 'm', environment '.*/env': the load was stopped"),
+    ):
+        environment_for(spec, cache)
+    assert ended(pid_in(tmp_path / "pid"))
+
+
+def test_what_activating_starts_is_not_waited_for(
+    conda: Path, tmp_path: Path, cache: EnvironmentCache
+) -> None:
+    scripts = conda / "etc" / "conda" / "activate.d"
+    (scripts / "agent.sh").write_text(f'sleep 600 &\necho $! > "{tmp_path}/pid"\n')
+    assert environment_for(model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(conda)}), cache).version
+    assert eventually(lambda: ended(pid_in(tmp_path / "pid")), "the end of what activating has started")
+
+
+def test_one_in_the_cache_that_runs_no_more_is_made_anew(
+    tmp_path: Path, cache: EnvironmentCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the interpreter that it links to is not there any more."""
+    caplog.set_level("INFO")
+    make_venv(tmp_path / "venv")
+    archive = packed(tmp_path / "venv", tmp_path / "env.tar", "w")
+    spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(archive)})
+    first = environment_for(spec, cache)
+    dangling(first.python.parents[1])
+    with pytest.raises(InvalidArgumentError, match=r"is not on this machine.*; it is kept in '") as caught:
+        environment_for(spec, cache)
+    assert f"'{first.python.parents[2]}', which can be deleted" in caught.value.message
+    first.release()
+    with environment_released(environment_for(spec, cache)) as second:
+        assert second.python == first.python
+        assert run(second, "1") == 1
+    assert "does not run any more and is removed" in caplog.text
 
 
 def test_a_folder_without_an_interpreter_is_said(tmp_path: Path, cache: EnvironmentCache) -> None:
@@ -303,10 +388,10 @@ def test_requirements_are_installed_once(
 def test_the_servers_own_packages_are_not_there(
     tmp_path: Path, cache: EnvironmentCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheel(wheels, "numpy", "0.1", {"numpy/__init__.py": "__version__ = '0.1'\n"})
+    wheel(wheels, "numpy", "1.23.0", {"numpy/__init__.py": "__version__ = '1.23.0'\n"})
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    environment = environment_for(model(tmp_path, {"requirements.txt": only(wheels, "numpy<1")}), cache)
-    assert uses(environment)[1] == "0.1"
+    environment = environment_for(model(tmp_path, {"requirements.txt": only(wheels, "numpy<1.24")}), cache)
+    assert uses(environment)[1] == "1.23.0"
     with pytest.raises(subprocess.CalledProcessError):
         run(environment, "__import__('grpc').__name__")
 
@@ -352,6 +437,26 @@ def test_a_file_that_changes_meanwhile_is_noticed(
     assert list(cache.directory.iterdir()) == []
 
 
+@pytest.mark.usefixtures("without_uv")
+def test_a_wheel_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, cache: EnvironmentCache, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = wheels / "conch_tiny-1.0-py3-none-any.whl"
+    spec = model(tmp_path, {"requirements.txt": only(wheels, f"conch_tiny @ file://{named}")})
+    original = run_tool
+
+    def run_and_change(*arguments: Any) -> None:
+        original(*arguments)
+        wheel(wheels, "conch_tiny", "1.0", {"conch_tiny.py": "VERSION = 'another'\n"})
+
+    monkeypatch.setattr(building_module, "run_tool", run_and_change)
+    with pytest.raises(UnavailableError, match="a wheel was changed while the environment was built"):
+        environment_for(spec, cache)
+    monkeypatch.setattr(building_module, "run_tool", original)
+    with environment_released(environment_for(spec, cache)) as environment:
+        assert run(environment, "__import__('conch_tiny').VERSION") == "another"
+
+
 def test_uv_is_used_where_it_is(tmp_path: Path, cache: EnvironmentCache, wheels: Path, uv: Path) -> None:
     spec = model(tmp_path, {"requirements.txt": only(wheels, "conch_tiny<2")})
     environment = environment_for(spec, cache)
@@ -373,7 +478,7 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             {"pyproject.toml": PROJECT, "uv.lock": "version = 1\n"},
             [
                 "venv --no-project --python {python} {env}",
-                "sync --frozen --no-dev --no-install-project --project {model}",
+                "sync --frozen --no-dev --no-install-project --python {env}/bin/python --project {model}",
                 "pip install --python {env}/bin/python numpy",
             ],
         ),
@@ -382,6 +487,13 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             [
                 "venv --no-project --python {python} {env}",
                 "pip install --python {env}/bin/python -r {model}/pyproject.toml numpy",
+            ],
+        ),
+        (
+            {"pyproject.toml": PROJECT.replace('name = "m"\n', "")},
+            [
+                "venv --no-project --python {python} {env}",
+                "pip install --python {env}/bin/python -r {folder}/requirements.txt numpy",
             ],
         ),
         (
@@ -400,7 +512,7 @@ PROJECT = '[project]\nname = "m"\nversion = "1"\ndependencies = ["conch_tiny"]\n
             ],
         ),
     ],
-    ids=["uv.lock", "project", "pylock", "another Python"],
+    ids=["uv.lock", "project", "project without a name", "pylock", "another Python"],
 )
 def test_projects_and_locks(
     tmp_path: Path, cache: EnvironmentCache, uv: Path, files: dict[str, str], commands: list[str]
@@ -408,7 +520,7 @@ def test_projects_and_locks(
     spec = model(tmp_path, files)
     environment = environment_for(spec, cache)
     prefix, _ = uses(environment)
-    names = {"python": sys.executable, "env": prefix, "model": spec.directory}
+    names = {"python": sys.executable, "env": prefix, "folder": Path(prefix).parent, "model": spec.directory}
     assert uv.read_text().splitlines() == [command.format(**names) for command in commands]
 
 
@@ -492,6 +604,51 @@ def test_what_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
     child = "import subprocess, sys; subprocess.Popen(sys.argv[1:])"
     run_tool([sys.executable, "-c", child, *sleeper(tmp_path)], "x", tmp_path, os.environ)
     os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
+
+
+CHATTY = "import os, sys, time\nopen(sys.argv[1], 'w').write(str(os.getpid()))\nwhile True: print('x' * 9999)"
+
+
+def leaving(tmp_path: Path, end: str) -> list[str]:
+    """A tool that has a child which goes on printing, and ends at once."""
+    code = (
+        "import subprocess, sys, time\nfrom pathlib import Path\nsubprocess.Popen(sys.argv[1:])\n"
+        f"while not Path(sys.argv[-1]).exists(): time.sleep(0.01)\n{end}"
+    )
+    return [sys.executable, "-c", code, sys.executable, "-c", CHATTY, str(tmp_path / "pid")]
+
+
+def test_what_goes_on_printing_is_not_waited_for(tmp_path: Path) -> None:
+    end = time.monotonic() + WAIT_S
+    run_tool(leaving(tmp_path, ""), "x", tmp_path, os.environ, stopped=lambda: time.monotonic() > end)
+    try:
+        os.kill(pid_in(tmp_path / "pid"), signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has noticed that nobody reads any more
+
+
+def test_what_a_tool_that_fails_has_started_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="ended with exit code 3:"):
+        run_tool(leaving(tmp_path, "sys.exit(3)"), "x", tmp_path, os.environ)
+    assert eventually(lambda: ended(pid_in(tmp_path / "pid")), "the end of the tool's child")
+
+
+def test_what_a_tool_has_left_is_killed_where_the_load_is_stopped(tmp_path: Path) -> None:
+    """Also if that happens after the tool itself has ended, before its end is noticed."""
+    with pytest.raises(UnavailableError, match="the load was stopped"):
+        run_tool(
+            ["sh", "-c", '"$0" "$@" & exit 0', *sleeper(tmp_path)],
+            "x",
+            tmp_path,
+            os.environ,
+            stopped=lambda: bool(pid_in(tmp_path / "pid")),
+        )
+    assert eventually(lambda: ended(pid_in(tmp_path / "pid")), "the end of the tool's child")
+
+
+def test_tools_end_when_nobody_reads_what_they_say(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="was killed by signal 13"):
+        run_tool(["sh", "-c", "kill -PIPE $$; exit 0"], "x", tmp_path, os.environ)
 
 
 def test_progress_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

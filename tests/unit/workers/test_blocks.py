@@ -263,6 +263,54 @@ def test_much_that_waits_is_given_back_without_a_message() -> None:
         assert server.pool.lent == 0
 
 
+def test_what_is_idle_is_given_back_without_a_message() -> None:
+    """As when traffic has stopped: nothing but time goes on."""
+    clock = Clock()
+
+    def read(side: Exchange) -> None:
+        with pytest.raises(BlockingIOError):
+            side.receive(wait=False)
+
+    def tidy() -> None:
+        server.tidy()
+        read(worker)
+        read(server)
+
+    with exchanges() as (server, worker):
+        for side in (server, worker):
+            side.pool = Pool(clock)
+        send(server, worker, [Tensor.from_array("A", LARGE)])
+        send(worker, server, [Tensor.from_array("A", LARGE)])
+        tidy()
+        tidy()
+        assert (server.pool.lent, worker.pool.lent) == (0, 0)
+        assert (server.pool.count, worker.pool.count) == (1, 1)
+        assert (server.mappings.count, worker.mappings.count) == (1, 1)
+        clock.now += IDLE_NS + 1
+        tidy()
+        assert (server.pool.count, worker.pool.count) == (0, 0)
+        assert (server.mappings.count, worker.mappings.count) == (0, 0)
+        server.channel.shut()
+        server.tidy()  # nobody is told
+
+
+def test_what_can_not_be_given_back_now_is_given_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    with exchanges() as (server, worker):
+        server.pool = Pool(clock)
+        send(server, worker, [Tensor.from_array("A", LARGE)])
+        tell(worker, server)
+        clock.now += IDLE_NS + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(server.channel, "try_send", lambda parts: False)
+            server.tidy()
+        assert (server.pool.count, worker.mappings.count) == (0, 1)
+        server.tidy()
+        with pytest.raises(BlockingIOError):
+            worker.receive(wait=False)
+        assert worker.mappings.count == 0
+
+
 def test_a_long_message_travels_in_a_file() -> None:
     with exchanges() as (server, worker):
         text = bytes(range(256)) * 4096

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.support.servers import WAIT_S, eventually
 
+from conch.backends.python.settings import Settings
 from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.stopping import stopping_with
 from conch.workers.completion import complete_in_worker
 from conch.workers.environments import server_environment
 from conch.workers.monitor import Monitor
@@ -26,10 +32,13 @@ class TritonPythonModel:
 """
 
 
-def _complete(tmp_path: Path, body: str, timeout_s: float | None = None) -> dict[str, Any]:
+def _complete(
+    tmp_path: Path, body: str, timeout_s: float | None = None, memory_limit_mb: int | None = None
+) -> dict[str, Any]:
     (tmp_path / "model.py").write_text(MODEL.format(body=body))
     config = {"name": "m", "max_batch_size": 0}
-    return complete_in_worker(Monitor(), server_environment(), config, tmp_path, "model.py", timeout_s)
+    settings = Settings(start_timeout_s=timeout_s, memory_limit_mb=memory_limit_mb)
+    return complete_in_worker(Monitor(), server_environment(), config, tmp_path, "model.py", settings)
 
 
 def test_completes(tmp_path: Path) -> None:
@@ -41,7 +50,7 @@ def test_large_configs(tmp_path: Path) -> None:
     """More than a socket holds, both ways."""
     (tmp_path / "model.py").write_text(MODEL.format(body="return config"))
     config = {"name": "m", "input": [{"name": "x" * 3_000_000}]}
-    completed = complete_in_worker(Monitor(), server_environment(), config, tmp_path, "model.py", None)
+    completed = complete_in_worker(Monitor(), server_environment(), config, tmp_path, "model.py", Settings())
     assert completed["input"] == config["input"]
 
 
@@ -82,7 +91,7 @@ def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_model_that_can_not_be_imported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "model.py").write_text("import no_such_module")
     with pytest.raises(InternalError, match="ModuleNotFoundError"):
-        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "model.py", None)
+        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "model.py", Settings())
     (record,) = caplog.records
     assert record.name.startswith("conch.backends.python")
     assert record.getMessage().startswith("model 'm' can't be imported\nTraceback")
@@ -90,9 +99,65 @@ def test_a_model_that_can_not_be_imported(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="Python model file not found in"):
-        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "none.py", None)
+        complete_in_worker(Monitor(), server_environment(), {"name": "m"}, tmp_path, "none.py", Settings())
 
 
 def test_time_limit(tmp_path: Path) -> None:
     with pytest.raises(ConchError, match=r"longer than 0\.5 s, which is what 'CONCH_START_TIMEOUT_SECONDS'"):
         _complete(tmp_path, "time.sleep(1000)", 0.5)
+
+
+def test_a_load_that_is_stopped_does_not_wait(tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    with stopping_with(up.exists), pytest.raises(UnavailableError) as caught:
+        _complete(tmp_path, f"open({str(up)!r}, 'w'); time.sleep(1000)")
+    assert caught.value.message == (
+        "auto_complete_config function of model 'm' was ended, as the load was stopped"
+    )
+
+
+FORKS = (
+    "import multiprocessing; "
+    "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,)); child.start(); "
+)
+
+
+def test_children_of_the_model_that_hold_its_socket(tmp_path: Path) -> None:
+    config = _complete(tmp_path, FORKS + "config.set_max_batch_size(child.pid); return config")
+    eventually(lambda: not psutil.pid_exists(config["max_batch_size"]), "it has ended too")
+
+
+def test_a_crash_that_leaves_a_child_which_holds_the_socket(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    body = (
+        "child = os.fork()\n"
+        "        if not child:\n"
+        "            os.setsid()\n"
+        f"            open({str(pid)!r}, 'w').write(str(os.getpid()) + '.')\n"
+        "            time.sleep(1000)\n"
+        f"        while not os.path.exists({str(pid)!r}): time.sleep(0.01)\n"
+        "        os._exit(4)"
+    )
+    caught: list[ConchError] = []
+
+    def complete() -> None:
+        try:
+            _complete(tmp_path, body)
+        except ConchError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=complete)
+    thread.start()
+    try:
+        eventually(lambda: pid.exists() and pid.read_text().endswith("."), "the child runs")
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    finally:
+        os.kill(int(pid.read_text()[:-1]), signal.SIGKILL)
+        thread.join()
+    assert "exited with status 4" in caught[0].message
+
+
+def test_its_memory_is_limited(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match=r"MemoryError.*'CONCH_MEMORY_LIMIT_MB'"):
+        _complete(tmp_path, "bytearray(1 << 30); return config", memory_limit_mb=512)

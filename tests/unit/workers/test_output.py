@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from conch.workers.output import Lines, Tail
@@ -67,3 +70,29 @@ def test_tail_is_the_end(pieces: list[bytes], most: int) -> None:
     whole = b"".join(pieces)
     assert len(tail.text()) <= most
     assert whole.decode(errors="replace").endswith(tail.text()) or not whole.isascii()
+
+
+@given(st.lists(st.sampled_from([b"\n", b" \n", b"\t\r\n", b"a\n", b"b"]), min_size=1, max_size=40))
+def test_blank_lines_are_not_logged(pieces: list[bytes]) -> None:
+    lines = Lines(Clock(), per_second=3)
+    found = [line for piece in pieces for line in lines.feed(piece)] + list(lines.end())
+    wanted = [line.rstrip() for line in b"".join(pieces).decode().split("\n") if line.strip()]
+    assert found[:3] == wanted[:3]
+    assert len(found) <= 4
+
+
+@pytest.mark.parametrize("blank", [b"\n", b" \n", b"\r\n"])
+def test_blank_lines_are_not_looked_at_one_by_one(blank: bytes) -> None:
+    ended = 0
+
+    class Counted(Lines):
+        def _end(self) -> Iterator[str]:
+            nonlocal ended
+            ended += 1
+            return super()._end()
+
+    lines = Counted(Clock(), per_second=10)
+    for _ in range(16):
+        assert list(lines.feed(blank * 10_000)) == []
+    assert ended <= 10 * 16
+    assert list(lines.feed(b"x\n")) == ["x"]

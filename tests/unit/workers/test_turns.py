@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tests.support.workers import Begun, Running, batch_of, model_spec, request_
 
 from conch.core.backend import BackendInstance, BackendModel, Outcome
 from conch.core.clock import monotonic_ns
-from conch.core.errors import UnavailableError
+from conch.core.errors import ConchError, UnavailableError
 from conch.core.instances.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
@@ -182,6 +183,29 @@ def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
             begun.result()
         assert running.wait_lost() == "the server failed with what it had sent"
     assert "a mistake of the server's" in caplog.text
+
+
+def test_who_waits_leaves_what_a_lost_worker_had_to_the_links_thread(tmp_path: Path) -> None:
+    """Who waits may be a client's thread; and what had been asked is known until it is answered."""
+    with worker(spec_of(tmp_path)) as running:
+        seen: list[tuple[int, int, list[str]]] = []
+        link, begun = running.link, list[Noted]()
+
+        def explain(reason: str) -> ConchError:
+            time.sleep(0.2)  # waits for the end of the process
+            ids = [one for each in link.in_flight() for one in each.request_ids]
+            seen.append((threading.get_ident(), len(running.lost), ids))
+            return UnavailableError(reason)
+
+        link._explain = explain
+        begun.append(begin_here(running, -2, LONG_NS))
+        with pytest.raises(UnavailableError, match="can't be understood"):
+            begun[0].result()
+        running.wait_lost()
+        ((thread, lost, ids),) = seen
+        assert (lost, ids) == (0, ["of -2"])
+        assert thread != threading.get_ident()
+        assert begun[0].thread == thread
 
 
 def test_a_link_that_is_closed_before_its_thread_reads() -> None:

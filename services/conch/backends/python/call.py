@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from conch.backends.python.types import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
 )
+from conch.core.calls import Wait as WaitedFor
 from conch.core.clock import monotonic_ns
 from conch.core.ensemble.leading import Lead
 from conch.core.errors import ConchError, InternalError, NotFoundError, as_conch_error
@@ -67,6 +68,9 @@ Answer = tuple[InferenceResponse | None, bool]
 
 Wait = Callable[[Callable[[], bool], float], object]
 """Waits until something has come, but no longer than so many seconds."""
+
+Tell = Callable[[CoreRequest, Sequence[CoreRequest], Callable[[], bool]], bool]
+"""Tells that a thread waits for a call; see `conch.workers.host.calls.WorkerCalls.waits`."""
 
 
 def refusal(model_name: str, message: str) -> str:
@@ -255,7 +259,7 @@ class WaitingCall(Call):
 
     def __init__(self, caller: Caller, request: InferenceRequest, decoupled: bool) -> None:
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._seen: frozenset[Call] = frozenset()
+        self._seen: frozenset[WaitedFor] = frozenset()
         super().__init__(caller, request, decoupled)
 
     def take(self, answer: Answer) -> None:
@@ -306,15 +310,29 @@ class WaitingCall(Call):
             return None
 
     def _wait(self) -> Answer:
-        patience = FIRST_LOOK_S
+        # Where one call was in a circle the next one probably is: each takes that time until it fails, one
+        # after the other, and whoever came first may wait for hundreds of them.
+        caller = self.caller
+        patience = CONFIRM_S if caller.in_circle else FIRST_LOOK_S
+        in_circle = False
         while True:
             answer = self._get(patience)
             if answer is not None:
+                caller.in_circle = in_circle
                 return answer
             patience = min(2 * patience, LONGEST_LOOK_S)
             self.look()
+            tell: Tell | None = getattr(caller.known_server, "waits", None)
+            if tell is not None:
+                # In a worker: the server sees what it waits for, and answers it if that is for ever.
+                parents = self.parents if caller.waiting is self else None
+                in_circle = tell(self.core, parents or (), self._has_come)
+                if in_circle:
+                    patience = CONFIRM_S
+                continue
             self._seen, for_ever = waits_for_ever(self, self._seen)
-            if self._seen:
+            in_circle = bool(self._seen)
+            if in_circle:
                 patience = CONFIRM_S  # others wait for the same
             if for_ever:
                 text = STUCK.format(model=self.core.model_name)

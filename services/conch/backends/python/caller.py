@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from conch.backends.python.errors import TritonModelException
 from conch.backends.python.loading import is_model_module, owner_of, owners
-from conch.core.calls import ServerCalls
+from conch.core.calls import ServerCalls, Waiter
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec, identifier
@@ -67,6 +67,7 @@ class Caller:
         running: The batch that `thread` executes; to be set around `execute`, unless that is a coroutine.
         thread: The identifier of the thread that executes it.
         waiting: The call that this thread waits for.
+        in_circle: Whether the call that was last waited for was in a circle of calls when it was looked at.
         opening: Whether the instance is being made, so that whoever loads the model waits for it.
         loads: The model that it waits for meanwhile, to be loaded.
     """
@@ -77,6 +78,7 @@ class Caller:
         "_namespace",
         "_open",
         "_unwanted",
+        "in_circle",
         "known_server",
         "loads",
         "model",
@@ -94,6 +96,7 @@ class Caller:
         self.running: Batch | None = None
         self.thread = 0
         self.waiting: Call | None = None
+        self.in_circle = False
         self.opening = False
         self.loads = ""
         self._namespace = "" if spec is None else spec.namespace
@@ -168,27 +171,16 @@ class Caller:
             return
         self.loads = name  # before the others are looked at: of two that come at once one sees the other
         try:
-            self._check_loads(name)
+            reason = why_not_load(self, name)
+            if reason:
+                raise TritonModelException(reason)
             yield
         finally:
             self.loads = ""
 
-    def _check_loads(self, name: str) -> None:
-        asking = [one for one in owners() if isinstance(one, Caller) and one.loads]
-        asked, left = {name}, [name]
-        while left:
-            wanted = left.pop()
-            if wanted in self._known_as():
-                raise TritonModelException(
-                    f"Failed to load model: model '{name}' cannot be loaded while '{self.name}' is being "
-                    f"initialized: its load would wait for that"
-                )
-            for one in asking:
-                if wanted in one._known_as() and one.loads not in asked:
-                    asked.add(one.loads)
-                    left.append(one.loads)
-
-    def _known_as(self) -> tuple[str, str]:
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """What its model is known as, with its namespace and without."""
         known_as = self.model[0]
         return known_as, known_as.removeprefix(f"{self._namespace}::")
 
@@ -217,6 +209,31 @@ class Caller:
             calls = list(self._open)
         for call in calls:
             call.abandon()
+
+
+def why_not_load(waiter: Waiter, name: str) -> str:
+    """Why an instance that is being made must not have a model loaded; empty if it may.
+
+    Args:
+        waiter: The instance; its `loads` is the model already.
+        name: The model.
+    """
+    server = waiter.known_server
+    known: list[Waiter] = [one for one in owners() if isinstance(one, Caller)]
+    asking = [one for one in (*known, *(() if server is None else server.waiters.copy())) if one.loads]
+    asked, left = {name}, [name]
+    while left:
+        wanted = left.pop()
+        if wanted in waiter.known_as:
+            return (
+                f"Failed to load model: model '{name}' cannot be loaded while '{waiter.name}' is being "
+                f"initialized: its load would wait for that"
+            )
+        for one in asking:
+            if wanted in one.known_as and one.loads not in asked:
+                asked.add(one.loads)
+                left.append(one.loads)
+    return ""
 
 
 def current_caller() -> Caller:

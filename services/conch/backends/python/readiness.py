@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class ReadyCheck:
         future = self._loop.run(awaitable)
         try:
             answer, error = future.result(self._budget_s)
-        except TimeoutError:
+        except (TimeoutError, FutureTimeoutError):  # two of them before Python 3.11, in which workers may run
             future.cancel()
             raise TimeoutError(f"it took longer than {self._budget_s} s") from None
         if error is not None:

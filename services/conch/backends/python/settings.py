@@ -11,6 +11,11 @@ from conch.core.spec import ModelSpec
 
 Placement = Literal["in_process", "worker"]
 DEFAULT_PLACEMENT: Placement = "in_process"
+_MOST = 2**43 - 1
+"""No limit of memory above that can be set, in MiB; and nobody has more of anything else."""
+_MOST_SECONDS = 1_000_000_000
+_SHOWN = 40
+"""Characters of a wrong value."""
 _WORKER_ONLY = (
     ("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
     ("MEMORY_LIMIT_MB", "memory-limit-mb"),
@@ -107,18 +112,29 @@ class _Values:
         found = self.find(parameter, option)
         if found is None:
             return None
-        if not found[0].isdecimal() or int(found[0]) == 0:
-            raise InvalidArgumentError(f"{found[1]} must be a whole number above 0, not '{found[0]}'")
-        return int(found[0])
+        text = found[0]
+        plain = text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST))
+        if not plain or not 0 < int(text) <= _MOST:
+            raise InvalidArgumentError(
+                f"{found[1]} must be a whole number above 0 and up to {_MOST}, not '{_shortened(text)}'"
+            )
+        return int(text)
 
     def seconds(self, parameter: str, option: str) -> float | None:
         found = self.find(parameter, option)
         if found is None:
             return None
         try:
-            seconds = float(found[0])
+            seconds = float(found[0]) if found[0].isascii() else 0.0
         except ValueError:
             seconds = 0.0
-        if not 0.0 < seconds < float("inf"):
-            raise InvalidArgumentError(f"{found[1]} must be a number of seconds above 0, not '{found[0]}'")
+        if not 0.0 < seconds <= _MOST_SECONDS:
+            raise InvalidArgumentError(
+                f"{found[1]} must be a number of seconds above 0 and up to {_MOST_SECONDS}, not "
+                f"'{_shortened(found[0])}'"
+            )
         return seconds
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

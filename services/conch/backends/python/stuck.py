@@ -3,8 +3,9 @@
 A call waits for the instance that runs it, or, as long as it is queued, for any instance of its model. An
 instance whose own thread waits for a call waits for that call. Where everything that a call waits for does
 nothing but wait, and all of it was found waiting for the same at two looks, nothing of it can ever go on.
-Whatever is not known to wait counts as busy: instances of other backends, models in other processes,
-coroutines, threads that models have started, and calls that leave their queue by themselves after a time.
+Whatever is not known to wait counts as busy: instances of other backends, coroutines, threads that models
+have started, and calls that leave their queue by themselves after a time. What a model in a worker process
+waits for the worker tells the server, which looks for it; see `conch.workers.waiting`.
 
 Of the calls that wait for each other the one that came last fails; the others may go on then.
 """
@@ -12,14 +13,11 @@ Of the calls that wait for each other the one that came last fails; the others m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from conch.backends.python.caller import Caller
 from conch.backends.python.loading import owners
+from conch.core.calls import Wait, Waiter
 from conch.core.request import InferenceRequest, RequestState
-
-if TYPE_CHECKING:
-    from conch.backends.python.call import Call
 
 STUCK = (
     "model '{model}' can't run this call: all of its instances wait for calls that wait for this one; "
@@ -27,7 +25,7 @@ STUCK = (
 )
 
 
-def waits_for_ever(call: Call, before: frozenset[Call]) -> tuple[frozenset[Call], bool]:
+def waits_for_ever(call: Wait, before: frozenset[Wait]) -> tuple[frozenset[Wait], bool]:
     """Whether a call that has not been answered has to fail, as it could never be served.
 
     Args:
@@ -48,19 +46,20 @@ def waits_for_ever(call: Call, before: frozenset[Call]) -> tuple[frozenset[Call]
 class _Look:
     """What is to be seen from a call at one time."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Wait) -> None:
         self._call = call
         server = call.caller.known_server
-        self._callers = [one for one in owners() if isinstance(one, Caller) and one.known_server is server]
-        self._holders: dict[InferenceRequest, Caller] = {}
+        here = (one for one in owners() if isinstance(one, Caller) and one.known_server is server)
+        self._callers: list[Waiter] = [*here, *(() if server is None else server.waiters.copy())]
+        self._holders: dict[InferenceRequest, Waiter] = {}
         for caller in self._callers:
             waiting = caller.waiting
             for parent in () if waiting is None else waiting.parents or ():
                 self._holders[parent] = caller
 
-    def calls(self) -> set[Call]:
+    def calls(self) -> set[Wait]:
         """All calls that the call waits for, itself included; none where anything else may happen."""
-        found: set[Call] = set()
+        found: set[Wait] = set()
         left = [self._call]
         while left:
             call = left.pop()
@@ -77,7 +76,7 @@ class _Look:
                 left.append(waiting)
         return found
 
-    def _waited_for(self, call: Call) -> Iterator[Caller]:
+    def _waited_for(self, call: Wait) -> Iterator[Waiter]:
         """The instances that a call waits for; none where that can't be known."""
         core = call.core
         if core.answered:
@@ -98,5 +97,5 @@ class _Look:
                     yield caller
 
 
-def _is_queued(call: Call) -> bool:
+def _is_queued(call: Wait) -> bool:
     return call.core.state is RequestState.QUEUED and not call.core.timeout_us

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.instances.limiter import RateLimiter, claim_of
 from conch.core.instances.placement import Placement, devices_of, place, placement_of
 from conch.core.instances.runner import Runner
+from conch.core.instances.together import run_together
 from conch.core.instances.warmup import Warmup
 from conch.core.scheduler.rate import Claim
 from conch.core.spec import InstanceGroup, ModelSpec
@@ -127,21 +130,31 @@ class Fleet:
         wanted = [claim for claim in claims if claim is not None] if self.limiter is not None else []
         if self.limiter is not None:
             self.limiter.add(wanted)  # first: what could never run need not be made
-        made: list[Member] = []
+        places: dict[int, Member] = {}
+
+        def make(number: int) -> None:
+            group, placement = placed[number]
+            claim = claims[number]
+            instance = self._model.create_instance(placement)
+            places[number] = Member(group, placement, instance)
+            if self.limiter is not None and claim is not None:
+                self.claims[instance] = claim
+            warm_up.run(instance, placement.name)
+            if warm_up:
+                instance.warm_again(lambda started: warm_up.run(started, placement.name))
+
         try:
-            for (group, placement), claim in zip(placed, claims, strict=True):
-                instance = self._model.create_instance(placement)
-                made.append(Member(group, placement, instance))
-                if self.limiter is not None and claim is not None:
-                    self.claims[instance] = claim
-                warm_up.run(instance, placement.name)
+            together = _cores() if self._model.makes_together else 1
+            run_together([partial(make, number) for number in range(len(placed))], together)
         except BaseException:
+            made = [places[number] for number in sorted(places)]
             with self._lock:
                 self._members += made
                 self._close(made)
             if self.limiter is not None:
                 self.limiter.remove(wanted)
             raise
+        made = [places[number] for number in range(len(placed))]
         with self._lock:
             self._members += made
         return made
@@ -160,6 +173,11 @@ class Fleet:
         except Exception:
             name, version = self._spec.name, self._spec.version
             log.exception("model '%s' version %d failed to close cleanly", name, version)
+
+
+def _cores() -> int:
+    """How many instances are made at the same time: more of them would only wait for one another."""
+    return len(os.sched_getaffinity(0))
 
 
 class Resize:

@@ -31,7 +31,7 @@ _EMPTY_STRING = 4
 
 
 class Warmup:
-    """The samples of one model version.
+    """The samples of one model version; instances may be warmed up at the same time.
 
     They go straight to an instance: no queue, and statistics of their own that nobody reads.
 
@@ -55,10 +55,15 @@ class Warmup:
         self._spec = spec
         self._clock = clock
         self._on_start: Callable[[], None] | None = on_start
+        self._lock = threading.Lock()
         self._executor = Executor(spec, ModelStatistics(), clock)
         random = default_rng(_SEED)  # seeded, so that a load fails every time or never
         validate = RequestValidator(spec)
         self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self._samples)
 
     def run(self, instance: BackendInstance, name: str) -> None:
         """Runs all samples on an instance, and returns when every request has its last response.
@@ -70,9 +75,10 @@ class Warmup:
         Raises:
             InvalidArgumentError: A response was an error; the text is Triton's.
         """
-        if self._samples and self._on_start is not None:
-            self._on_start()
-            self._on_start = None
+        with self._lock:
+            if self._samples and self._on_start is not None:
+                self._on_start()
+                self._on_start = None
         for sample, tensors in self._samples:
             for iteration in range(sample.count):
                 log.debug(

@@ -148,4 +148,4 @@ class _Members:
 
 def _check(stopped: Stopped, archive: Path) -> None:
     if stopped():
-        raise UnavailableError(f"the load was stopped while '{archive}' was unpacked")
+        raise UnavailableError(f"the load was stopped while '{archive}' was read")

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
+from conch.workers.environments.beside import named_in_lines, relative_in_lock, relative_in_project
 
 EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -33,6 +34,8 @@ class Packages:
             ``uv.lock`` of one; a ``pylock.toml``; or the comment in a script that PEP 723 describes.
         file: The file.
         contents: All that counts, with the file it is from: the same contents make the same environment.
+        wheels: Files of packages that are named by path; what is in them counts too.
+        own: Whether something else is named by a relative path, so that it means something else elsewhere.
         dependencies: The requirements themselves, where they stand in TOML.
         requires_python: Which versions of Python they are for, or empty.
     """
@@ -40,6 +43,8 @@ class Packages:
     kind: Kind
     file: Path
     contents: tuple[tuple[Path, bytes], ...]
+    wheels: tuple[Path, ...] = ()
+    own: bool = False
     dependencies: tuple[str, ...] = ()
     requires_python: str = ""
 
@@ -148,12 +153,15 @@ def _packages(where: str, version_directory: Path, model_file: str) -> Packages 
 def _in_directory(where: str, directory: Path) -> Packages | None:
     path = directory / "requirements.txt"
     if path.is_file():
-        return Packages("requirements", path, tuple(_with_nested(where, path, set())))
+        lists = tuple(_with_nested(where, path, set()))
+        found = named_in_lines((data.decode(errors="replace") for _, data in lists), directory)
+        return Packages("requirements", path, lists, found.files, found.relative)
     path = directory / "pylock.toml"
     if path.is_file():
         data = _bytes(where, path)
-        requires = _parsed(where, path, data).get("requires-python", "")
-        return Packages("pylock", path, ((path, data),), (), _text(where, path, requires))
+        lock = _parsed(where, path, data)
+        requires = _text(where, path, lock.get("requires-python", ""))
+        return Packages("pylock", path, ((path, data),), (), relative_in_lock(lock), (), requires)
     path = directory / "pyproject.toml"
     return _in_project(where, path) if path.is_file() else None
 
@@ -161,7 +169,8 @@ def _in_directory(where: str, directory: Path) -> Packages | None:
 def _in_project(where: str, path: Path) -> Packages | None:
     """The dependencies of a project; None where a file is only there for the settings of tools."""
     data = _bytes(where, path)
-    project = _parsed(where, path, data).get("project")
+    whole = _parsed(where, path, data)
+    project = whole.get("project")
     if not isinstance(project, dict):
         return None
     if "dependencies" in project.get("dynamic", ()):
@@ -170,12 +179,15 @@ def _in_project(where: str, path: Path) -> Packages | None:
             f"project; list them in [project], or in a requirements.txt"
         )
     requires = _text(where, path, project.get("requires-python", ""))
+    dependencies = _texts(where, path, project.get("dependencies", []))
+    found = named_in_lines(dependencies, path.parent)
+    tool = whole.get("tool", {})
+    own = found.relative or relative_in_project(tool.get("uv") if isinstance(tool, dict) else None)
     lock = path.with_name("uv.lock")
     if lock.is_file():
         locked = _bytes(where, lock)
-        return Packages("uv-lock", path, ((path, data), (lock, locked)), (), requires)
-    dependencies = _texts(where, path, project.get("dependencies", []))
-    return Packages("project", path, ((path, data),), dependencies, requires)
+        return Packages("uv-lock", path, ((path, data), (lock, locked)), found.files, own, (), requires)
+    return Packages("project", path, ((path, data),), found.files, own, dependencies, requires)
 
 
 def _in_script(where: str, path: Path) -> Packages | None:
@@ -192,11 +204,13 @@ def _in_script(where: str, path: Path) -> Packages | None:
     table = _parsed(where, path, block.encode())
     dependencies = _texts(where, path, table.get("dependencies", []))
     requires = _text(where, path, table.get("requires-python", ""))
-    return Packages("script", path, ((path, block.encode()),), dependencies, requires)
+    found = named_in_lines(dependencies, path.parent)
+    contents = ((path, block.encode()),)
+    return Packages("script", path, contents, found.files, found.relative, dependencies, requires)
 
 
 def _with_nested(where: str, path: Path, seen: set[Path]) -> Iterator[tuple[Path, bytes]]:
-    """A requirements file and all that it names: further lists, constraints, and wheels that lie there."""
+    """A requirements file and all that it names: further lists, and constraints."""
     if path in seen:
         return
     seen.add(path)
@@ -207,11 +221,6 @@ def _with_nested(where: str, path: Path, seen: set[Path]) -> Iterator[tuple[Path
         nested = path.parent / match["file"].strip("'\"")
         if nested.is_file():  # a URL, or a file that the tool will not find
             yield from _with_nested(where, nested, seen)
-    for line in text.splitlines():
-        local = path.parent / line.partition(" ")[0].removeprefix("file://")
-        if line.strip() and not line.startswith(("#", "-")) and local.is_file() and local not in seen:
-            seen.add(local)
-            yield local, _bytes(where, local)
 
 
 def _bytes(where: str, path: Path) -> bytes:

@@ -9,18 +9,20 @@ import platform
 import shutil
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.stopping import Stopped, never
+from conch.workers.environments.archives import digest
 from conch.workers.environments.asked import Packages
 from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
 from conch.workers.environments.specifiers import allows
 from conch.workers.environments.tools import run_tool
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of every key: to be raised when environments are built in another way."""
 
 _LOCKED = frozenset({"uv-lock", "pylock"})
@@ -50,21 +52,34 @@ class Tools:
         return cls((), _pip_version() >= (22, 3))
 
 
-def key_of(packages: Packages) -> str:
-    """The key of the environment: the same for the same packages on the same interpreter and platform."""
+def key_of(packages: Packages, notes: Path, stopped: Stopped = never) -> str:
+    """The key of the environment: the same for the same packages on the same interpreter and platform.
+
+    Args:
+        packages: What is to be in it.
+        notes: A folder in which hashes of wheels are remembered.
+        stopped: Asked now and then.
+
+    Raises:
+        ConchError: A wheel can't be read, or it was stopped.
+    """
     hashed = hashlib.sha256()
-    parts = [
+    facts = [
         _FORMAT,
         packages.kind,
         sys.version,
         sys.base_prefix,
         platform.python_implementation(),
         sysconfig.get_platform(),
-        *(data for _, data in packages.contents),
+        str(packages.file.parent) if packages.own else "",
     ]
-    for part in parts:
-        data = repr(part).encode()
-        hashed.update(len(data).to_bytes(8, "little") + data)
+    try:
+        wheels = [digest(path, notes, stopped).encode() for path in packages.wheels]
+    except OSError as error:
+        raise UnavailableError(f"'{error.filename}' can't be read: {error.strerror}") from error
+    for data in (*(repr(fact).encode() for fact in facts), *(data for _, data in packages.contents), *wheels):
+        hashed.update(len(data).to_bytes(8, "little"))
+        hashed.update(data)
     return f"built-{hashed.hexdigest()[:32]}"
 
 
@@ -75,6 +90,7 @@ def build(
     tools: Tools,
     lock: int | None = None,
     stopped: Stopped = never,
+    added: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
     """Builds the environment in ``folder/env``.
 
@@ -85,6 +101,7 @@ def build(
         tools: What it is built with.
         lock: A descriptor that the tools hold until they end.
         stopped: Asked now and then.
+        added: The model's variables, with which the new interpreter is tried.
 
     Returns:
         What to keep about it.
@@ -113,7 +130,8 @@ def build(
     if not packages.is_current():
         raise UnavailableError(f"{label}: the file was changed while the environment was built")
     shutil.rmtree(scratch)
-    return {"version": interpreter_in(prefix, label, conda=False).version, "from": str(packages.file)}
+    found = interpreter_in(prefix, label, conda=False, added=added, stopped=stopped)
+    return {"version": found.version, "from": str(packages.file)}
 
 
 def _python_for(packages: Packages, label: str, tools: Tools) -> str:
@@ -160,12 +178,13 @@ def _commands(
         make = (*tools.uv, "venv", "--no-project", "--python", python, str(prefix))
         install = (*tools.uv, "pip", "install", "--python", inside)
         if packages.kind == "uv-lock":
-            project = ("--project", str(packages.file.parent))
+            # Else a file .python-version would have it take another one.
+            project = ("--python", inside, "--project", str(packages.file.parent))
             sync = (*tools.uv, "sync", "--frozen", "--no-dev", "--no-install-project", *project)
             return [make, sync, (*install, "numpy")]
         if packages.kind == "pylock":
             return [make, (*install, "-r", str(packages.file)), (*install, "numpy")]
-        if packages.kind == "project":
+        if packages.kind == "project" and _has_name(packages):
             requirements = packages.file  # for its [tool.uv], such as the indexes of packages
         return [make, (*install, "-r", str(requirements), *_numpy(packages))]
     if tools.pip:
@@ -175,6 +194,11 @@ def _commands(
         make = (python, "-m", "venv", str(prefix))
         install = (inside, "-m", "pip", "install", "--progress-bar", "off")
     return [make, (*install, "-r", str(requirements), *_numpy(packages))]
+
+
+def _has_name(packages: Packages) -> bool:
+    """Whether a project has one; else uv would not read it, while its dependencies can be installed."""
+    return "name" in tomllib.loads(packages.contents[0][1].decode())["project"]
 
 
 def _numpy(packages: Packages) -> tuple[str, ...]:

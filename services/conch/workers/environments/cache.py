@@ -30,6 +30,9 @@ _DEFAULT_MB = 10 * 1024
 _MIB = 1024 * 1024
 _RECORD = "complete.json"
 _LOCK = ".lock"
+_MOST_LOST = 3
+"""How often one without a record is found in use until that is no moment in the life of another one."""
+_UNUSED = "has not been used for longest and is removed"
 
 Make = Callable[[Path, int], Mapping[str, str]]
 """Makes an environment in an empty folder, and says what is worth keeping about it.
@@ -108,13 +111,15 @@ class EnvironmentCache:
 
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lost = 0
             while True:
                 lock = FileLock.wait(lock_file, missing, stopped, waits)
+                shared = not lock.exclusive
                 try:
                     if lock.exclusive and missing():
                         _make(folder, lock, make)
                         self._prune(key)
-                    # Another one may have pruned it, just then.
+                    # Another one may have pruned it, just then; or it is in use, and somebody has tidied up.
                     kept = _use(folder, lock) if not lock.exclusive or lock.share() else None
                 except BaseException:
                     lock.close()
@@ -122,6 +127,14 @@ class EnvironmentCache:
                 if kept is not None:
                     return kept
                 lock.close()
+                lost += shared
+                if lost == _MOST_LOST:
+                    log.warning(
+                        "%s: the record of '%s' is gone, but it is in use; another one is made beside it",
+                        label,
+                        folder,
+                    )
+                    return self.obtain(_beside(key), make, label, stopped)
         except OSError as error:
             raise UnavailableError(
                 f"{label}: the cache of environments '{self.directory}' can't be used: {error}; "
@@ -141,7 +154,7 @@ class EnvironmentCache:
             left -= size
             # Without a record it is what a crash has left behind.
             if left < 0 or used_ns == 0:
-                left += size if self._remove(key) else 0
+                left += size if self.remove(key, _UNUSED) else 0
 
     def _entries(self) -> Iterator[tuple[int, str, int]]:
         """When each one was used last, 0 for those that are not whole; its key and its size."""
@@ -153,20 +166,31 @@ class EnvironmentCache:
                 except (OSError, ValueError, KeyError):
                     yield 0, path.stem, 0
 
-    def _remove(self, key: str) -> bool:
-        """Removes an entry, unless somebody uses it or is making it."""
+    def remove(self, key: str, why: str) -> bool:
+        """Removes an entry, unless somebody uses it or is making it.
+
+        Args:
+            key: Its key, or the name of its folder.
+            why: The reason, for the log.
+        """
         try:
             lock = FileLock.try_exclusive(self.directory / f"{key}{_LOCK}")
             if lock is None:
                 return False
             with lock:
-                log.info("removes the environment '%s', which has not been used for longest", key)
+                log.info("the environment '%s' %s", key, why)
                 clear(self.directory / key)
                 lock.remove()
         except OSError as error:
             log.warning("can't remove the environment '%s': %s", self.directory / key, error)
             return False
         return True
+
+
+def _beside(key: str) -> str:
+    """The key of the next one of the same contents: ``x~2`` for ``x``, and ``x~3`` for that."""
+    first, _, number = key.partition("~")
+    return f"{first}~{int(number or 1) + 1}"
 
 
 def clear(folder: Path) -> None:

@@ -15,10 +15,10 @@ from conch.core.errors import UnavailableError
 class Environment:
     """Where a worker of a model runs.
 
-    A worker is started as ``[python, script]`` with exactly these variables. ``-I`` is not needed: what must
-    not reach the interpreter is not among the variables, and in the server's own environment ``PYTHONPATH``
-    and the like count for workers as they do for the server. The script takes its own folder off `sys.path`
-    and puts `paths` at the end.
+    A worker is started as ``python -X faulthandler script`` and arguments, with exactly these variables.
+    ``-I`` is not needed: what must not reach the interpreter is not among the variables, and in the server's
+    own environment ``PYTHONPATH`` and the like count for workers as they do for the server. The script takes
+    its own folder off `sys.path` and puts `paths` at the end.
 
     Attributes:
         python: The interpreter. Absolute, and never resolved: an interpreter knows the environment that it

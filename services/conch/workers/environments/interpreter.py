@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.stopping import Stopped, never
+from conch.workers.environments.tools import ends_within, kill_group
 
 OLDEST = (3, 10)
+_OLDEST_NUMPY = (1, 23)
+"""The first with DLPack."""
 _TIMEOUT_S = 120.0
+_POLL_S = 0.2
 _TAIL = 2000
 
-# For any Python, also those that are too old. What a `sitecustomize` prints comes before.
+# For any Python, also those that are too old. What a `sitecustomize` prints comes before. The working
+# directory is in `sys.path` for `-c`, but not for workers.
 _PROBE = """
-import json, sys
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import json
 try:
     import numpy
     found, problem = numpy.__version__, None
@@ -57,22 +67,32 @@ class Interpreter:
     paths: tuple[Path, ...]
 
 
-def interpreter_in(prefix: Path, label: str, conda: bool = True) -> Interpreter:
+def interpreter_in(
+    prefix: Path,
+    label: str,
+    conda: bool = True,
+    added: Mapping[str, str] | None = None,
+    stopped: Stopped = never,
+) -> Interpreter:
     """The interpreter of an environment.
 
     Args:
         prefix: Directory of the environment.
         label: What it is, for messages.
         conda: Whether it may be a conda environment, with libraries and scripts of its own.
+        added: Variables on top of those that activating it sets.
+        stopped: Asked now and then.
 
     Raises:
         InvalidArgumentError: There is none, it does not run, or no model can run in it.
+        UnavailableError: It takes too long, or was stopped.
     """
     python = find_python(prefix, label)
     variables: Mapping[str, str] = activated(prefix)
     if conda and not (prefix / "pyvenv.cfg").exists():
-        variables = _activated_conda(prefix, python, variables, label)
-    version = _probed(python, variables, label)
+        variables = _activated_conda(prefix, python, variables, label, stopped)
+    variables = {**variables, **(added or {})}
+    version = _probed(python, variables, label, stopped)
     places = (Path(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place)
     return Interpreter(python, version, variables, tuple(place.absolute() for place in places))
 
@@ -120,7 +140,7 @@ def without_python(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _activated_conda(
-    prefix: Path, python: Path, variables: Mapping[str, str], label: str
+    prefix: Path, python: Path, variables: Mapping[str, str], label: str, stopped: Stopped
 ) -> Mapping[str, str]:
     """Adds what Triton sets, and what scripts of the environment's packages do."""
     # No empty place, which would be the working directory.
@@ -137,14 +157,14 @@ def _activated_conda(
     if bash is None:
         raise UnavailableError(f"{label}: 'etc/conda/activate.d' needs bash, which is not on PATH")
     command = [bash, "-c", _ACTIVATE, "activate", str(python), *map(str, scripts)]
-    answer = _answer(command, {**variables, "CONCH_LAST_STEP": _VARIABLES}, label)
+    answer = _answer(command, {**variables, "CONCH_LAST_STEP": _VARIABLES}, label, stopped)
     del answer["CONCH_LAST_STEP"]
     return {str(name): str(value) for name, value in answer.items()}
 
 
-def _probed(python: Path, variables: Mapping[str, str], label: str) -> str:
+def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Stopped) -> str:
     """Starts an interpreter and looks at what it says."""
-    answer = _answer([str(python), "-c", _PROBE], variables, label)
+    answer = _answer([str(python), "-c", _PROBE], variables, label, stopped)
     version = tuple(answer["version"])
     text = ".".join(str(part) for part in version)
     oldest = ".".join(str(part) for part in OLDEST)
@@ -159,35 +179,62 @@ def _probed(python: Path, variables: Mapping[str, str], label: str) -> str:
             f"{label}: models need numpy, which can't be imported there ({answer['problem']}); install it "
             f"into the environment of '{python}' (Python {text})"
         )
+    numpy = str(answer["numpy"])
+    if tuple(int(part) for part in re.findall(r"\d+", numpy)[:2]) < _OLDEST_NUMPY:
+        needed = ".".join(str(part) for part in _OLDEST_NUMPY)
+        raise InvalidArgumentError(
+            f"{label}: its numpy is {numpy}, but models need {needed} or newer; install it into the "
+            f"environment of '{python}' (Python {text})"
+        )
     return text
 
 
-def _answer(command: list[str], variables: Mapping[str, str], label: str) -> dict[str, Any]:
+def _answer(command: list[str], variables: Mapping[str, str], label: str, stopped: Stopped) -> dict[str, Any]:
     """What a program prints as the last line, as JSON."""
+    with _memory() as output, _memory() as errors:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InvalidArgumentError(f"{label}: '{command[0]}' can't be started: {error}") from error
+        try:
+            _wait(process.pid, command[0], label, stopped)
+        finally:
+            kill_group(process.pid)  # also what it has left running
+            code = process.wait()
+        said, wrong = _contents(output), _contents(errors)
+    last = said.decode(errors="replace").rstrip().rpartition("\n")[2]
     try:
-        ended = subprocess.run(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(
-            f"{label}: '{command[0]}' did not come to an end within {_TIMEOUT_S:.0f} s"
-        ) from None
-    except OSError as error:
-        raise InvalidArgumentError(f"{label}: '{command[0]}' can't be started: {error}") from error
-    said = ended.stdout.decode(errors="replace").rstrip().rpartition("\n")[2]
-    try:
-        if ended.returncode == 0 and isinstance(answer := json.loads(said), dict):
+        if code == 0 and isinstance(answer := json.loads(last), dict):
             return answer
     except ValueError:
         pass
-    problem = (ended.stderr or ended.stdout).decode(errors="backslashreplace").strip()[-_TAIL:]
+    problem = (wrong or said).decode(errors="backslashreplace").strip()[-_TAIL:]
     raise InvalidArgumentError(
-        f"{label}: '{command[0]}' does not run as a Python interpreter (exit code {ended.returncode}):\n"
-        f"{problem}"
+        f"{label}: '{command[0]}' does not run as a Python interpreter (exit code {code}):\n{problem}"
     )
+
+
+def _wait(pid: int, program: str, label: str, stopped: Stopped) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not ends_within(pid, _POLL_S):
+        if stopped():
+            raise UnavailableError(f"{label}: the load was stopped while '{program}' was tried")
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"{label}: '{program}' did not come to an end within {_TIMEOUT_S:.0f} s")
+
+
+def _memory() -> IO[bytes]:
+    """A file for what a program says, which nothing that it leaves running can hold open for us."""
+    return os.fdopen(os.memfd_create("conch-said"), "w+b")
+
+
+def _contents(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()

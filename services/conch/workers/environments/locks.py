@@ -53,7 +53,8 @@ class FileLock:
 
         Args:
             path: The file.
-            exclusive: Says for each try whether it has to be for oneself.
+            exclusive: Says for each try whether it has to be for oneself. Where others share it, it is shared
+                all the same: none of them is going to change anything, so there is nothing to wait for.
             stopped: Asked while others have it.
             on_wait: Called once, if others have it.
 
@@ -63,7 +64,7 @@ class FileLock:
         """
         pause = threading.Event()
         waited = False
-        while (lock := cls._try(path, exclusive())) is None:
+        while (lock := (cls._try(path, True) if exclusive() else None) or cls._try(path, False)) is None:
             if not waited:
                 on_wait()
                 waited = True

@@ -40,12 +40,3 @@ def placement_as_asked(
         f"process can have, but {said} has it run in the server's process ('{placement}'); set "
         f"CONCH_PLACEMENT to 'worker' for the model"
     )
-
-
-def check_environment(spec: ModelSpec) -> None:
-    """Checks what can be told without making an environment.
-
-    Raises:
-        ConchError: A file can't be read or is missing, or the placement does not fit.
-    """
-    placement_of(spec)

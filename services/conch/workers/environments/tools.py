@@ -22,12 +22,18 @@ _LOG_EVERY_NS = 1_000_000_000
 _TAIL_LINES = 20
 _POLL_S = 0.2
 _LONGEST_LINE = 1000
+_READ_BYTES = 65_536
+_MOST_AT_END_BYTES = 1 << 20
+"""What is still read once a tool has ended: something that it has left running may go on printing."""
 
 # A tool must not go on when the server has been killed. The kernel kills it then if it asks for that, which
 # is safe to do between fork and exec only in a process that has no threads: so this small one comes between.
+# What Python ignores, the tool and all that it starts would ignore as well.
 _TIED = """
-import ctypes, os, sys
+import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)
+for number in signal.SIGPIPE, signal.SIGXFSZ:
+    signal.signal(number, signal.SIG_DFL)
 if os.getppid() != int(sys.argv[1]):
     os._exit(1)
 os.execvp(sys.argv[2], sys.argv[2:])
@@ -115,27 +121,60 @@ def run_tool(
         pass_fds=() if lock is None else (lock,),
     )
     with process:
-        assert process.stdout is not None
         try:
-            stream = process.stdout.fileno()
-            waiting = select.poll()
-            waiting.register(stream, select.POLLIN)
-            while True:
-                if stopped():
-                    raise UnavailableError(f"{label}: the load was stopped while its environment was made")
-                if waiting.poll(_POLL_S * 1000):
-                    if not (data := os.read(stream, 65536)):
-                        break
-                    output.add(data)
-                elif process.poll() is not None:
-                    break  # something that it has left running holds the other end
+            _follow(process, output, label, stopped)
         except BaseException:
-            if process.poll() is None:
-                # Its children too: it leads a group of its own.
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             raise
+        if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT).si_status:  # type: ignore[union-attr]
+            kill_group(process.pid)  # nothing may write into a folder that is cleared
         code = process.wait()
     output.end()
     if code:
         ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise InternalError(f"{label}: {' '.join(command)} {ended}:\n{output.tail}")
+
+
+def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stopped: Stopped) -> None:
+    """Takes what a tool says until it has ended. It is not reaped yet: its group is still its own."""
+    assert process.stdout is not None, "it is a pipe"
+    stream = process.stdout.fileno()
+    end = os.pidfd_open(process.pid)
+    try:
+        waiting = select.poll()
+        for each in (stream, end):
+            waiting.register(each, select.POLLIN)
+        left = _MOST_AT_END_BYTES
+        while left > 0:
+            if stopped():
+                raise UnavailableError(f"{label}: the load was stopped while its environment was made")
+            ready = {each for each, _ in waiting.poll(_POLL_S * 1000)}
+            if stream in ready:
+                data = os.read(stream, _READ_BYTES)
+                if not data:
+                    waiting.unregister(stream)  # from then on only its end is waited for
+                output.add(data)
+                left -= len(data) if end in ready else 0
+            elif end in ready:
+                break
+    finally:
+        os.close(end)
+
+
+def ends_within(pid: int, seconds: float) -> bool:
+    """Whether a child ends in time; it stays to be reaped."""
+    end = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(end, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
+    finally:
+        os.close(end)
+
+
+def kill_group(pid: int) -> None:
+    """Kills a child that is not reaped yet, and what it has started within its group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass  # nothing is left, or something that has become another user's

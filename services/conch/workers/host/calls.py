@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from conch.backends.python.call import refusal
+from conch.core.calls import Waiter
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable, Servable
@@ -18,6 +19,7 @@ from conch.workers import wire
 from conch.workers.channel import ChannelClosedError
 from conch.workers.exchange import Exchange, Incoming
 from conch.workers.host.reading import Reading, Watch
+from conch.workers.host.requests import HostRequest
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord
 
 _MOST_FOUND = 1000
@@ -53,6 +55,7 @@ class WorkerCalls:
         self._by_request: dict[int, int] = {}
         self._asked: dict[int, _Answer] = {}
         self._found: dict[tuple[str, str], SimpleNamespace] = {}
+        self.waiters: set[Waiter] = set()
 
     # --- what models call ---------------------------------------------------------------------------------
 
@@ -148,6 +151,29 @@ class WorkerCalls:
             return self._reading.until(done, timeout_s)
         except ChannelClosedError:
             raise UnavailableError(_GONE) from None
+
+    def waits(
+        self, request: InferenceRequest, parents: Sequence[InferenceRequest], has_come: Callable[[], bool]
+    ) -> bool:
+        """Tells the server that the calling thread waits for a call; it answers one that would wait for ever.
+
+        Args:
+            request: The call.
+            parents: The requests that the thread executes, if it is the one that executes.
+            has_come: Whether something has come for the call that nobody has taken.
+
+        Returns:
+            Whether the call waits for calls only, so that it is worth to look again soon.
+        """
+        numbers = [each.number for each in parents if isinstance(each, HostRequest)]
+        for _ in range(2):  # the server believes it the second time
+            number = self._by_request.get(id(request))
+            if number is None or has_come():
+                return False
+            answer = self.ask("waits", call=number, requests=numbers)
+            if answer["known"]:
+                return bool(answer["found"])
+        return False
 
     # --- the other side ------------------------------------------------------------------------------------
 

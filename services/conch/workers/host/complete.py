@@ -15,6 +15,7 @@ from typing import Any
 
 from conch.backends.python.config import auto_complete
 from conch.backends.python.instance import load_code
+from conch.backends.python.limits import limit_memory
 from conch.core.errors import ConchError
 from conch.workers import wire
 from conch.workers.host.logs import log_to_server
@@ -33,6 +34,9 @@ def complete(descriptor: int) -> None:
                 server.sendall(line + b"\n")
 
         log_to_server(lambda record: send(b'{"log":' + record + b"}"), asked.pop("level"))
+        memory_limit_mb = asked.pop("memory_limit_mb")
+        if memory_limit_mb is not None:
+            limit_memory(memory_limit_mb)
         send(wire.encode_json(_complete(**asked)))
         # Nothing is read after the answer, whatever threads and exit handlers of the model go on to log.
         logging.getLogger().handlers.clear()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from conch.backends.python.instance import PythonInstance, open_instance
+from conch.backends.python.instance import AsyncPythonInstance, PythonInstance, open_instance
 from conch.backends.python.limits import limit_memory
 from conch.backends.python.metrics import keep_metrics_in
 from conch.backends.python.settings import Settings
@@ -137,7 +137,10 @@ class Host:
         instance.leave_shaping(spec)
         self._instance = instance
         self._requests = Requests(spec, self._respond)
-        facts = {"readiness": instance.readiness is not None}
+        facts = {
+            "readiness": instance.readiness is not None,
+            "concurrent": isinstance(instance, AsyncPythonInstance),
+        }
         self._exchange.send(Kind.LOADED, 0, wire.encode_json(facts))
         return True
 

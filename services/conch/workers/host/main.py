@@ -42,7 +42,7 @@ class Finder(MetaPathFinder):
 def main(arguments: Sequence[str]) -> None:
     """Serves the socket whose descriptor is the second argument, until it is closed."""
     role, descriptor, package, module, *paths = arguments
-    own = os.path.dirname(os.path.abspath(__file__))
+    own = os.path.dirname(os.path.realpath(__file__))  # Python, too, follows links on the way to a script
     sys.path[:] = [path for path in sys.path if path != own]  # its modules have names that models' may have
     sys.path += [path for path in paths if path not in sys.path]
     sys.meta_path.insert(0, Finder({"conch": package, "triton_python_backend_utils": module}))

@@ -1,0 +1,131 @@
+"""What a list of packages names that is no package of an index: files, and places relative to the list.
+
+Files are told apart by their contents. Anything else, such as the source directory of a package, is not
+looked into, so where it is named by a relative path, the list means something else where it lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+_CONTINUED = re.compile(r"\\\r?\n")
+_COMMENT = re.compile(r"(?:^|\s)#.*")
+_OPTION = re.compile(
+    r"(?:-e|-f|-i|--(?:editable|find-links|index-url|extra-index-url|pypi-url))(?:[ \t]+|=)?(?P<place>\S+)"
+)
+_NAMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*[ \t]*(?:\[[^\]]*\])?[ \t]*@[ \t]*(?P<place>.*)")
+_BEHIND = re.compile(r"\s*;\s|\s+;|\s+--")
+"""What begins a marker or an option of one requirement."""
+_EXTRAS = re.compile(r"\[[^\]]*\]$")
+_REMOTE = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:")
+_ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a list names.
+
+    Attributes:
+        files: Wheels and other archives of packages.
+        relative: Whether it names anything else by a relative path.
+    """
+
+    files: tuple[Path, ...] = ()
+    relative: bool = False
+
+
+def named_in_lines(texts: Iterable[str], folder: Path) -> Beside:
+    """What requirements files name, or requirements by themselves.
+
+    Args:
+        texts: Their texts.
+        folder: Where the tool runs that installs them, to which their paths are relative.
+    """
+    files: dict[Path, None] = {}
+    relative = False
+    for text in texts:
+        for whole in _CONTINUED.sub("", text).splitlines():
+            line = _COMMENT.sub("", whole).strip()
+            if option := _OPTION.match(line):
+                relative |= is_relative(option["place"])
+            elif not line.startswith("-") and (place := _place_of(line)):
+                if (path := folder / _local(place)).is_file():
+                    files[path] = None
+                else:
+                    relative |= is_relative(place)
+    return Beside(tuple(files), relative)
+
+
+def is_relative(place: str) -> bool:
+    """Whether a path, or a URL, is a path on this machine that is not absolute."""
+    # A variable may be uv's ${PROJECT_ROOT}.
+    return not _REMOTE.match(place) and ("${" in place or not _local(place).startswith("/"))
+
+
+def relative_in_project(tool: Any) -> bool:
+    """Whether what a ``pyproject.toml`` says to uv names anything by a relative path.
+
+    Args:
+        tool: The table ``tool.uv``, if there is one.
+    """
+    if not isinstance(tool, dict):
+        return False
+    places = [tool.get(key, ()) for key in ("find-links", "index-url", "extra-index-url")]
+    indexes = [index.get("url") for index in _tables(tool.get("index"))]
+    sources = tool.get("sources")
+    tables = (
+        [table for each in sources.values() for table in _tables(each)] if isinstance(sources, dict) else []
+    )
+    return (
+        any(is_relative(text) for text in (*_strings(places), *_strings(indexes)))
+        or any("workspace" in table for table in tables)
+        or relative_in_lock(tables)
+    )
+
+
+def relative_in_lock(value: Any) -> bool:
+    """Whether any ``path`` in a ``pylock.toml`` is relative, however deep."""
+    if isinstance(value, dict):
+        path = value.get("path")
+        return (isinstance(path, str) and is_relative(path)) or relative_in_lock(list(value.values()))
+    return isinstance(value, list) and any(relative_in_lock(item) for item in value)
+
+
+def _place_of(requirement: str) -> str:
+    """The path or URL that a requirement names; empty where it names a package of an index."""
+    start = _BEHIND.split(requirement, maxsplit=1)[0].strip()
+    if named := _NAMED.fullmatch(start):
+        return named["place"].partition("#")[0]
+    place = _EXTRAS.sub("", start.partition("#")[0])
+    if _REMOTE.match(place):
+        return ""
+    # As pip tells them apart: what else has no slash is the name of a package.
+    return place if "/" in place or place.startswith((".", "file:")) or place.endswith(_ARCHIVES) else ""
+
+
+def _local(place: str) -> str:
+    """A path, also where it is a URL with ``file:``."""
+    if not place.startswith("file:"):
+        return place
+    path = unquote(place.removeprefix("file:"))
+    if path.startswith("//"):
+        host, _, rest = path.removeprefix("//").partition("/")
+        return "/" + rest.lstrip("/") if host in ("", "localhost") else f"{host}/{rest}"
+    return path
+
+
+def _tables(value: object) -> list[dict[str, Any]]:
+    """A table, or those of a list."""
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+
+
+def _strings(value: object) -> list[str]:
+    """A string, or those of a list, however deep."""
+    if isinstance(value, str):
+        return [value]
+    return [text for item in value for text in _strings(item)] if isinstance(value, list | tuple) else []

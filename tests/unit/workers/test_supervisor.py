@@ -1,0 +1,275 @@
+"""Instances whose workers hang, die and are started again."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.core import Answers
+from tests.support.servers import WAIT_S, eventually
+from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, model_spec, request_of
+
+from conch.backends.python.settings import Settings
+from conch.core.clock import monotonic_ns
+from conch.core.errors import DeadlineExceededError, UnavailableError
+from conch.core.instances.warmup import Warmup
+from conch.core.request import InferenceRequest
+from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
+from conch.workers import blocks, supervisor
+from conch.workers.environments import server_environment
+from conch.workers.monitor import Monitor
+from conch.workers.supervisor import WorkerInstance
+from conch.workers.team import Team
+
+ORDERS = """
+import asyncio, os, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def response():
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([os.getpid()], np.int32))])
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+async def obey(order):
+    if order == "hang":
+        await asyncio.sleep(1000)
+    if order == "die":
+        os._exit(9)
+
+class TritonPythonModel:
+"""
+COROUTINE = """
+    async def execute(self, requests):
+        await obey(requests[0].request_id())
+        return [response() for _ in requests]
+"""
+DECOUPLED = """
+    async def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(response())
+            await obey(request.request_id())
+            sender.send(flags=FINAL)
+"""
+STREAM = """
+    async def execute(self, requests):
+        yield [response() for _ in requests]
+        await obey(requests[0].request_id())
+"""
+KEPT = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(response())
+            threading.Thread(target=self.end, args=(sender, request.request_id()), daemon=True).start()
+
+    def end(self, sender, order):
+        if order == "hang":
+            time.sleep(1000)
+        sender.send(flags=FINAL)
+"""
+
+
+def _spec(directory: Path, source: str, decoupled: bool, **parameters: str) -> ModelSpec:
+    spec = model_spec(
+        directory,
+        ORDERS + source,
+        inputs=(TensorSpec("IN", "FP32", (-1,)),),
+        outputs=(TensorSpec("OUT", "INT32", (1,)),),
+        decoupled=decoupled,
+    )
+    return dataclasses.replace(spec, parameters=parameters)
+
+
+@contextmanager
+def _instance(spec: ModelSpec) -> Iterator[WorkerInstance]:
+    arguments: tuple[Any, ...] = (server_environment(), NoCalls(), Monitor(), Team())
+    instance = WorkerInstance.open(spec, PLACEMENT, Settings.of(spec), *arguments)
+    try:
+        yield instance
+    finally:
+        instance.close()
+
+
+def _ask(instance: WorkerInstance, order: str = "") -> tuple[InferenceRequest, Answers]:
+    """Begins a request, and waits until another one can be begun."""
+    eventually(lambda: instance.available(lambda: None), "a worker serves")
+    request, answers = request_of(order, IN=np.ones(1, np.float32))
+    begun = Begun(batch_of(request))
+    instance.begin(begun.batch, begun.done)
+    begun.result()
+    return request, answers
+
+
+def _pid(instance: WorkerInstance) -> int | None:
+    status = instance.worker()
+    return status.pid if status.state == "serving" else None
+
+
+def _error(answers: Answers) -> BaseException | None:
+    assert answers.wait(1, WAIT_S)
+    response = answers.calls[-1][1]
+    return None if response is None else response.error
+
+
+@pytest.mark.parametrize(
+    ("source", "decoupled"),
+    [(COROUTINE, False), (DECOUPLED, True), (STREAM, True)],
+    ids=["plain", "senders", "stream"],
+)
+def test_a_coroutine_that_hangs_is_noticed_though_others_may_run(
+    tmp_path: Path, source: str, decoupled: bool
+) -> None:
+    limits = {"CONCH_MAX_INFLIGHT": "8", "CONCH_MAX_EXECUTION_SECONDS": "0.5"}
+    with _instance(_spec(tmp_path, source, decoupled, **limits)) as instance:
+        pid = _pid(instance)
+        _, answers = _ask(instance, "hang")
+        error = _error(answers)
+        assert type(error) is DeadlineExceededError
+        assert "lasted longer than the 0.5 s that 'CONCH_MAX_EXECUTION_SECONDS' allows" in error.message
+        _ask(instance)
+        assert pid != _pid(instance)
+
+
+@pytest.mark.parametrize(("source", "decoupled"), [(COROUTINE, False), (DECOUPLED, True)])
+def test_a_coroutine_that_has_ended_in_any_way_is_watched_no_longer(
+    tmp_path: Path, source: str, decoupled: bool
+) -> None:
+    limits = {"CONCH_MAX_INFLIGHT": "8", "CONCH_MAX_EXECUTION_SECONDS": "600"}
+    with _instance(_spec(tmp_path, source, decoupled, **limits)) as instance:
+        hangs, pid = instance._hangs, _pid(instance)
+        assert hangs is not None and pid is not None
+        lost = _ask(instance, "hang")[1]
+        assert len(hangs._starts) == 1
+        for _ in range(3):
+            _ask(instance)
+        eventually(lambda: len(hangs._starts) == 1, "those that ended are not watched")
+        os.kill(pid, signal.SIGKILL)
+        assert type(_error(lost)) is UnavailableError
+        eventually(lambda: not hangs._starts, "what was lost is not watched")
+
+
+def test_a_sender_that_is_kept_is_no_execution(tmp_path: Path) -> None:
+    limits = {"CONCH_MAX_EXECUTION_SECONDS": "600"}
+    with _instance(_spec(tmp_path, KEPT, True, **limits)) as instance:
+        _ask(instance, "hang")
+        assert instance._hangs is not None
+        assert not instance._hangs._starts
+
+
+@pytest.mark.parametrize(
+    ("source", "decoupled"), [(COROUTINE, False), (KEPT, True)], ids=["coroutine", "sender"]
+)
+def test_the_crash_report_names_requests_that_outlive_their_batch(
+    tmp_path: Path, source: str, decoupled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = {} if decoupled else {"CONCH_MAX_INFLIGHT": "8"}
+    with (
+        _instance(_spec(tmp_path, source, decoupled, **limits)) as instance,
+        caplog.at_level(logging.ERROR),
+    ):
+        _, answers = _ask(instance, "hang")
+        pid = _pid(instance)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert type(_error(answers)) is UnavailableError
+        _ask(instance)
+    (report,) = [text for text in caplog.messages if f"(pid {pid}) died" in text]
+    assert "\nrequests in flight: 1, with the ids 'hang'\nexecuting for: " in report
+
+
+def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "IDLE_NS", 10_000_000)
+    monkeypatch.setattr(blocks, "IDLE_NS", 0)
+    with _instance(_spec(tmp_path, COROUTINE, False)) as instance:
+        request, _ = request_of("", IN=np.ones(100_000, np.float32))
+        begun = Begun(batch_of(request))
+        assert instance._link is not None
+        pool = instance._link._exchange.pool
+        instance.begin(begun.batch, begun.done)
+        assert pool.count == 1
+        begun.result()
+        eventually(lambda: not pool.count, "it is given back")
+
+
+COUNTED = """
+    ran = 0
+
+    async def execute(self, requests):
+        {hurdle}
+        type(self).ran += len(requests)
+        ran = np.array([self.ran], np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ran)]) for _ in requests]
+"""
+SAMPLE = WarmupSample("w", (WarmupInput("IN", "FP32", (4,)),), count=3)
+
+
+def _output(instance: WorkerInstance) -> int:
+    eventually(lambda: instance.available(lambda: None), "a worker serves")
+    (response,) = instance.execute(batch_of(request_of("", IN=np.ones(1, np.float32))[0])) or ()
+    assert response is not None
+    return int(response.outputs[0].numpy()[0])
+
+
+@contextmanager
+def _warmed(tmp_path: Path, hurdle: str, **parameters: str) -> Iterator[WorkerInstance]:
+    spec = _spec(tmp_path, COUNTED.format(hurdle=hurdle), False, **parameters)
+    warm_up = Warmup(spec, [SAMPLE], monotonic_ns)
+    with _instance(spec) as instance:
+        warm_up.run(instance, "m_0_0")
+        instance.warm_again(lambda started: warm_up.run(started, "m_0_0"))
+        assert _output(instance) == 4
+        yield instance
+
+
+def _kill(instance: WorkerInstance) -> None:
+    pid = _pid(instance)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: instance.worker().restarts == 1, "its death is noticed")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"CONCH_MAX_EXECUTION_SECONDS": "60"}])
+def test_a_worker_is_warmed_up_again_before_it_serves(tmp_path: Path, parameters: dict[str, str]) -> None:
+    with _warmed(tmp_path, "", **parameters) as instance:
+        _kill(instance)
+        assert _output(instance) == 4
+        assert _output(instance) == 5
+
+
+@pytest.mark.parametrize(
+    ("hurdle", "says"),
+    [
+        ("raise ValueError('no luck')", "failed to run warmup sample 'w': .*no luck"),
+        ("os._exit(7)", "failed to run warmup sample 'w': .*exited with status 7"),
+        ("time.sleep(1000)", "failed to run warmup sample 'w': .*lasted longer than the 0.5 s"),
+    ],
+)
+def test_a_worker_that_can_not_be_warmed_up_does_not_serve(tmp_path: Path, hurdle: str, says: str) -> None:
+    flag = tmp_path / "flag"
+    limits = {"CONCH_MAX_EXECUTION_SECONDS": "0.5"} if "sleep" in hurdle else {}
+    with _warmed(tmp_path, f"if os.path.exists({str(flag)!r}): {hurdle}", **limits) as instance:
+        flag.touch()
+        _kill(instance)
+        eventually(lambda: re.search(says, instance.worker().reason), "it is said why")
+        flag.unlink()
+        assert _output(instance) == 4
+
+
+def test_closing_ends_a_warm_up(tmp_path: Path) -> None:
+    flag, up = tmp_path / "flag", tmp_path / "up"
+    hurdle = f"open({str(up)!r}, 'w'); time.sleep(1000)"
+    with _warmed(tmp_path, f"if os.path.exists({str(flag)!r}): {hurdle}") as instance:
+        flag.touch()
+        _kill(instance)
+        eventually(up.exists, "it is warmed up")
