@@ -9,10 +9,12 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from conch.core.clock import monotonic_ns
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange, Incoming
+from conch.workers.spinning import Spinning
 
 _ASLEEP = 0
 _AWAKE = select.EPOLLIN | select.EPOLLONESHOT
@@ -38,6 +40,7 @@ class Turns:
         # For those who take the turn; they come one at a time.
         self._answers = select.poll()
         self._answers.register(self._file, select.POLLIN)
+        self._spinning = Spinning(partial(self._answers.poll, 0))
 
     def read(self, handle: Callable[[Incoming], None]) -> None:
         """Reads until there is nothing more to come; for the link's thread.
@@ -82,6 +85,8 @@ class Turns:
             end_ns: When time is up, on the monotonic clock.
         """
         try:
+            if not done():
+                self._spinning.wait()
             while not done():
                 left_ns = end_ns - monotonic_ns()
                 if left_ns <= 0 or not self._answers.poll(left_ns / 1e6):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import sys
 import threading
@@ -32,6 +33,7 @@ from conch.workers.host.metrics import RemoteFamilies
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import HostRequest, Requests
 from conch.workers.specs import placement_from_json, spec_from_json
+from conch.workers.spinning import Spinning
 from conch.workers.wire import DoneRecord, Kind, ResponseRecord, WireError
 
 SERVER_GONE = 3
@@ -152,7 +154,12 @@ class Host:
         def something() -> bool:
             return bool(todo)
 
+        arrivals = select.poll()
+        arrivals.register(self._channel.fileno(), select.POLLIN)
+        spinning = Spinning(partial(arrivals.poll, 0))
         while True:
+            if not todo:
+                spinning.wait()
             reading.until(something)
             watch.begin()
             if todo[0] is None:
