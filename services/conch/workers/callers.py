@@ -13,8 +13,10 @@ from conch.backends.python.call import not_ready
 from conch.backends.python.stuck import STUCK
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
+from conch.core.ensemble.leading import Lead
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
 from conch.core.instances.beginning import BeginningRunner
+from conch.core.instances.begun import urgently
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter
@@ -129,7 +131,12 @@ class WorkerCaller:
                     f"model '{request.model_name}' has become {'not ' if believed else ''}decoupled since it "
                     f"was called before; send the request again"
                 )
-            leadable = self._calls.submit(request, True, model)
+            # This thread may be the one that has promised to lead the model, and waits for who calls it.
+            lead = Lead.current()
+            if lead is not None:
+                lead.hand_over()
+            with urgently():
+                leadable = self._calls.submit(request, True, model)
             if leadable is not None:
                 _lead(leadable)
         except Exception as error:
@@ -243,7 +250,11 @@ class WorkerCaller:
         if request is None:  # the answer is on its way
             return {"known": True, "found": False}
         parents = [parent for each in executed if (parent := self._executing(each)) is not None]
-        if not self._waits.said(number, request, parents):
+        known = self._waits.said(number, request, parents)
+        if self._open.get(number) is not request:  # it has been answered in this moment
+            self._waits.over(number)
+            return {"known": True, "found": False}
+        if not known:
             return {"known": False, "found": False}
         found, for_ever = self._waits.look(number)
         if for_ever:

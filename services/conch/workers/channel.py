@@ -54,7 +54,6 @@ class Channel:
         self._backlog: deque[tuple[list[Buffer], list[int]]] = deque()
         self._flushing = False
         self._closed = False
-        self._ancillary = array.array("i")
 
     def send(self, parts: Sequence[Buffer], fds: Sequence[int] = ()) -> None:
         """Sends a message of one or more parts, with descriptors, which the caller keeps.

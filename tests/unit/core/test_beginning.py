@@ -17,6 +17,7 @@ from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.instances.answers import Execution
+from conch.core.instances.begun import urgently
 from conch.core.instances.limiter import RateLimiter
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -907,4 +908,43 @@ def test_a_close_waits_for_what_is_waited_for() -> None:
     assert not model.close(0)
     assert not leadable.lead(MS)
     assert answers.finals == 2
+    end(model, loaded)
+
+
+def test_who_can_not_lead_leaves_what_it_was_to_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept, instances=2)
+    leadable = led(model, answers)
+    assert leadable.lead(MS)
+    led(model, answers)
+    with monkeypatch.context() as patched:
+
+        def fails(now_ns: int) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patched.setattr(model._runner, "_next_of_idle", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            leadable.lead(MS)
+    (unread,) = [one for instance in loaded.instances for one in instance.waited_for]
+    assert unread.seen
+    kept.finish()  # on any thread now, which begins what is left
+    kept.finish()
+    assert answers.finals == 3
+    end(model, loaded)
+
+
+def test_what_is_urgent_waits_for_no_promise() -> None:
+    """A model that is called: its caller may be what the one who has promised to lead it waits for."""
+    kept = Kept(quick=True)
+    model, loaded, answers = quick(kept, instances=2)
+    assert led(model, answers).lead(MS)
+    led(model, answers)  # promised, and not led yet
+    with urgently():
+        assert model.submit(make_request(answers), may_lead=True) is None
+    assert len(kept.batches) == 2
+    assert all(one.seen for instance in loaded.instances for one in instance.waited_for)
+    kept.finish()
+    kept.finish()
+    kept.finish()
+    assert answers.finals == 4
     end(model, loaded)

@@ -21,7 +21,7 @@ from functools import partial
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
-from conch.core.instances.begun import Begun, nested, now, soon
+from conch.core.instances.begun import Begun, is_urgent, nested, now, soon
 from conch.core.instances.execution import Executor
 from conch.core.instances.ordering import ResponseOrder
 from conch.core.instances.runner import Runner
@@ -89,6 +89,8 @@ class BeginningRunner(Runner):
         if promised and not may_lead:
             self._begin_ready()
             return False
+        if not promised and (self._promised or self._led is not None) and is_urgent():
+            self.hand_over()
         return promised
 
     def lead(self, budget_ns: int | None = None) -> bool:
@@ -110,18 +112,22 @@ class BeginningRunner(Runner):
 
     def _lead(self, budget_ns: int | None) -> bool:
         """Begins what is ready, or receives what was begun before; True if there is more to lead."""
-        with self._lock:
-            self._promised = False
-            led, self._led = self._led, None
-            work = self._take(False)
-            end = None if budget_ns is None else self._clock() + budget_ns
-        # Other instances do not wait for the one that is waited for.
-        if work is not None:
-            more = self._run(*work, end, led is None)
-            if led is None:
-                return more
+        end = None if budget_ns is None else self._clock() + budget_ns
+        led: Begun | None = None
+        try:
+            with self._lock:
+                self._promised = False
+                led, self._led = self._led, None
+                work = self._take(False)
+            # Other instances do not wait for the one that is waited for.
+            more = work is not None and self._run(*work, end, led is None)
+        except BaseException:
+            if led is not None and led.awaited is not None:
+                led.led = False
+                led.awaited.leave()  # or nobody would ever receive it
+            raise
         if led is None:
-            return False
+            return more
         if led.awaited is not None:
             nested(partial(led.awaited.wait, _HERE_NS))  # another model may wait for what it finishes
         with self._lock:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from conch.core.backend import Awaited, BackendInstance, Outcome
 from conch.core.errors import as_conch_error
@@ -117,12 +118,28 @@ def _fail(batch: Batch, error: Exception) -> None:
 
 
 class _Here(threading.local):
-    """What the calling thread has still to do."""
+    """What the calling thread has still to do, and whether what it submits must not wait for that."""
 
     work: deque[Callable[[], None]] | None = None
+    urgent = False
 
 
 _here = _Here()
+
+
+@contextmanager
+def urgently() -> Iterator[None]:
+    """Has what is submitted within wait for nobody who has promised to see to it: that may be who submits."""
+    outer, _here.urgent = _here.urgent, True
+    try:
+        yield
+    finally:
+        _here.urgent = outer
+
+
+def is_urgent() -> bool:
+    """Whether the calling thread is within `urgently`."""
+    return _here.urgent
 
 
 def now(work: Callable[[], None]) -> None:

@@ -199,4 +199,8 @@ class Pollers:
             return model.lead(budget_ns)
         except Exception:
             log.exception("a model could not be led")
-            return False
+        try:
+            model.hand_over()  # what was begun to be received here is received elsewhere
+        except Exception:
+            log.exception("a model could not be handed over")
+        return False

@@ -106,8 +106,9 @@ class WorkerCalls:
             model=(request.model_name, request.model_version),
             more=None if model is None else {"decoupled": model.spec.decoupled},
         )
+        head = record.encode()
         payload = self._exchange.pack([list(request.inputs.values())])
-        fields = record.encode() + payload.lists[0]
+        fields = head + payload.lists[0]
         self._open[number] = request
         self._by_request[id(request)] = number
         try:

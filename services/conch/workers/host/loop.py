@@ -275,13 +275,14 @@ class Host:
         return requests.get(number) is request
 
     def _send_response(self, request: HostRequest, record: ResponseRecord, outputs: Sequence[Tensor]) -> None:
+        head = record.encode()
         payload = self._exchange.pack([outputs] if record.has_tensors else [])
         if record.final:
             assert self._requests is not None
             self._requests.remove(request.number)
             if request.rescheduled:
                 self._requests.keep(request)  # until the server says what becomes of it
-        fields = record.encode() + b"".join(payload.lists)
+        fields = head + b"".join(payload.lists)
         request.spent += wire.units(outputs)  # nobody else does so: senders hold a lock
         self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
 
