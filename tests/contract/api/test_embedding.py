@@ -163,7 +163,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
         server.start()
 
 
-def test_a_stop_from_elsewhere_ends_a_start(tmp_path: Path) -> None:
+def write_slow(repository: Path) -> Path:
+    """A model that says in its folder that it has begun to load, and goes on when it is told so there."""
     code = """
         import time
         from pathlib import Path
@@ -178,7 +179,11 @@ def test_a_stop_from_elsewhere_ends_a_start(tmp_path: Path) -> None:
             def execute(self, requests):
                 return []
     """
-    here = write_model(tmp_path, "slow", 'backend: "python"', {"model.py": textwrap.dedent(code)})
+    return write_model(repository, "slow", 'backend: "python"', {"model.py": textwrap.dedent(code)})
+
+
+def test_a_stop_from_elsewhere_ends_a_start(tmp_path: Path) -> None:
+    here = write_slow(tmp_path)
     server = conch.Server(tmp_path, exit_timeout_secs=10, **NO_PORTS)
     raised: list[BaseException] = []
 
@@ -382,21 +387,7 @@ def test_serve_ends_with_a_signal(number: signal.Signals) -> None:
 
 
 def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
-    code = """
-        import time
-        from pathlib import Path
-
-        class TritonPythonModel:
-            def initialize(self, args):
-                here = Path(args["model_repository"])
-                (here / "begun").touch()
-                while not (here / "go").exists():
-                    time.sleep(0.01)
-
-            def execute(self, requests):
-                return []
-    """
-    here = write_model(tmp_path, "slow", 'backend: "python"', {"model.py": textwrap.dedent(code)})
+    here = write_slow(tmp_path)
     process = script(
         f"conch.Server({str(tmp_path)!r}, grpc_port=0, http_port=None, metrics_port=None, "
         f"exit_timeout_secs=2, backend_config=['python,placement=worker']).serve()"

@@ -301,7 +301,7 @@ class Host:
             os._exit(BAD_MESSAGE)
         except BaseException as error:
             if incoming is None and not isinstance(error, MemoryError):
-                raise  # by a handler of a signal, which the model has: nothing is lost
+                raise  # by a handler of a signal, which the model has: as a rule nothing had been received
             # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
             traceback.print_exc()
             sys.stderr.flush()
