@@ -106,7 +106,7 @@ class WorkerCalls:
             model=(request.model_name, request.model_version),
             more=None if model is None else {"decoupled": model.spec.decoupled},
         )
-        payload = self._exchange.pack([list(request.inputs.values())])
+        payload = self._exchange.pack([list(request.inputs.values())], True)
         fields = record.encode() + payload.lists[0]
         self._open[number] = request
         self._by_request[id(request)] = number
