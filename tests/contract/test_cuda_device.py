@@ -18,6 +18,7 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tests.support.cuda import FakeCuda, build, without_gpu
 from tests.support.cuda_client import CudaClient, DeviceArray
+from tests.support.cuda_models import MADE
 from tests.support.servers import client_of, copy_example, serving, tensor, write_model
 from tests.unit.backends.test_onnxruntime import ADD_SUB
 
@@ -52,6 +53,22 @@ TORCH = """import torch
 CUPY = """import cupy
         doubled = cupy.from_dlpack(tensor) * 2
         return pb_utils.Tensor.from_dlpack("OUT", doubled)"""
+CALLS = """given = pb_utils.Tensor.from_dlpack("IN", TENSOR)
+        name = "anywhere" if tensor.is_cpu() else "near"
+        response = pb_utils.InferenceRequest(name, ["OUT"], [given]).exec()
+        assert not response.has_error(), response.error().message()
+        return pb_utils.Tensor("OUT", response.output_tensors()[0].as_numpy())"""
+ANYWHERE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([self.answer(request.inputs()[0])]) for request in requests]
+
+    def answer(self, tensor):
+        return pb_utils.Tensor.from_dlpack("OUT", tensor)
+"""
 ON_GPU = """
     backend: "onnxruntime"
     max_batch_size: 8
@@ -59,6 +76,18 @@ ON_GPU = """
     instance_group { kind: KIND_GPU }
 """
 VALUES = np.arange(64, dtype=np.float32).reshape(2, 32)
+
+MODELS = [
+    ("host", 2),
+    ("near", 1),
+    ("made", 2),
+    ("pool", 1),
+    ("calls", 1),
+    ("gives", 1),
+    ("torch", 2),
+    ("cupy", 2),
+]
+"""Models, and what each multiplies its input by."""
 
 REAL = [pytest.mark.gpu, pytest.mark.skipif(bool(without_gpu()), reason=without_gpu())]
 
@@ -75,14 +104,23 @@ def write_models(repository: Path, real: bool) -> None:
     models = {
         "host": ("True", "yes", 'return pb_utils.Tensor("OUT", tensor.as_numpy() * 2)'),
         "near": ("False", "no", 'return pb_utils.Tensor.from_dlpack("OUT", tensor)'),
+        "made": ("True", "yes", 'return pb_utils.Tensor.from_dlpack("OUT", Made(tensor.as_numpy() * 2, 0))'),
+        "calls": ("False", "no", CALLS.replace("TENSOR", "tensor")),
+        "gives": ("True", "yes", CALLS.replace("TENSOR", "Made(tensor.as_numpy(), 0)")),
+        "pool": (
+            "True",
+            "yes",
+            'return pb_utils.Tensor.from_dlpack("OUT", Made(tensor.as_numpy(), 0, True))',
+        ),
     }
     if real and find_spec("torch"):
         models["torch"] = ("False", "no", TORCH)
     if real and find_spec("cupy"):
         models["cupy"] = ("False", "no", CUPY)
     for name, (on_cpu, cpu, body) in models.items():
-        code = ECHO.replace("ON_CPU", on_cpu).replace("BODY", body)
+        code = MADE + ECHO.replace("ON_CPU", on_cpu).replace("BODY", body)
         write_model(repository, name, CONFIG.format(cpu=cpu), {"model.py": code})
+    write_model(repository, "anywhere", CONFIG.format(cpu="no"), {"model.py": ANYWHERE})
     if real and on_cuda():
         write_model(repository, "add_sub", ON_GPU, {"model.onnx": ADD_SUB})
 
@@ -94,17 +132,27 @@ def on_cuda() -> bool:
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
-@pytest.fixture(scope="module", params=["stand-in", pytest.param("real", marks=REAL)])
+PLACEMENTS = ("in_process", "worker")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("stand-in", each) for each in PLACEMENTS]
+    + [pytest.param(("real", each), marks=REAL) for each in PLACEMENTS],
+    ids="-".join,
+)
 def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     library, environment = LIBRARY, dict[str, str]()
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        if request.param == "stand-in":
+        driver, placement = request.param
+        if driver == "stand-in":
             fake = FakeCuda(build(tmp_path_factory.mktemp("driver")), tmp_path_factory.mktemp("memory"))
             library, environment = fake.library, fake.environment
             patch.setenv("FAKE_CUDA_DIR", environment["FAKE_CUDA_DIR"])
         repository = tmp_path_factory.mktemp("models")
-        write_models(repository, request.param == "real")
-        server = stack.enter_context(serving(repository, environment=environment))
+        write_models(repository, driver == "real")
+        flags = [f"--backend-config=python,placement={placement}"]
+        server = stack.enter_context(serving(repository, flags=flags, environment=environment))
         client = stack.enter_context(client_of(server))
         assert client.is_server_ready()
         yield Setting(CudaClient(library), client)
@@ -152,7 +200,7 @@ def devices(setting: Setting) -> range:
     return range(min(setting.cuda.gpus, 2))
 
 
-@pytest.mark.parametrize(("model", "factor"), [("host", 2), ("near", 1), ("torch", 2), ("cupy", 2)])
+@pytest.mark.parametrize(("model", "factor"), MODELS)
 def test_python_models(setting: Setting, memory: Memory, model: str, factor: int) -> None:
     if not setting.client.is_model_ready(model):
         pytest.skip(f"{model} is not installed, or there is no GPU for it")

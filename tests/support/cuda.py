@@ -74,7 +74,12 @@ class FakeCuda:
     @property
     def open_handles(self) -> set[str]:
         """The names of the allocations that are open somewhere."""
-        return {path.name.removeprefix("open-") for path in self.directory.glob("open-*")}
+        return {path.name.split("-", 2)[2] for path in self.directory.glob("open-*")}
+
+    def opened_by(self, pid: int) -> set[str]:
+        """The names of the allocations that a process has open."""
+        prefix = f"open-{pid}-"
+        return {path.name.removeprefix(prefix) for path in self.directory.glob(f"{prefix}*")}
 
     @contextmanager
     def failing(self, function: str, code: int) -> Iterator[None]:

@@ -41,6 +41,12 @@ static void path(char *into, const char *kind, const char *name) {
     snprintf(into, 512, "%s/%s%s", directory ? directory : "/nowhere", kind, name);
 }
 
+static void marked(char *into, const char *name) {
+    char kind[64];
+    snprintf(kind, sizeof kind, "open-%d-", getpid());
+    path(into, kind, name);
+}
+
 /* A test makes a function fail by writing a code into a file with its name. */
 static int failure(const char *function) {
     char file[512], text[16] = "";
@@ -123,6 +129,16 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return OK;
 }
 
+int cuDeviceGetUuid(char *uuid, int device) {
+    MAY_FAIL;
+    char text[32];
+    const char *where = getenv("FAKE_CUDA_MACHINE");
+    snprintf(text, sizeof text, "%s-GPU-%d", where ? where : "FAKE", device);
+    memset(uuid, 0, 16);
+    memcpy(uuid, text, strlen(text) < 16 ? strlen(text) : 16);
+    return OK;
+}
+
 int cuDevicePrimaryCtxRetain(void **context, int device) { MAY_FAIL; *context = &contexts[device]; return OK; }
 
 int cuCtxPushCurrent_v2(void *context) {
@@ -160,6 +176,7 @@ int cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, Stream *stream)
 int cuStreamSynchronize(Stream *stream) {
     NEEDS_CONTEXT;
     int result = failure(__func__);
+    if (!stream) return result; /* nothing is ever left in the default stream */
     pthread_mutex_lock(&lock);
     for (int i = 0; i < stream->count && !result; i++) {
         Copy copy = stream->copies[i];
@@ -182,7 +199,7 @@ int cuIpcOpenMemHandle_v2(uint64_t *pointer, Raw raw, unsigned flags) {
     if (handle.pid == getpid()) return NO_CONTEXT;
     handle.name[NAME - 1] = 0;
     path(file, "", handle.name);
-    path(mark, "open-", handle.name);
+    marked(mark, handle.name);
     pthread_mutex_lock(&lock);
     int result = OK;
     for (int i = 0; i < MOST; i++)
@@ -205,7 +222,7 @@ int cuIpcCloseMemHandle(uint64_t pointer) {
     Memory *memory = holding(pointer, 0);
     int found = memory && memory->name[0] && (uint64_t)memory->pointer == pointer;
     if (found) {
-        path(mark, "open-", memory->name);
+        marked(mark, memory->name);
         unmap(memory);
         unlink(mark);
     }
@@ -232,7 +249,7 @@ int cuPointerGetAttribute(void *value, int attribute, uint64_t pointer) {
     return memory && attribute == 9 ? OK : INVALID;
 }
 
-/* What clients need, and the server does not. */
+/* What clients need, and models in workers, and the server does not. */
 int cuMemAlloc_v2(uint64_t *pointer, size_t size) {
     NEEDS_CONTEXT;
     static int count;
@@ -264,8 +281,12 @@ int cuMemFree_v2(uint64_t pointer) {
 
 int cuIpcGetMemHandle(Raw *raw, uint64_t pointer) {
     NEEDS_CONTEXT;
+    MAY_FAIL;
+    char own[NAME];
+    snprintf(own, sizeof own, "own-%d-", getpid());
     pthread_mutex_lock(&lock);
     Memory *memory = holding(pointer, 0);
+    if (memory && strncmp(memory->name, own, strlen(own))) memory = NULL; /* of a pool, or not its own */
     if (memory) {
         Handle handle = {"FAKE", memory->device, memory->size, getpid(), ""};
         memcpy(handle.magic, "FAKE", 4);

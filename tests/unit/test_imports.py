@@ -73,7 +73,17 @@ RULES = (
     rule("conch.memory", "numpy", "conch.core", "conch.memory"),
     rule("conch.workers.environments", "conch.core", "conch.backends", "conch.workers.environments"),
     # What a worker imports, in whatever interpreter and environment: nothing that is not in these.
-    rule("conch.workers.host", "numpy", "conch.core", "conch.backends", "conch.workers"),
+    rule(
+        "conch.workers.host",
+        "numpy",
+        "conch.core",
+        "conch.backends",
+        "conch.workers",
+        lazy=frozenset({"conch.memory"}),
+    ),
+    # Tensors on GPUs: the server knows of them, and so do workers whose server says that it uses some.
+    rule("conch.workers.devices", "numpy", "conch.core", "conch.memory", "conch.workers"),
+    rule("conch.workers.link", "conch.core", "conch.backends", "conch.memory", "conch.workers"),
     rule("conch.workers", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.observe.metrics", "prometheus_client", "conch.core", "conch.observe.metrics"),
     rule("conch.observe", "conch.core", "conch.observe"),

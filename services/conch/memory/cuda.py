@@ -29,6 +29,8 @@ _LAZY_PEER_ACCESS = 1  # CUipcMem_flags; there is no other way to open a handle
 _POINTER_DEVICE = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 _MEMORY_POOLS = 115  # CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED
 _BLOCKING = 0  # CUstream_flags: in order with the default stream
+_DEFAULT_STREAM = None
+_UUID_BYTES = 16
 
 
 class CudaDevice:
@@ -111,6 +113,27 @@ class CudaDevice:
         with self._current():
             self._driver.call("cuIpcCloseMemHandle", pointer)
 
+    def export(self, pointer: int) -> tuple[bytes, int]:
+        """A handle for other processes of the memory that an address is in, and how far in it that is.
+
+        Raises:
+            CudaError: There is none: memory of pools has no such handle, nor has that of other processes.
+        """
+        base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), IpcHandle()
+        with self._current():
+            self._driver.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
+            self._driver.call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+        return bytes(handle), pointer - base.value
+
+    def settle(self) -> None:
+        """Waits for what is in the default stream; other processes see no order of ours.
+
+        Raises:
+            CudaError: Something in it failed.
+        """
+        with self._current():
+            self._driver.call("cuStreamSynchronize", _DEFAULT_STREAM)
+
     def copy(self, copies: Iterable[tuple[int, int, int]]) -> None:
         """Copies between addresses of any kind, and waits until all of it has happened.
 
@@ -155,10 +178,38 @@ class CudaDevice:
             self._driver.call("cuMemFreeAsync", pointer, self._stream)
 
 
-class _Held:
-    """Keeps memory while there are references to it; the rest is done by whoever watches it go."""
+class Opened:
+    """A handle that is open, and how often it is used; it goes when the handle is closed.
 
-    __slots__ = ("__weakref__",)
+    Attributes:
+        handle: The handle.
+        pointer: Where the memory is here.
+        nbytes: Its size.
+        uses: How often it is used.
+        lendable: Whether other processes may be told of it too.
+    """
+
+    __slots__ = ("__weakref__", "handle", "lendable", "nbytes", "pointer", "uses")
+
+    def __init__(self, handle: bytes, pointer: int, nbytes: int, lendable: bool) -> None:
+        self.handle = handle
+        self.pointer = pointer
+        self.nbytes = nbytes
+        self.uses = 0
+        self.lendable = lendable
+
+
+class _Held:
+    """Keeps memory while there are references to it; the rest is done by whoever watches it go.
+
+    Args:
+        opened: The handle whose memory it is, if it has one.
+    """
+
+    __slots__ = ("__weakref__", "opened")
+
+    def __init__(self, opened: Opened | None = None) -> None:
+        self.opened = opened
 
 
 class CudaMemory(DeviceMemory):
@@ -169,13 +220,16 @@ class CudaMemory(DeviceMemory):
         pointer: Its address.
         nbytes: Its size.
         owner: What has to be kept as long as it is used.
+
+    Attributes:
+        owner: As above.
     """
 
-    __slots__ = ("_device", "_owner", "device_id", "nbytes", "pointer")
+    __slots__ = ("_device", "device_id", "nbytes", "owner", "pointer")
 
     def __init__(self, device: CudaDevice, pointer: int, nbytes: int, owner: object) -> None:
         self._device = device
-        self._owner = owner
+        self.owner = owner
         self.device_id = device.number
         self.pointer = pointer
         self.nbytes = nbytes
@@ -184,7 +238,7 @@ class CudaMemory(DeviceMemory):
         """A piece of it, which must lie inside."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise ValueError(f"{nbytes} bytes from {offset} on do not lie inside {self.nbytes} bytes")
-        return CudaMemory(self._device, self.pointer + offset, nbytes, self._owner)
+        return CudaMemory(self._device, self.pointer + offset, nbytes, self.owner)
 
     def read(self) -> memoryview:
         """A copy in host memory."""
@@ -240,17 +294,6 @@ class CudaMemory(DeviceMemory):
             raise InternalError(f"a copy on CUDA device {self.device_id} failed: {error}") from error
 
 
-class _Opened:
-    """A handle that is open, and how often it is used."""
-
-    __slots__ = ("nbytes", "pointer", "uses")
-
-    def __init__(self, pointer: int, nbytes: int) -> None:
-        self.pointer = pointer
-        self.nbytes = nbytes
-        self.uses = 0
-
-
 class CudaDevices:
     """The GPUs of this process. Nothing is asked of the driver before it is needed.
 
@@ -258,7 +301,12 @@ class CudaDevices:
 
     Args:
         library: The driver's shared library.
+
+    Attributes:
+        in_use: Whether anything has been asked of the driver, successfully.
     """
+
+    in_use = False
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library = library
@@ -266,7 +314,8 @@ class CudaDevices:
         self._lock = threading.RLock()
         self._driver: Driver | None = None
         self._devices: dict[int, CudaDevice] = {}
-        self._opened: dict[tuple[int, bytes], _Opened] = {}
+        self._opened: dict[tuple[int, bytes], Opened] = {}
+        self._uuids: list[bytes] = []
 
     @property
     def open_handles(self) -> int:
@@ -282,9 +331,7 @@ class CudaDevices:
             CudaError: There is none of that number, or it does not work.
         """
         with self._lock:
-            driver = self._driver
-            if driver is None:
-                driver = self._driver = Driver(self._library)
+            driver = self._found()
             if not 0 <= number < driver.gpus:
                 raise CudaError("invalid device ordinal")
             device = self._devices.get(number)
@@ -292,12 +339,48 @@ class CudaDevices:
                 device = self._devices[number] = CudaDevice(driver, number)
             return device
 
-    def open(self, handle: bytes, number: int) -> CudaMemory:
+    def _found(self) -> Driver:
+        driver = self._driver
+        if driver is None:
+            driver = self._driver = Driver(self._library)
+            self.in_use = True
+        return driver
+
+    def uuids(self) -> list[bytes]:
+        """What the GPUs are called in all processes, whatever their numbers are there.
+
+        Raises:
+            CudaUnavailableError: There is no GPU at all.
+            CudaError: The driver does not say it.
+        """
+        with self._lock:
+            driver = self._found()
+            while len(self._uuids) < driver.gpus:
+                # Without a context: that takes memory on each GPU.
+                device, uuid = ctypes.c_int(), (ctypes.c_char * _UUID_BYTES)()
+                driver.call("cuDeviceGet", ctypes.byref(device), len(self._uuids))
+                driver.call("cuDeviceGetUuid", uuid, device.value)
+                self._uuids.append(bytes(uuid))
+            return self._uuids
+
+    def opened_at(self, memory: DeviceMemory) -> Opened | None:
+        """What is open that a piece of memory lies in."""
+        if isinstance(memory, CudaMemory) and isinstance(memory.owner, _Held):
+            return memory.owner.opened
+        start, number = memory.pointer, memory.device_id
+        with self._lock:
+            for (device, _), opened in self._opened.items():
+                if device == number and 0 <= start - opened.pointer <= opened.nbytes - memory.nbytes:
+                    return opened
+        return None
+
+    def open(self, handle: bytes, number: int, lendable: bool = True) -> CudaMemory:
         """Opens what another process has allocated: all of it.
 
         Args:
             handle: Its ``cudaIpcMemHandle_t``.
             number: The GPU it is on.
+            lendable: Whether other processes may be told of it too.
 
         Raises:
             CudaUnavailableError: There is no GPU at all.
@@ -313,9 +396,9 @@ class CudaDevices:
                 for other, its_handle in self._opened:
                     if its_handle == handle:  # the driver may confuse who has what open
                         raise CudaError(f"the memory is on device {other}, not on device {number}")
-                opened = self._opened[key] = _Opened(*device.open(handle))
+                opened = self._opened[key] = Opened(handle, *device.open(handle), lendable)
             opened.uses += 1
-            owner = _Held()
+            owner = _Held(opened)
             _when_gone(owner, partial(self._close, device, key), f"memory of CUDA device {number}")
             return CudaMemory(device, opened.pointer, opened.nbytes, owner)
 

@@ -309,6 +309,14 @@ class Mappings:
                 break  # another thread was faster
         return released
 
+    def owe(self, number: int, at_once: bool) -> None:
+        """Has something given back that is no block of these: soon, or now if that is possible."""
+        self._released.append(number)
+        if at_once:
+            self._on_many()
+        else:
+            self._on_released()
+
     def _on_released(self) -> None:
         if len(self._released) >= MANY or self._watch.nbytes >= MANY_BYTES:
             self._on_many()

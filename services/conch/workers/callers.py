@@ -20,10 +20,11 @@ from conch.core.instances.begun import urgently
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter
+from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.answers import Hands
 from conch.workers.channel import ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming
+from conch.workers.exchange import Exchange, Incoming, UnreachableError
 from conch.workers.metrics import WorkerMetrics
 from conch.workers.waiting import Waits
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord, WireError
@@ -97,7 +98,12 @@ class WorkerCaller:
         """
         number = incoming.message.subject
         record = RequestRecord.decode(incoming.reader)
-        inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+        inputs: dict[str, Tensor] = {}
+        unreachable: UnreachableError | None = None
+        try:
+            inputs = {tensor.name: tensor for tensor in incoming.tensors()}
+        except UnreachableError as error:
+            unreachable = error
         incoming.reader.end()
         if len(record.model) != 2:
             raise WireError("a call names a model and its version")
@@ -125,6 +131,8 @@ class WorkerCaller:
             self._open[number] = request
         believed = (record.more or {}).get("decoupled")
         try:
+            if unreachable is not None:
+                raise unreachable
             model = self._find_model(request)
             if believed is not None and model.spec.decoupled is not believed:
                 raise UnavailableError(

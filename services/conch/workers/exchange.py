@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
+from conch.core.errors import InternalError
 from conch.core.tensor import POSITIONS, Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Block, Mappings, Pool
@@ -18,6 +19,38 @@ _ALIGNMENT = 64
 _HERE = Place(0, 0, 0)
 
 Memory = memoryview | Array
+
+
+class UnreachableError(InternalError):
+    """A tensor on a GPU has come whose memory can't be opened here."""
+
+
+class Devices(Protocol):
+    """Sends and receives tensors on GPUs as descriptions; see `conch.workers.devices`."""
+
+    def describe(self, lists: Sequence[Sequence[Tensor]], payload: Payload) -> dict[int, Place]:
+        """The places of those tensors that stay where they are, by their identity."""
+
+    def received(self, layout: TensorLayout, place: Place) -> Tensor:
+        """A tensor on a GPU.
+
+        Raises:
+            WireError: It is not where it should be.
+            UnreachableError: Its memory can't be opened here.
+        """
+
+    def give_back(self, number: int) -> None:
+        """Says that the other side does not use a tensor any more.
+
+        Raises:
+            WireError: It is not lent.
+        """
+
+    def tidy(self) -> None:
+        """Gives back what is idle; never waits."""
+
+    def close(self) -> None:
+        """Forgets everything."""
 
 
 class BlockTensor(Tensor):
@@ -83,9 +116,10 @@ class Payload:
         block: The block with large ones, or None.
         bytes_copied: Bytes copied into that block.
         kept: Tensors in blocks of the other side's: these must not be given back before the message is sent.
+        lent: Numbers that the other side is to give back when it does not use tensors on GPUs any more.
     """
 
-    __slots__ = ("block", "bytes_copied", "data", "kept", "lists")
+    __slots__ = ("block", "bytes_copied", "data", "kept", "lent", "lists")
 
     def __init__(self) -> None:
         self.lists: list[bytes] = []
@@ -93,6 +127,7 @@ class Payload:
         self.block: Block | None = None
         self.bytes_copied = 0
         self.kept: list[Tensor] = []
+        self.lent: list[int] = []
 
 
 class Incoming:
@@ -119,11 +154,14 @@ class Incoming:
 
         Raises:
             WireError: It is none, or one is not where it should be.
+            UnreachableError: One on a GPU can't be opened here; the next list can be read all the same.
         """
         exchange = self._exchange
         make = exchange.make
         inline, nbytes, others = wire.decode_tensors(exchange.received, self.reader)
         if others:
+            if exchange.devices is not None:
+                return self._on_devices(others, exchange.devices)
             return [make(layout, self._memory(place), place) for layout, place in others]
         data, start = self._data, self._offset
         self._offset = start + nbytes
@@ -131,8 +169,24 @@ class Incoming:
             raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
         return [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
 
+    def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
+        make = self._exchange.make
+        tensors: list[Tensor] = []
+        failure: UnreachableError | None = None
+        for layout, place in others:
+            if not place.device:
+                tensors.append(make(layout, self._memory(place), place))
+                continue
+            try:
+                tensors.append(devices.received(layout, place))
+            except UnreachableError as error:  # the others of the list have to be given back too
+                failure = error
+        if failure is not None:
+            raise failure
+        return tensors
+
     def _memory(self, place: Place) -> memoryview:
-        source, offset, nbytes = place
+        source, offset, nbytes, _ = place
         memory: memoryview
         if source & RETURNED:
             memory = self._exchange.pool.view(source & ~RETURNED).data
@@ -158,7 +212,10 @@ class Exchange:
         received: The layouts of tensors that have come.
         make: Makes a tensor from a message.
         own: Copies small tensors out of the buffer.
+        devices: For tensors on GPUs; None until there are any.
     """
+
+    devices: Devices | None = None
 
     def __init__(self, channel: Channel, in_worker: bool) -> None:
         self.channel = channel
@@ -173,8 +230,12 @@ class Exchange:
         self._sent = Layouts()
         self._buffer = bytearray(BUFFER_BYTES)
 
-    def pack(self, lists: Sequence[Sequence[Tensor]]) -> Payload:
+    def pack(self, lists: Sequence[Sequence[Tensor]], on_device: bool = False) -> Payload:
         """Puts the tensors of a message where they will travel; what comes of it is to be sent or discarded.
+
+        Args:
+            lists: The tensors.
+            on_device: Whether those on GPUs may stay there.
 
         Raises:
             OSError: There is no memory for them.
@@ -184,11 +245,14 @@ class Exchange:
         for tensors in lists:
             for tensor in tensors:
                 size += tensor.nbytes
-        if size <= wire.MOST_INLINE:
+        described: dict[int, Place] = {}
+        if on_device and self.devices is not None:
+            described = self.devices.describe(lists, payload)
+        if size <= wire.MOST_INLINE and not described:
             self._pack_inline(payload, lists)
         else:
             try:
-                self._pack_block(payload, lists, size)
+                self._pack_block(payload, lists, size, described)
             except BaseException:
                 self.discard(payload)
                 raise
@@ -231,6 +295,10 @@ class Exchange:
         block, payload.block = payload.block, None
         if block is not None:
             self.pool.discard(block)
+        lent, payload.lent = payload.lent, []
+        if self.devices is not None:
+            for number in lent:
+                self.devices.give_back(number)
 
     def _send_new(self, packet: bytes, block: Block) -> None:
         # The other side may give the block back, and another thread send it again, before this one goes on.
@@ -255,6 +323,8 @@ class Exchange:
         The server's side is to call it now and then; the worker's does so itself when it hears from that.
         """
         self.pool.tidy()
+        if self.devices is not None:
+            self.devices.tidy()
         dropped = self.pool.take_dropped()
         packet = [wire.encode(Kind.DROP, 0, wire.encode_numbers(dropped))]
         if dropped and not self.channel.try_send(packet):
@@ -285,7 +355,12 @@ class Exchange:
                 for fd in fds:
                     os.close(fd)
             for number in message.released:
-                self.pool.give_back(number)
+                if number < RETURNED:
+                    self.pool.give_back(number)
+                elif self.devices is not None:
+                    self.devices.give_back(number & ~RETURNED)
+                else:
+                    raise WireError(f"tensor {number & ~RETURNED} is given back, but is not lent")
             if message.kind is Kind.RELEASE:
                 if self._returns:
                     self.tidy()
@@ -304,6 +379,8 @@ class Exchange:
 
     def close(self) -> None:
         """Forgets all blocks; tensors in them stay as they are."""
+        if self.devices is not None:
+            self.devices.close()
         self.pool.close()
         self.mappings.close()
 
@@ -313,13 +390,19 @@ class Exchange:
             payload.data += parts
             payload.lists.append(wire.encode_inline(self._sent, _key(tensors), parts))
 
-    def _pack_block(self, payload: Payload, lists: Sequence[Sequence[Tensor]], size: int) -> None:
+    def _pack_block(
+        self, payload: Payload, lists: Sequence[Sequence[Tensor]], size: int, described: dict[int, Place]
+    ) -> None:
         count = sum(map(len, lists))
+        size -= sum(place.nbytes for place in described.values())
         block: Block | None = None
         offset = 0
         for tensors in lists:
             places: list[Place] = []
             for tensor in tensors:
+                if described and (place := described.get(id(tensor))) is not None:
+                    places.append(place)
+                    continue
                 if self._returns and isinstance(tensor, ReceivedTensor) and 0 < tensor.block < RETURNED:
                     places.append(Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes))
                     payload.kept.append(tensor)

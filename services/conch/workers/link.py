@@ -9,22 +9,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from conch.backends.python.instance import only_cpu_inputs
 from conch.core.backend import Awaited, Outcome
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.errors import ConchError, UnavailableError, as_conch_error
+from conch.core.errors import ConchError, UnavailableError, as_conch_error, without_traceback
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
+from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers import wire
 from conch.workers.answers import Handing, Hands, OpenRequest
 from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming, Payload
+from conch.workers.devices import ServerDevices, use_on_server
+from conch.workers.exchange import Exchange, Incoming, Payload, UnreachableError
 from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
@@ -57,12 +60,18 @@ class InFlight:
 class _Begun:
     """A batch that a worker runs."""
 
-    __slots__ = ("batch", "done", "numbers", "since_ns")
+    __slots__ = ("again", "batch", "done", "numbers", "since_ns")
 
     def __init__(
-        self, batch: Batch, numbers: list[int], done: Callable[[Outcome], None], since_ns: int
+        self,
+        batch: Batch,
+        again: list[bool],
+        numbers: list[int],
+        done: Callable[[Outcome], None],
+        since_ns: int,
     ) -> None:
         self.batch = batch
+        self.again = again
         self.numbers = numbers
         self.done = done
         self.since_ns = since_ns
@@ -127,6 +136,7 @@ class Link:
         families: The metrics that models make.
         waiter: The instance, as one that waits for calls; None where nobody looks for those that wait for
             ever.
+        gpus: The GPUs of this process.
 
     Attributes:
         readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
@@ -146,6 +156,7 @@ class Link:
         explain: Callable[[str], ConchError] | None = None,
         families: CustomFamilies = FAMILIES,
         waiter: WorkerWaiter | None = None,
+        gpus: CudaDevices | None = None,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -155,6 +166,8 @@ class Link:
         self._explanation: ConchError | None = None
         self._lock = threading.Lock()
         self._exchange = Exchange(channel, in_worker=False)
+        self._gpus = cuda_devices() if gpus is None else gpus
+        self._devices: ServerDevices | None = None  # until the server uses a GPU
         self._handing = Handing(spec)
         self._turns = Turns(channel, self._exchange)
         self._hands = Hands(name)
@@ -184,6 +197,7 @@ class Link:
             Kind.READY: self._on_ready,
             Kind.LOADED: self._on_loaded,
             Kind.FAILED: self._on_failed,
+            Kind.UNREACHABLE: self._on_unreachable,
         }
         self._reader = threading.Thread(target=self._read, name=f"conch-{name}-link", daemon=True)
 
@@ -223,7 +237,7 @@ class Link:
             again, numbers = [one for one, _ in known], [each for _, each in known]
         else:
             again, numbers = [False] * len(requests), [next(following) for _ in requests]
-        begun = _Begun(batch, numbers, done, monotonic_ns())
+        begun = _Begun(batch, again, numbers, done, monotonic_ns())
         with self._lock:
             lost = self._lost is not None
             if not lost:
@@ -234,16 +248,19 @@ class Link:
         if lost:
             done(self._error())
             return
+        self._send_or_fail(number, begun)
+
+    def _send_or_fail(self, number: int, begun: _Begun) -> None:
         try:
-            flags = self._send(number, begun, again)
+            flags = self._send(number, begun, begun.again)
         except ChannelClosedError:
             return  # the reader notices, and ends the batch
         except BaseException as error:
             if self._take(number) is not None:
                 self._leave_to_queues(begun, self._open)
-                done(as_conch_error(error))
+                begun.done(as_conch_error(error))
             return
-        for request, each, flag in zip(requests, begun.numbers, flags, strict=True):
+        for request, each, flag in zip(begun.batch.requests, begun.numbers, flags, strict=True):
             # It may have been cancelled before the worker knew it.
             if request.cancelled and not flag & wire.CANCELLED:
                 self._cancel(each)
@@ -374,8 +391,12 @@ class Link:
             self._forget()
         if self._log.changed:
             self._exchange.send(Kind.LEVEL, 0, wire.encode_json({"level": self._log.level}))
+        if self._gpus.in_use and self._devices is None:
+            lends = not only_cpu_inputs(self._spec)
+            tell = partial(self._exchange.send, Kind.DEVICES, 0)
+            self._devices = use_on_server(self._exchange, self._gpus, lends, tell)
         batch = begun.batch
-        payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests])
+        payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests], True)
         batch.bytes_copied += payload.bytes_copied
         try:
             return self._send_packed(number, begun, again, payload)
@@ -504,6 +525,16 @@ class Link:
             raise WireError("it has said before what came of its load")
         on_loaded(error)
 
+    def _on_unreachable(self, number: int, incoming: Incoming) -> None:
+        """Sends a batch again, and all others from now on, with its tensors on GPUs in host memory."""
+        with self._lock:
+            begun = self._batches.get(number)
+        if begun is None or self._devices is None:
+            raise WireError(f"batch {number} has no tensors on a GPU that could be out of reach")
+        self._devices.lends = False
+        log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
+        self._send_or_fail(number, begun)
+
     def _done(self, number: int, incoming: Incoming) -> None:
         with self._lock:
             begun = self._batches.get(number)
@@ -535,12 +566,19 @@ class Link:
         responses: list[InferenceResponse | None] = []
         for request, number in zip(begun.batch.requests, begun.numbers, strict=True):
             record = ResponseRecord.decode(incoming.reader)
-            outputs = incoming.tensors() if record.has_tensors else []
+            error = record.error
+            try:
+                outputs = incoming.tensors() if record.has_tensors else []
+            except UnreachableError as unreachable:  # the worker sends copies from now on
+                outputs, error = [], without_traceback(unreachable)
+            if self._devices is not None and request.responses_wait:
+                # The model may write to what it has on a GPU before the response is sent.
+                outputs = [each.detached(each.name) if each.on_device else each for each in outputs]
             if record.failed:
                 request.failed = True
             if record.present:
                 parameters = None if record.parameters is None else dict(record.parameters)
-                responses.append(InferenceResponse(outputs, record.error, parameters))
+                responses.append(InferenceResponse(outputs, error, parameters))
                 continue
             responses.append(None)
             if record.rescheduled and not request.filler:

@@ -8,7 +8,10 @@ either returns something valid or raises `WireError`.
 A list of tensors is a layout, which is the same for most requests of a model and is parsed once. The bytes of
 small ones follow one another in the message, list after list, each tensor on a multiple of eight, and only
 strings need their sizes said. Others say for each tensor where it is: in the block that came with the message
-(its number), or in a block that the receiver had sent (its number with `RETURNED` set).
+(its number), or in a block that the receiver had sent (its number with `RETURNED` set). Those on a GPU have
+`ON_DEVICE` set, and behind the place what opens their memory: the GPU's UUID and the memory's handle. With
+them goes a number to be given back, with `RETURNED` set, when nobody looks at the tensor any more; 0 where
+nobody waits for that.
 """
 
 from __future__ import annotations
@@ -37,6 +40,12 @@ MOST_PACKET = 96 * 1024
 
 RETURNED = 1 << 31
 """Set in the number of a block that belongs to the receiver of the message."""
+
+ON_DEVICE = 1 << 32
+"""Set in the place of a tensor that is on a GPU."""
+
+UUID_BYTES = 16
+HANDLE_BYTES = 64
 
 MOST_RELEASED = 255
 
@@ -70,6 +79,9 @@ class Kind(IntEnum):
     LOG = 19  # W: JSON: a record of the log
     METRIC = 20  # W: JSON: a change of a metric
     LEVEL = 21  # S: JSON: from which level on records are wanted
+    DEVICES = 23  # S: UUIDs of the GPUs on which outputs may stay
+    UNREACHABLE = 24  # W, a batch: its tensors on a GPU can't be opened; it is to be sent without
+    GONE = 25  # S: UUID and handle of memory on a GPU that is not used any more
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -314,11 +326,13 @@ class Place(NamedTuple):
         source: 0 for the message itself, else the number of a block.
         offset: Where they begin there; for the message from the beginning of their list.
         nbytes: How many there are.
+        device: What opens the memory, if it is on a GPU.
     """
 
     source: int
     offset: int
     nbytes: int
+    device: bytes = b""
 
 
 _LIST = struct.Struct("<IIB")
@@ -425,7 +439,7 @@ def _tensor_layout(entry: object) -> TensorLayout:
 
 def encode_tensors(layouts: Layouts, key: LayoutKey, places: Sequence[Place]) -> bytes:
     """A list of tensors in blocks: what they are and where."""
-    return b"".join([layouts.encode(key)[1], *[_PLACE.pack(*place) for place in places]])
+    return b"".join([layouts.encode(key)[1], *[_PLACE.pack(*place[:3]) + place.device for place in places]])
 
 
 def encode_inline(layouts: Layouts, key: LayoutKey, parts: Sequence[Buffer]) -> bytes:
@@ -461,6 +475,10 @@ def decode_tensors(
     for tensor in layout.tensors:
         place = Place(*reader.unpack(_PLACE))
         _check_size(tensor, place.nbytes)
+        if place.source & ON_DEVICE:
+            if tensor.nbytes < 0:
+                raise WireError(f"tensor '{tensor.name}' of {tensor.datatype} can't be on a GPU")
+            place = place._replace(device=bytes(reader.take(UUID_BYTES + HANDLE_BYTES)))
         tensors.append((tensor, place))
     return (), 0, tensors
 

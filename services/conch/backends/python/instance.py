@@ -97,7 +97,7 @@ def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | No
     Raises:
         ConchError: The model can't be loaded, or its `initialize` failed.
     """
-    _only_cpu_inputs(spec)
+    only_cpu_inputs(spec)
     caller = Caller(calls, placement.name, spec)
     caller.opening = True
     try:
@@ -130,7 +130,7 @@ def _is_concurrent(execute: Any) -> bool:
     return inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute)
 
 
-def _only_cpu_inputs(spec: ModelSpec) -> bool:
+def only_cpu_inputs(spec: ModelSpec) -> bool:
     """Whether the model wants all inputs in host memory, as those that do not say otherwise do.
 
     Raises:
@@ -182,7 +182,7 @@ class PythonInstance(BackendInstance):
             tuple(tensor.name for tensor in spec.outputs),
             SequenceStates(spec) if sequence is not None and sequence.states else None,
             reschedules=self._limit == 1 or not concurrent,
-            takes_gpu_tensors=not _only_cpu_inputs(spec),
+            takes_gpu_tensors=not only_cpu_inputs(spec),
         )
         self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None

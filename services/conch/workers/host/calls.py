@@ -107,7 +107,7 @@ class WorkerCalls:
             more=None if model is None else {"decoupled": model.spec.decoupled},
         )
         head = record.encode()
-        payload = self._exchange.pack([list(request.inputs.values())])
+        payload = self._exchange.pack([list(request.inputs.values())], True)
         fields = head + payload.lists[0]
         self._open[number] = request
         self._by_request[id(request)] = number

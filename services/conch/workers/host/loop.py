@@ -26,7 +26,7 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming, Payload
+from conch.workers.exchange import Exchange, Incoming, Payload, UnreachableError
 from conch.workers.host.calls import WorkerCalls
 from conch.workers.host.logs import log_to_server
 from conch.workers.host.metrics import RemoteFamilies
@@ -86,6 +86,8 @@ class Host:
             Kind.CLOSE: self._on_close,
             Kind.HELLO: self._on_hello,
             Kind.LOAD: self._on_load,
+            Kind.DEVICES: self._on_devices,
+            Kind.GONE: self._on_gone,
         }
 
     def run(self) -> None:
@@ -168,6 +170,8 @@ class Host:
             watch.end()
         instance.close()
         self._families.flush()
+        if self._exchange.devices is not None:
+            self._exchange.devices.close()
 
     def _execute(self, instance: PythonInstance) -> None:
         item = self._todo.popleft()
@@ -225,7 +229,7 @@ class Host:
                 heads.append((record.encode(), record.has_tensors))
             if response is not None and response.error is None:
                 lists.append(response.outputs)
-        payload = self._exchange.pack(lists)
+        payload = self._exchange.pack(lists, True)
         batch.bytes_copied += payload.bytes_copied
         parts = [_times(batch, len(heads), 0)]
         described = iter(payload.lists)
@@ -276,6 +280,7 @@ class Host:
 
     def _send_response(self, request: HostRequest, record: ResponseRecord, outputs: Sequence[Tensor]) -> None:
         head = record.encode()
+        # Copies, also of outputs on GPUs: the model may go on to write to them at once.
         payload = self._exchange.pack([outputs] if record.has_tensors else [])
         if record.final:
             assert self._requests is not None
@@ -320,7 +325,27 @@ class Host:
         handler(message.subject, incoming)
 
     def _on_execute(self, subject: int, incoming: Incoming) -> None:
-        self._todo.append((subject, self._received.batch(incoming)))
+        try:
+            batch = self._received.batch(incoming)
+        except UnreachableError as error:
+            sys.stderr.write(f"conch worker: {error.message}\n")
+            self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
+            return
+        self._todo.append((subject, batch))
+
+    def _on_devices(self, subject: int, incoming: Incoming) -> None:
+        # Only a server that uses GPUs says so, and few do.
+        from conch.memory.cuda import cuda_devices
+        from conch.workers.devices import use_in_worker
+
+        use_in_worker(self._exchange, cuda_devices(), bytes(incoming.message.fields))
+
+    def _on_gone(self, subject: int, incoming: Incoming) -> None:
+        from conch.workers.devices import WorkerDevices
+
+        devices = self._exchange.devices
+        if isinstance(devices, WorkerDevices):
+            devices.gone(bytes(incoming.message.fields))
 
     def _on_credit(self, subject: int, incoming: Incoming) -> None:
         request = self._received.get(subject)
