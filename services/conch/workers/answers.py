@@ -163,10 +163,11 @@ class OpenRequest:
         self._handing = handing
         self._hands = hands
         self._credit = credit
-        self._lock = threading.Lock()
-        self._queue: deque[tuple[InferenceResponse | None, bool, int]] = deque()
-        self._active = False
-        self._units = 0
+        if hands is not None:  # else nothing is ever queued
+            self._lock = threading.Lock()
+            self._queue: deque[tuple[InferenceResponse | None, bool, int]] = deque()
+            self._active = False
+            self._units = 0
 
     def hand(self, response: InferenceResponse | None, final: bool, units: int) -> None:
         """Hands a response over, after those before it; returns at once if that may block."""

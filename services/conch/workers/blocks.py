@@ -289,6 +289,18 @@ class Mappings:
         self._watch.add(root, number)
         return root
 
+    def find(self, array: Array) -> tuple[int, int] | None:
+        """The block that has been lent and that an array is a view of, and where in it that begins."""
+        base: object = array
+        while base is not None:
+            if isinstance(base, memoryview):
+                base = base.obj
+            number = self._watch.numbers.get(id(base))
+            if number is not None and isinstance(base, np.ndarray):
+                return number, _address(array) - _address(base)
+            base = getattr(base, "base", None)
+        return None
+
     def drop(self, number: int) -> None:
         """Forgets a block."""
         self._maps.pop(number, None)
@@ -330,11 +342,17 @@ class Mappings:
         self._maps.clear()
 
 
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 class _Watch:
     """Has a block's number put into a queue when an array goes; does little else, as that may be anywhere.
 
     Attributes:
         gone: The numbers.
+        numbers: Those of arrays that are there, by the identity of the array.
         nbytes: About how many bytes they are together, for whoever empties the queue to set to 0.
         then: Called after that; must not wait for anything.
     """
@@ -344,16 +362,20 @@ class _Watch:
         self.gone: deque[int] = deque()
         self.nbytes = 0
         self.then: Callable[[], None] | None = None
+        self.numbers: dict[int, int] = {}
         self._references: dict[int, weakref.ref[Array]] = {}
 
     def add(self, root: Array, number: int) -> None:
         key, references, nbytes = id(root), self._references, root.nbytes
+        numbers = self.numbers
 
         def on_gone(reference: weakref.ref[Array]) -> None:
             references.pop(key, None)
+            numbers.pop(key, None)
             self.gone.append(number)
             self.nbytes += nbytes
             if self.then is not None:
                 self.then()
 
         references[key] = weakref.ref(root, on_gone)
+        numbers[key] = number

@@ -69,6 +69,12 @@ class BlockTensor(Tensor):
         return BlockTensor(name, self.datatype, shape, self.data)
 
 
+class ReturnedTensor(BlockTensor):
+    """A tensor in a block of the server's own, which the worker has as an input, and its model may keep."""
+
+    __slots__ = ()
+
+
 class ReceivedTensor(Tensor):
     """An input in a worker: a model may write to it, as nobody else has it.
 
@@ -97,7 +103,8 @@ def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
         # Through an array: that copies without the interpreter's lock.
         memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
         return Tensor(layout.name, layout.datatype, layout.shape, memory)
-    return BlockTensor(layout.name, layout.datatype, layout.shape, memory)
+    kind = ReturnedTensor if place.source & RETURNED else BlockTensor
+    return kind(layout.name, layout.datatype, layout.shape, memory)
 
 
 def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
@@ -112,6 +119,7 @@ class Payload:
 
     Attributes:
         lists: The fields that describe each list of tensors.
+        alike: The fields that describe any of them, if they are all the same and small; else None.
         data: Bytes of small tensors.
         block: The block with large ones, or None.
         bytes_copied: Bytes copied into that block.
@@ -119,10 +127,11 @@ class Payload:
         lent: Numbers that the other side is to give back when it does not use tensors on GPUs any more.
     """
 
-    __slots__ = ("block", "bytes_copied", "data", "kept", "lent", "lists")
+    __slots__ = ("alike", "block", "bytes_copied", "data", "kept", "lent", "lists")
 
     def __init__(self) -> None:
-        self.lists: list[bytes] = []
+        self.lists: Sequence[bytes] = ()
+        self.alike: bytes | None = None
         self.data: list[Buffer] = []
         self.block: Block | None = None
         self.bytes_copied = 0
@@ -168,6 +177,28 @@ class Incoming:
         if self._offset > len(data):
             raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
         return [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
+
+    def tensors_alike(self, count: int) -> list[list[Tensor]]:
+        """Reads so many lists of small tensors that have one description.
+
+        Raises:
+            WireError: They are none.
+        """
+        make = self._exchange.make
+        inline, nbytes, others = wire.decode_tensors(self._exchange.received, self.reader)
+        if others:
+            raise WireError("lists of tensors in blocks can't be alike")
+        data, start = self._data, self._offset
+        self._offset = start + count * nbytes
+        if self._offset > len(data):
+            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
+        lists: list[list[Tensor]] = []
+        for _ in range(count):
+            lists.append(
+                [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
+            )
+            start += nbytes
+        return lists
 
     def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
         make = self._exchange.make
@@ -230,12 +261,13 @@ class Exchange:
         self._sent = Layouts()
         self._buffer = bytearray(BUFFER_BYTES)
 
-    def pack(self, lists: Sequence[Sequence[Tensor]], on_device: bool = False) -> Payload:
+    def pack(self, lists: Sequence[Sequence[Tensor]], stay: bool = False) -> Payload:
         """Puts the tensors of a message where they will travel; what comes of it is to be sent or discarded.
 
         Args:
             lists: The tensors.
-            on_device: Whether those on GPUs may stay there.
+            stay: Whether those on GPUs, and arrays in memory that the other side has sent, may stay where
+                they are: nobody is going to write to them.
 
         Raises:
             OSError: There is no memory for them.
@@ -246,13 +278,13 @@ class Exchange:
             for tensor in tensors:
                 size += tensor.nbytes
         described: dict[int, Place] = {}
-        if on_device and self.devices is not None:
+        if stay and self.devices is not None:
             described = self.devices.describe(lists, payload)
         if size <= wire.MOST_INLINE and not described:
             self._pack_inline(payload, lists)
         else:
             try:
-                self._pack_block(payload, lists, size, described)
+                self._pack_block(payload, lists, size, described, stay)
             except BaseException:
                 self.discard(payload)
                 raise
@@ -385,26 +417,41 @@ class Exchange:
         self.mappings.close()
 
     def _pack_inline(self, payload: Payload, lists: Sequence[Sequence[Tensor]]) -> None:
-        for tensors in lists:
+        keys = [_key(tensors) for tensors in lists]
+        if keys and keys.count(keys[0]) == len(keys):
+            payload.alike = wire.encode_fixed(self._sent, keys[0])
+        if payload.alike is not None:
+            payload.lists = [payload.alike] * len(keys)
+            payload.data = [tensor.data for tensors in lists for tensor in tensors]
+            return
+        described: list[bytes] = []
+        for tensors, key in zip(lists, keys, strict=True):
             parts = [tensor.data for tensor in tensors]
             payload.data += parts
-            payload.lists.append(wire.encode_inline(self._sent, _key(tensors), parts))
+            described.append(wire.encode_inline(self._sent, key, parts))
+        payload.lists = described
 
     def _pack_block(
-        self, payload: Payload, lists: Sequence[Sequence[Tensor]], size: int, described: dict[int, Place]
+        self,
+        payload: Payload,
+        lists: Sequence[Sequence[Tensor]],
+        size: int,
+        described: dict[int, Place],
+        stay: bool,
     ) -> None:
         count = sum(map(len, lists))
         size -= sum(place.nbytes for place in described.values())
         block: Block | None = None
         offset = 0
+        described_lists: list[bytes] = []
         for tensors in lists:
             places: list[Place] = []
             for tensor in tensors:
                 if described and (place := described.get(id(tensor))) is not None:
                     places.append(place)
                     continue
-                if self._returns and isinstance(tensor, ReceivedTensor) and 0 < tensor.block < RETURNED:
-                    places.append(Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes))
+                if self._returns and (place := self._returned(tensor, stay)) is not None:
+                    places.append(place)
                     payload.kept.append(tensor)
                     continue
                 if block is None:
@@ -412,8 +459,23 @@ class Exchange:
                 nbytes = _write(tensor, block.memory, offset)
                 places.append(Place(block.number, offset, nbytes))
                 offset += nbytes + -nbytes % _ALIGNMENT
-            payload.lists.append(wire.encode_tensors(self._sent, _key(tensors), places))
+            described_lists.append(wire.encode_tensors(self._sent, _key(tensors), places))
+        payload.lists = described_lists
         payload.bytes_copied = offset
+
+    def _returned(self, tensor: Tensor, stay: bool) -> Place | None:
+        """Where a tensor is in a block of the other side's: as it came or, where it may stay, as an array."""
+        if isinstance(tensor, ReceivedTensor):
+            if not 0 < tensor.block < RETURNED:
+                return None
+            return Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes)
+        if not stay or tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
+            return None
+        array = tensor.numpy()
+        if not array.flags.c_contiguous or not array.nbytes:
+            return None
+        found = self.mappings.find(array)
+        return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
 
 
 def _key(tensors: Sequence[Tensor]) -> wire.LayoutKey:

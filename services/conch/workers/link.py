@@ -27,7 +27,7 @@ from conch.workers.answers import Handing, Hands, OpenRequest
 from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.devices import ServerDevices, use_on_server
-from conch.workers.exchange import Exchange, Incoming, Payload, UnreachableError
+from conch.workers.exchange import Exchange, Incoming, Payload, ReturnedTensor, UnreachableError
 from conch.workers.metrics import WorkerMetrics
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
@@ -406,12 +406,18 @@ class Link:
 
     def _send_packed(self, number: int, begun: _Begun, again: list[bool], payload: Payload) -> list[int]:
         batch = begun.batch
+        requests = batch.requests
         instance = -1 if batch.instance is None else batch.instance
-        parts = [BatchRecord(len(batch.requests), batch.size, instance, batch.compute_start_ns).encode()]
+        begin = len(requests), batch.size, instance, batch.compute_start_ns
+        if payload.alike is not None and not any(again):
+            rows = wire.encode_alike(requests, begun.numbers)
+            if rows is not None:
+                fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.alike])
+                self._exchange.send(Kind.EXECUTE, number, fields, payload)
+                return [0] * len(requests)
+        parts = [BatchRecord(*begin).encode()]
         flags: list[int] = []
-        for request, each, known, tensors in zip(
-            batch.requests, begun.numbers, again, payload.lists, strict=True
-        ):
+        for request, each, known, tensors in zip(requests, begun.numbers, again, payload.lists, strict=True):
             if known:
                 request.on_cancel = partial(self._cancel, each)
             flag = _flags(request, known)
@@ -548,7 +554,7 @@ class Link:
         else:
             if record.length != len(begun.batch.requests):
                 raise WireError(f"{record.length} responses to {len(begun.batch.requests)} requests")
-            outcome = self._responses(begun, incoming)
+            outcome = _alike(incoming, record.length) if record.alike else self._responses(begun, incoming)
         reader.end()
         if self._take(number) is None:
             return  # it has been lost meanwhile
@@ -571,9 +577,9 @@ class Link:
                 outputs = incoming.tensors() if record.has_tensors else []
             except UnreachableError as unreachable:  # the worker sends copies from now on
                 outputs, error = [], without_traceback(unreachable)
-            if self._devices is not None and request.responses_wait:
-                # The model may write to what it has on a GPU before the response is sent.
-                outputs = [each.detached(each.name) if each.on_device else each for each in outputs]
+            if request.responses_wait:
+                # The model may write to its inputs, and to what it has on a GPU, before the response is sent.
+                outputs = [_own(each) for each in outputs]
             if record.failed:
                 request.failed = True
             if record.present:
@@ -725,6 +731,16 @@ def _end_in_queue(
     queue = queues[request]
     if queue is not None:
         queue.hand(response, True, 0)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A tensor that stays as it is, whatever the model does."""
+    return tensor.detached(tensor.name) if tensor.on_device or isinstance(tensor, ReturnedTensor) else tensor
+
+
+def _alike(incoming: Incoming, length: int) -> list[InferenceResponse]:
+    """Responses that are nothing but tensors, which one list describes."""
+    return [InferenceResponse(outputs) for outputs in incoming.tensors_alike(length)]
 
 
 def _flags(request: InferenceRequest, again: bool) -> int:

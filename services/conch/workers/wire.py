@@ -12,6 +12,10 @@ strings need their sizes said. Others say for each tensor where it is: in the bl
 `ON_DEVICE` set, and behind the place what opens their memory: the GPU's UUID and the memory's handle. With
 them goes a number to be given back, with `RETURNED` set, when nobody looks at the tensor any more; 0 where
 nobody waits for that.
+
+The requests of a batch are mostly alike: they differ in numbers, times and ids only, and one layout holds for
+the tensors of all of them. Then all that is said once, and so it is with responses that are nothing but
+tensors.
 """
 
 from __future__ import annotations
@@ -448,6 +452,12 @@ def encode_inline(layouts: Layouts, key: LayoutKey, parts: Sequence[Buffer]) -> 
     return begin + struct.pack(f"<{len(parts)}Q", *map(len, parts)) if strings else begin
 
 
+def encode_fixed(layouts: Layouts, key: LayoutKey) -> bytes | None:
+    """Any list of such tensors whose bytes are in the message; None where strings are among them."""
+    begin, _, strings = layouts.encode(key)
+    return None if strings else begin
+
+
 def decode_tensors(
     layouts: Layouts, reader: Reader
 ) -> tuple[Sequence[tuple[TensorLayout, int, int]], int, Sequence[tuple[TensorLayout, Place]]]:
@@ -593,8 +603,7 @@ class RequestRecord:
         if name:
             record.id = reader.text(name)
         if rare:
-            text = bytes(reader.take(rare))
-            record._read(_rare_fields(text) if rare <= _MOST_KEPT else decode_json(text))
+            record._read(_take_rare(reader, rare))
         return record
 
     def _read(self, rare: dict[str, Any]) -> None:
@@ -620,20 +629,21 @@ def encode_request(
     else:
         rare = _common(request.requested, model)  # most say no more than that, and always the same
     name = request.id.encode("utf-8", "surrogatepass") if request.id else b""
-    deadline = -1 if request.deadline_ns is None else request.deadline_ns
-    if deadline > _LATEST_NS:
-        deadline = -1
     head = _REQUEST.pack(
         number,
         request.received_ns,
         request.queued_ns,
-        deadline,
+        _deadline(request.deadline_ns),
         request.batch_size,
         flags,
         len(name),
         len(rare),
     )
     return head + name + rare
+
+
+def _deadline(time_ns: int | None) -> int:
+    return -1 if time_ns is None or time_ns > _LATEST_NS else time_ns
 
 
 def _rare(
@@ -667,6 +677,11 @@ def _common(requested: tuple[str, ...] | None, model: tuple[str, ...]) -> bytes:
     return encode_json(rare) if rare else b""
 
 
+def _take_rare(reader: Reader, length: int) -> dict[str, Any]:
+    text = bytes(reader.take(length))
+    return _rare_fields(text) if length <= _MOST_KEPT else decode_json(text)
+
+
 @lru_cache(_MOST_LAYOUTS)
 def _rare_fields(text: bytes) -> dict[str, Any]:
     """What few requests have; shared by all that have the same, so nobody may change it."""
@@ -687,7 +702,7 @@ def _checked(record: dict[str, Any], key: str, kind: Any, default: Any) -> Any:
     return value
 
 
-_BATCH = struct.Struct("<IIiq")
+_BATCH = struct.Struct("<IIiq?")
 
 
 class BatchRecord(NamedTuple):
@@ -698,12 +713,14 @@ class BatchRecord(NamedTuple):
         size: Their rows.
         instance: Number of the instance that may run it; -1 for any.
         start_ns: Monotonic time at which the instance took it.
+        alike: Whether its requests follow as `encode_alike` puts them, not each with a record of its own.
     """
 
     length: int
     size: int
     instance: int
     start_ns: int
+    alike: bool = False
 
     def encode(self) -> bytes:
         """The record, to be followed by its requests."""
@@ -717,6 +734,78 @@ class BatchRecord(NamedTuple):
             WireError: It is none.
         """
         return cls(*reader.unpack(_BATCH))
+
+
+_ALIKE = struct.Struct("<I")
+_ROW = struct.Struct("<QQQqII")
+
+
+class Row(NamedTuple):
+    """What a request says where a batch's requests are otherwise alike; see `RequestRecord`."""
+
+    number: int
+    received_ns: int
+    queued_ns: int
+    deadline_ns: int | None
+    batch_size: int
+    id: str
+
+
+def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -> bytes | None:
+    """The requests of a batch, to be followed by one list of tensors that holds for all of them.
+
+    Returns:
+        None if one of them says what most do not: they need records of their own then.
+    """
+    requested = requests[0].requested
+    rows: list[bytes] = []
+    names: list[bytes] = []
+    for request, number in zip(requests, numbers, strict=True):
+        if (
+            request.requested != requested
+            or request.parameters
+            or request.correlation_id
+            or request.priority
+            or request.timeout_us
+            or request.sequence_start
+            or request.sequence_end
+            or request.empty_final
+            or request.cancelled
+            or request.filler
+        ):
+            return None
+        name = request.id.encode("utf-8", "surrogatepass") if request.id else b""
+        rows.append(
+            _ROW.pack(
+                number,
+                request.received_ns,
+                request.queued_ns,
+                _deadline(request.deadline_ns),
+                request.batch_size,
+                len(name),
+            )
+        )
+        names.append(name)
+    rare = _common(requested, ())
+    return b"".join([_ALIKE.pack(len(rare)), rare, *rows, *names])
+
+
+def decode_alike(reader: Reader, length: int) -> tuple[tuple[str, ...] | None, list[Row]]:
+    """Reads requests that are alike: the outputs that all of them want, and what they differ in.
+
+    Raises:
+        WireError: They are none.
+    """
+    (rare,) = reader.unpack(_ALIKE)
+    requested: tuple[str, ...] | None = None
+    if rare:
+        record = _take_rare(reader, rare)
+        requested = None if record.get("requested") is None else _names(record, "requested")
+    rows: list[Row] = []
+    for number, received, queued, deadline, size, name in _ROW.iter_unpack(reader.take(length * _ROW.size)):
+        until = None if deadline == -1 else deadline
+        rows.append(Row(number, received, queued, until, size, reader.text(name) if name else ""))
+    return requested, rows
 
 
 # --- responses -------------------------------------------------------------------------------------------
@@ -797,7 +886,7 @@ _PLAIN = ResponseRecord(True)
 PLAIN_RESPONSE = _PLAIN.encode()
 """A response that is nothing but its tensors."""
 
-_DONE = struct.Struct("<QQQII")
+_DONE = struct.Struct("<QQQII?")
 
 
 class DoneRecord(NamedTuple):
@@ -809,6 +898,7 @@ class DoneRecord(NamedTuple):
         bytes_copied: Bytes copied in the worker.
         length: How many responses follow.
         error: Bytes of the error that follows; 0 for none.
+        alike: Whether all responses are nothing but tensors, and one list that holds for all of them follows.
     """
 
     input_end_ns: int
@@ -816,6 +906,7 @@ class DoneRecord(NamedTuple):
     bytes_copied: int
     length: int
     error: int
+    alike: bool = False
 
     def encode(self) -> bytes:
         """The record."""

@@ -220,6 +220,56 @@ def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
         assert server.pool.lent == 0
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(100, 60_000), slice(99_990, None)])
+def test_a_part_of_an_input_stays_where_it_is(part: slice) -> None:
+    with exchanges() as (server, worker):
+        (given,) = send(server, worker, [Tensor.from_array("A", LARGE)])
+        array = given.numpy()
+        array += 1
+        small, large = Tensor.from_array("B", array[part].reshape(-1, 1)), Tensor.from_array("C", LARGE)
+        payload = worker.pack([[small, large]], True)
+        assert payload.bytes_copied == LARGE.nbytes
+        worker.send(Kind.DONE, 0, payload.lists[0], payload)
+        del given, array, small, payload
+        back, other = server.receive().tensors()
+        assert (back.numpy() == LARGE[part].reshape(-1, 1) + 1).all()
+        assert (other.numpy() == LARGE).all()
+        tell(worker, server)
+        server.pool._settle()
+        assert server.pool.lent == 1
+        del back
+        server.pool._settle()
+        assert server.pool.lent == 0
+
+
+def test_what_may_change_or_has_gaps_is_copied() -> None:
+    with exchanges() as (server, worker):
+        (given,) = send(server, worker, [Tensor.from_array("A", LARGE)])
+        for array, stays in (
+            (given.numpy(), False),  # whoever sends it may go on to write to it
+            (given.numpy()[::2], True),
+            (given.numpy().copy(), True),
+            (given.numpy()[:0], True),
+        ):
+            payload = worker.pack([[Tensor.from_array("B", array), Tensor.from_array("C", LARGE)]], stays)
+            size = payload.bytes_copied - LARGE.nbytes
+            assert array.nbytes <= size < array.nbytes + 64
+            worker.discard(payload)
+
+
+def test_lists_that_are_not_alike_are_not_read_as_such() -> None:
+    with exchanges() as (server, worker):
+        payload = worker.pack([[Tensor.from_array("A", LARGE)]])
+        worker.send(Kind.DONE, 0, payload.lists[0], payload)
+        with pytest.raises(WireError, match="can't be alike"):
+            server.receive().tensors_alike(1)
+        payload = worker.pack([[Tensor.from_array("A", LARGE[:4])]] * 2)
+        assert payload.alike is not None
+        worker.send(Kind.DONE, 0, payload.alike, payload)
+        with pytest.raises(WireError, match="tensors end at 48"):
+            server.receive().tensors_alike(3)
+
+
 def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
     with exchanges() as (server, worker):
         for source in (5, 5 | wire.RETURNED):

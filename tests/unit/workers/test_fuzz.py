@@ -26,6 +26,9 @@ RECORDS = st.one_of(
     st.builds(DoneRecord, SMALL, SMALL, SMALL, SMALL, st.just(0)).map(
         lambda record: record.encode() + ResponseRecord(True).encode() * record.length
     ),
+    st.builds(DoneRecord, SMALL, SMALL, SMALL, SMALL, st.just(0), st.just(True)).map(
+        lambda record: record.encode()
+    ),
     st.builds(ResponseRecord, st.booleans(), final=st.booleans(), rescheduled=st.booleans()).map(
         lambda record: record.encode()
     ),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import ERRORS_BY_CODE
+from conch.core.request import InferenceRequest
 from conch.workers import wire
 from conch.workers.wire import (
     BatchRecord,
@@ -102,6 +103,66 @@ def test_requests_come_back_with_the_types_that_values_have(record: RequestRecor
             key: type(value) for key, value in record.parameters.items()
         }
     assert type(read.correlation_id) is type(record.correlation_id)
+
+
+def _plain(request_id: str = "", requested: tuple[str, ...] | None = None) -> InferenceRequest:
+    return InferenceRequest("m", "", {}, lambda *answer: None, 5, request_id, requested)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(U64, U64, U64, st.none() | st.integers(0, 2**64), U32, TEXT), min_size=1, max_size=5
+    ),
+    requested=st.none() | st.lists(TEXT, max_size=3).map(tuple),
+)
+def test_requests_that_are_alike_come_back(
+    rows: list[tuple[int, int, int, int | None, int, str]], requested: tuple[str, ...] | None
+) -> None:
+    requests = []
+    for _, received, queued, deadline, size, name in rows:
+        request = _plain(name, requested)
+        request.received_ns, request.queued_ns = received, queued
+        request.deadline_ns, request.batch_size = deadline, size
+        requests.append(request)
+    fields = wire.encode_alike(requests, [row[0] for row in rows])
+    assert fields is not None
+    reader = Reader(memoryview(fields))
+    wanted, read = wire.decode_alike(reader, len(rows))
+    reader.end()
+    assert wanted == requested
+    # A deadline in 292 years is none.
+    assert [tuple(row) for row in read] == [
+        (*row[:3], None if row[3] is not None and row[3] >= 2**63 else row[3], *row[4:]) for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("requested", ("OUT",)),
+        ("parameters", {"a": 1}),
+        ("correlation_id", 1),
+        ("correlation_id", "a"),
+        ("priority", 1),
+        ("timeout_us", 1),
+        ("sequence_start", True),
+        ("sequence_end", True),
+        ("empty_final", True),
+        ("cancelled", True),
+    ],
+)
+def test_a_request_that_says_more_than_others_is_not_like_them(name: str, value: Any) -> None:
+    requests = [_plain("a"), _plain("b"), _plain("c")]
+    assert wire.encode_alike(requests, [1, 2, 3]) is not None
+    setattr(requests[1], name, value)
+    assert wire.encode_alike(requests, [1, 2, 3]) is None
+
+
+def test_there_are_not_more_requests_than_fields_for_them() -> None:
+    fields = wire.encode_alike([_plain()], [1])
+    assert fields is not None
+    with pytest.raises(WireError, match="too early"):
+        wire.decode_alike(Reader(memoryview(fields)), 2**32 - 1)
 
 
 @given(
@@ -219,7 +280,12 @@ def test_what_is_no_layout_is_refused(text: str) -> None:
 
 
 def test_done_and_batch_come_back() -> None:
-    for record, kind in ((DoneRecord(1, 2, 3, 4, 5), DoneRecord), (BatchRecord(2, 8, -1, 5), BatchRecord)):
+    for record, kind in (
+        (DoneRecord(1, 2, 3, 4, 5), DoneRecord),
+        (DoneRecord(1, 2, 3, 4, 0, True), DoneRecord),
+        (BatchRecord(2, 8, -1, 5), BatchRecord),
+        (BatchRecord(2, 8, 3, 5, True), BatchRecord),
+    ):
         reader = Reader(memoryview(record.encode()))
         assert kind.decode(reader) == record
         reader.end()
@@ -232,6 +298,7 @@ DECODERS: list[Callable[[memoryview], object]] = [
     lambda packet: DoneRecord.decode(Reader(packet)),
     lambda packet: BatchRecord.decode(Reader(packet)),
     lambda packet: wire.decode_tensors(Layouts(), Reader(packet)),
+    lambda packet: wire.decode_alike(Reader(packet), 2),
     wire.decode_error,
     wire.decode_json,
     wire.decode_numbers,
@@ -252,6 +319,7 @@ def test_garbage_raises_wire_errors_and_nothing_else(decoder: Any, packet: bytes
 VALID = [
     wire.encode(Kind.DONE, 1, b"fields", [b"12345678"], 3, 65536, True, [1, 2]),
     RequestRecord(1, 2, 3, 4, 5, 6, "id", {"a": 1}, "corr", ("OUT",), 7, 8).encode(),
+    wire.encode_alike([_plain("a", ("OUT",)), _plain("b", ("OUT",))], [1, 2]),
     ResponseRecord(True, ERRORS_BY_CODE["UNAVAILABLE"]("text")).encode(),
     ResponseRecord(True, None, {"a": True}).encode(),
     wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)), ("B", "BYTES", (1,))), [Place(7, 0, 16)] * 2),

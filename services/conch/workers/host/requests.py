@@ -71,12 +71,39 @@ class Requests:
         """
         reader = incoming.reader
         record = BatchRecord.decode(reader)
-        requests = [self._request(incoming) for _ in range(record.length)]
+        requests: list[HostRequest]
+        if record.alike:
+            requests = self._alike(incoming, record.length)
+        else:
+            requests = [self._request(incoming) for _ in range(record.length)]
         reader.end()
         batch = Batch(list(requests), record.size, None if record.instance < 0 else record.instance)
         batch.compute_start_ns = record.start_ns
         batch.fillers = sum(request.filler for request in requests)
         return batch
+
+    def _alike(self, incoming: Incoming, length: int) -> list[HostRequest]:
+        requested, rows = wire.decode_alike(incoming.reader, length)
+        requests: list[HostRequest] = []
+        for row, tensors in zip(rows, incoming.tensors_alike(length), strict=True):
+            number, received, queued, deadline, size, name = row
+            request = HostRequest(
+                self._name,
+                self._version,
+                {tensor.name: tensor for tensor in tensors},
+                self._responder,
+                received,
+                name,
+                requested,
+            )
+            request.number = number
+            request.granted, request.spent = wire.WINDOW, 0
+            request.queued_ns = queued
+            request.deadline_ns = deadline
+            request.batch_size = size
+            self._by_number[number] = request
+            requests.append(request)
+        return requests
 
     def _request(self, incoming: Incoming) -> HostRequest:
         record = RequestRecord.decode(incoming.reader)
