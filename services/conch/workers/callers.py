@@ -129,14 +129,14 @@ class WorkerCaller:
             if number in self._open:
                 raise WireError(f"call {number} is there already")
             self._open[number] = request
-        believed = (record.more or {}).get("decoupled")
         try:
             if unreachable is not None:
                 raise unreachable
             model = self._find_model(request)
-            if believed is not None and model.spec.decoupled is not believed:
+            decoupled = model.spec.decoupled
+            if record.flags & (wire.BELIEVED_SINGLE if decoupled else wire.BELIEVED_DECOUPLED):
                 raise UnavailableError(
-                    f"model '{request.model_name}' has become {'not ' if believed else ''}decoupled since it "
+                    f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since it "
                     f"was called before; send the request again"
                 )
             # This thread may be the one that has promised to lead the model, and waits for who calls it.

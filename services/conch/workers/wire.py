@@ -549,6 +549,10 @@ FILLER = 4
 CANCELLED = 8
 AGAIN = 16
 EMPTY_FINAL = 32
+BELIEVED_SINGLE = 64
+"""Of a call: who calls believes that the model answers every request once."""
+BELIEVED_DECOUPLED = 128
+"""Of a call: who calls believes that the model is decoupled."""
 
 
 @dataclass(slots=True)
@@ -569,7 +573,6 @@ class RequestRecord:
         priority: Its priority level.
         timeout_us: Its timeout.
         model: For a call, the name and the version of the model; empty otherwise.
-        more: What else there is to say, by name.
     """
 
     number: int
@@ -585,11 +588,10 @@ class RequestRecord:
     priority: int = 0
     timeout_us: int = 0
     model: tuple[str, ...] = ()
-    more: Mapping[str, Any] | None = None
 
     def encode(self) -> bytes:
         """The record, to be followed by its tensors."""
-        return encode_request(self, self.number, self.flags, self.model, self.more)
+        return encode_request(self, self.number, self.flags, self.model)
 
     @classmethod
     def decode(cls, reader: Reader) -> RequestRecord:
@@ -613,7 +615,6 @@ class RequestRecord:
         self.model = _names(rare, "model")
         self.priority = _checked(rare, "priority", int, 0)
         self.timeout_us = _checked(rare, "timeout", int, 0)
-        self.more = _checked(rare, "more", dict, None)
 
 
 def encode_request(
@@ -621,11 +622,10 @@ def encode_request(
     number: int,
     flags: int,
     model: tuple[str, ...] = (),
-    more: Mapping[str, Any] | None = None,
 ) -> bytes:
     """A request as a record, to be followed by its tensors; see `RequestRecord`."""
-    if request.parameters or request.correlation_id or request.priority or request.timeout_us or more:
-        rare = _rare(request, model, more)
+    if request.parameters or request.correlation_id or request.priority or request.timeout_us:
+        rare = _rare(request, model)
     else:
         rare = _common(request.requested, model)  # most say no more than that, and always the same
     name = request.id.encode("utf-8", "surrogatepass") if request.id else b""
@@ -646,9 +646,7 @@ def _deadline(time_ns: int | None) -> int:
     return -1 if time_ns is None or time_ns > _LATEST_NS else time_ns
 
 
-def _rare(
-    request: RequestRecord | InferenceRequest, model: tuple[str, ...], more: Mapping[str, Any] | None
-) -> bytes:
+def _rare(request: RequestRecord | InferenceRequest, model: tuple[str, ...]) -> bytes:
     rare: dict[str, object] = {}
     if request.parameters:
         rare["parameters"] = dict(request.parameters)
@@ -662,8 +660,6 @@ def _rare(
         rare["timeout"] = request.timeout_us
     if model:
         rare["model"] = model
-    if more:
-        rare["more"] = dict(more)
     return encode_json(rare)
 
 

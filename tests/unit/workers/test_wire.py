@@ -89,7 +89,6 @@ def test_small_tensors_lie_where_numpy_wants_them() -> None:
         priority=st.integers(0, 2**64),
         timeout_us=st.integers(0, 2**64),
         model=st.just(()) | st.tuples(TEXT, TEXT),
-        more=st.none() | st.dictionaries(TEXT, TEXT, min_size=1, max_size=2),
     )
 )
 def test_requests_come_back_with_the_types_that_values_have(record: RequestRecord) -> None:

@@ -96,7 +96,8 @@ class WorkerCalls:
             deadline_ns=request.deadline_ns,
             flags=(wire.SEQUENCE_START if request.sequence_start else 0)
             | (wire.SEQUENCE_END if request.sequence_end else 0)
-            | (wire.EMPTY_FINAL if request.empty_final else 0),
+            | (wire.EMPTY_FINAL if request.empty_final else 0)
+            | _believed(model),
             id=request.id,
             parameters=request.parameters,
             correlation_id=request.correlation_id,
@@ -104,7 +105,6 @@ class WorkerCalls:
             priority=request.priority,
             timeout_us=request.timeout_us,
             model=(request.model_name, request.model_version),
-            more=None if model is None else {"decoupled": model.spec.decoupled},
         )
         head = record.encode()
         payload = self._exchange.pack([list(request.inputs.values())], True)
@@ -235,6 +235,12 @@ class WorkerCalls:
         request = self._open.pop(number, None)
         if request is not None:
             self._by_request.pop(id(request), None)
+
+
+def _believed(model: Servable | None) -> int:
+    if model is None:
+        return 0
+    return wire.BELIEVED_DECOUPLED if model.spec.decoupled else wire.BELIEVED_SINGLE
 
 
 def _pack_parameters(parameters: Mapping[str, LoadParameter]) -> dict[str, Any]:

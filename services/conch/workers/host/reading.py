@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from conch.workers.channel import ChannelClosedError
 
-_TICK_S = 0.005
-"""How long an execution lasts before another thread reads."""
+_TICK_S = 0.02
+"""How long an execution lasts before another thread reads; each tick takes the interpreter from the model."""
 
-_IDLE_TICKS = 20
+_IDLE_TICKS = 5
 """Without an execution for so many ticks the second thread sleeps until there is one."""
 
 
