@@ -592,6 +592,9 @@ class Link:
         if isinstance(outcome, BaseException):
             self._leave_to_queues(begun, self._open)
             return
+        if self._spec.decoupled and any(request.rescheduled for request in begun.batch.requests):
+            # Those that must not run again are told so after what they have been sent.
+            self._end_in_queues(begun, [self._open.get(number) for number in begun.numbers])
         responses = outcome or itertools.repeat(None)
         for number, response in zip(begun.numbers, responses, strict=False):
             if response is not None:
@@ -606,8 +609,12 @@ class Link:
         """
         entries = [opened.pop(number, None) for number in begun.numbers]
         if self._spec.decoupled:
-            queues = dict(zip(begun.batch.requests, entries, strict=True))
-            begun.batch.end = partial(_end_in_queue, queues)
+            self._end_in_queues(begun, entries)
+
+    @staticmethod
+    def _end_in_queues(begun: _Begun, entries: Sequence[OpenRequest | None]) -> None:
+        """Has whoever ends the requests of a batch do so behind the responses that wait for their clients."""
+        begun.batch.end = partial(_end_in_queue, dict(zip(begun.batch.requests, entries, strict=True)))
 
     def _response(self, number: int, incoming: Incoming) -> None:
         record = ResponseRecord.decode(incoming.reader)
