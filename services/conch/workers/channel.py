@@ -18,7 +18,11 @@ from conch.workers.wire import WireError
 BUFFER_BYTES = wire.MOST_PACKET + 4096
 """How large a buffer for `Channel.receive` has to be."""
 
+MOST_WAITING = 256 * 1024 * 1024
+"""So many bytes may wait for a side that does not read; with more it is given up."""
+
 _MOST_FDS = 4
+_WAITING_COSTS = 512  # what each message that waits takes besides its bytes
 _MOST_OUTLINE = 2**31 - 1
 _SEND_BUFFER = 4 * wire.MOST_PACKET
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
@@ -41,7 +45,11 @@ class Channel:
     Args:
         sock: A socket of type SOCK_SEQPACKET; the channel closes it.
         patient: Whether a sender waits while the other side does not read. If not, what can't be sent at
-            once is kept and sent by a thread of its own, in the order in which it came.
+            once is kept and sent by a thread of its own, in the order in which it came, up to
+            `MOST_WAITING`.
+
+    Attributes:
+        why: Why this side has ended the conversation, where the other one gave it a reason to; else empty.
     """
 
     def __init__(self, sock: socket.socket, patient: bool = True) -> None:
@@ -51,7 +59,9 @@ class Channel:
         self._patient = patient
         # A thread may send while it sends: the garbage collector, or a signal, may run what logs.
         self._lock = threading.RLock()
-        self._backlog: deque[tuple[list[Buffer], list[int]]] = deque()
+        self.why = ""
+        self._backlog: deque[tuple[list[Buffer], list[int], int]] = deque()
+        self._waiting = 0  # what the backlog takes
         self._flushing = False
         self._closed = False
 
@@ -59,13 +69,13 @@ class Channel:
         """Sends a message of one or more parts, with descriptors, which the caller keeps.
 
         Raises:
-            ChannelClosedError: Nobody will receive it.
+            ChannelClosedError: Nobody will receive it, perhaps because too much waits for that already.
             InternalError: It has more than 2 GB, without the tensors in its block.
             OSError: There is no memory for it, or no descriptor.
         """
         size = sum(len(part) for part in parts)
         if size <= wire.MOST_PACKET:
-            self._send(list(parts), fds)
+            self._send(list(parts), fds, size)
             return
         if size > _MOST_OUTLINE:
             raise InternalError(f"a message of {size} bytes is too large: {_MOST_OUTLINE} is the most")
@@ -74,7 +84,7 @@ class Channel:
             with os.fdopen(file, "wb", closefd=False) as target:
                 for part in parts:
                     target.write(part)
-            self._send([wire.outline(size)], [file, *fds])
+            self._send([wire.outline(size)], [file, *fds], size)
         finally:
             os.close(file)
 
@@ -169,7 +179,7 @@ class Channel:
             self._drop_backlog()
             self._sock.close()
 
-    def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
+    def _send(self, parts: list[Buffer], fds: Sequence[int], size: int) -> None:
         flags = _SEND if self._patient else _TRY_TO_SEND
         with self._lock:
             if not self._backlog and not self._flushing:
@@ -180,7 +190,17 @@ class Channel:
                     pass
             if self._closed:
                 raise ChannelClosedError("this side has ended the conversation")
-            self._backlog.append((parts, [os.dup(fd) for fd in fds]))
+            if self._waiting > MOST_WAITING:
+                self.why = (
+                    f"it does not read what it is sent, of which more than {MOST_WAITING >> 20} MiB waited for "
+                    f"it: its model may hold the interpreter's lock"
+                )
+                self._drop_backlog()
+                self.shut()
+                raise ChannelClosedError(self.why)
+            cost = size + _WAITING_COSTS
+            self._backlog.append((parts, _duplicates(fds), cost))
+            self._waiting += cost
             if self._flushing:
                 return
             self._flushing = True
@@ -215,7 +235,8 @@ class Channel:
                 if not self._backlog:
                     self._flushing = False
                     return
-                parts, fds = self._backlog.popleft()
+                parts, fds, cost = self._backlog.popleft()
+                self._waiting -= cost
             try:
                 self._put(parts, fds, _SEND)
             except ChannelClosedError:
@@ -227,6 +248,7 @@ class Channel:
     def _drop_backlog(self) -> None:
         while self._backlog:
             _close(self._backlog.popleft()[1])
+        self._waiting = 0
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -258,6 +280,18 @@ def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
         raise WireError(f"a message in a file can't be read: {error}") from None
     finally:
         os.close(file)
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """Descriptors of the same files; all of them or none."""
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except BaseException:
+        _close(copies)
+        raise
+    return copies
 
 
 def _close(fds: list[int]) -> None:

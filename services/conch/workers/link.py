@@ -450,7 +450,7 @@ class Link:
         try:
             self._turns.read(self._handle)
         except ChannelClosedError:
-            pass
+            reason = self._channel.why
         except WireError as error:
             reason = f"it has sent something that can't be understood: {error}"
             log.error("worker of '%s': %s", self._name, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.servers import eventually
-from tests.support.workers import request_of, worker
+from tests.support.workers import batch_of, request_of, worker
 from tests.unit.workers.test_blocks import LARGE, exchanges, send, tell
 from tests.unit.workers.test_link import Server, floats, source_of, spec_of
 
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Buffer, Tensor
+from conch.workers import channel as channel_module
 from conch.workers import wire
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
 from conch.workers.exchange import Payload
@@ -280,3 +282,58 @@ def test_a_backlog_that_can_not_be_sent_ends_the_conversation() -> None:
     finally:
         channel.close()
         other.close()
+
+
+def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MOST_WAITING", 1_000_000)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, other = Channel(ours, patient=False), Channel(theirs)
+    files = open_files()
+    try:
+        fill(channel)
+        channel.send([bytes(1_500_000)])  # one may be larger than all together
+        with pytest.raises(ChannelClosedError, match="it does not read what it is sent"):
+            channel.send([b"one more"])
+        assert "it does not read" in channel.why
+        assert not channel._backlog
+        with pytest.raises(ChannelClosedError):
+            channel.receive(bytearray(BUFFER_BYTES))
+        eventually(lambda: not channel._flushing, "the thread that sends ends")
+        assert open_files() <= files
+    finally:
+        channel.close()
+        other.close()
+
+
+def test_what_has_been_read_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MOST_WAITING", 1_000_000)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, other = Channel(ours, patient=False), Channel(theirs)
+    buffer = bytearray(BUFFER_BYTES)
+    try:
+        for _ in range(30):
+            for _ in range(80):
+                channel.send([bytes(10_000)])
+            for _ in range(80):
+                other.receive(buffer)
+        assert channel.why == ""
+    finally:
+        channel.close()
+        other.close()
+
+
+def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MOST_WAITING", 100_000)
+    with worker(spec_of(tmp_path, source_of("time.sleep(100)"))) as running:
+        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        os.kill(running.process.pid, signal.SIGSTOP)
+        try:
+            for _ in range(100_000):  # as many answers, credits and questions would
+                if running.link.lost:
+                    break
+                running.link._tell(Kind.CREDIT, 1, bytes(10_000))
+            assert "it does not read what it is sent" in running.wait_lost()
+            with pytest.raises(UnavailableError, match="it does not read what it is sent"):
+                begun.result()
+        finally:
+            os.kill(running.process.pid, signal.SIGCONT)
