@@ -208,6 +208,8 @@ class WorkerCaller:
         if final:
             with self._lock:
                 self._open.pop(number, None)
+        else:
+            self._exchange.channel.wait_for_room()  # there may be any number of them
         try:
             try:
                 self._send_reply(number, record, response)

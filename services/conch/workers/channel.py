@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from conch.core.clock import monotonic_ns
 from conch.core.errors import InternalError
 from conch.core.tensor import Buffer
 from conch.workers import wire
@@ -19,9 +20,17 @@ BUFFER_BYTES = wire.MOST_PACKET + 4096
 """How large a buffer for `Channel.receive` has to be."""
 
 MOST_WAITING = 256 * 1024 * 1024
-"""So many bytes may wait for a side that does not read; with more it is given up."""
+"""While more bytes than this wait for a side that reads nothing for `PATIENCE_S`, it is given up."""
 
+ROOM = 16 * 1024 * 1024
+"""While more than this waits, those who can wait had better do so; see `Channel.wait_for_room`."""
+
+PATIENCE_S = 20.0
+"""How long a side may read nothing before it counts as one that does not read."""
+
+_LOOK_S = 0.25
 _MOST_FDS = 4
+_STAT_BLOCK = 512
 _WAITING_COSTS = 512  # what each message that waits takes besides its bytes
 _MOST_OUTLINE = 2**31 - 1
 _SEND_BUFFER = 4 * wire.MOST_PACKET
@@ -45,8 +54,7 @@ class Channel:
     Args:
         sock: A socket of type SOCK_SEQPACKET; the channel closes it.
         patient: Whether a sender waits while the other side does not read. If not, what can't be sent at
-            once is kept and sent by a thread of its own, in the order in which it came, up to
-            `MOST_WAITING`.
+            once is kept and sent by a thread of its own, in the order in which it came.
 
     Attributes:
         why: Why this side has ended the conversation, where the other one gave it a reason to; else empty.
@@ -61,7 +69,9 @@ class Channel:
         self._lock = threading.RLock()
         self.why = ""
         self._backlog: deque[tuple[list[Buffer], list[int], int]] = deque()
-        self._waiting = 0  # what the backlog takes
+        self._waiting = 0  # bytes that the backlog takes
+        self._moved_ns = 0  # when it began, or when something was last taken out of it
+        self._room = threading.Condition(self._lock)
         self._flushing = False
         self._closed = False
 
@@ -75,7 +85,7 @@ class Channel:
         """
         size = sum(len(part) for part in parts)
         if size <= wire.MOST_PACKET:
-            self._send(list(parts), fds, size)
+            self._send(list(parts), fds)
             return
         if size > _MOST_OUTLINE:
             raise InternalError(f"a message of {size} bytes is too large: {_MOST_OUTLINE} is the most")
@@ -84,7 +94,7 @@ class Channel:
             with os.fdopen(file, "wb", closefd=False) as target:
                 for part in parts:
                     target.write(part)
-            self._send([wire.outline(size)], [file, *fds], size)
+            self._send([wire.outline(size)], [file, *fds])
         finally:
             os.close(file)
 
@@ -104,6 +114,17 @@ class Channel:
             return False
         finally:
             self._lock.release()
+
+    def wait_for_room(self) -> None:
+        """Waits while much waits for the other side, which reads; for who sends any number of messages.
+
+        One that does not read is not waited for: whoever waits must not hang with it.
+        """
+        if self._waiting <= ROOM:
+            return
+        with self._room:
+            while self._waiting > ROOM // 2 and not self._closed and self._reads():
+                self._room.wait(_LOOK_S)
 
     def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
         """Waits for a message; only one thread may do so at a time.
@@ -170,6 +191,7 @@ class Channel:
         """Says that this process is a fork: the socket stays its parent's, and ends here."""
         self._closed = True
         self._lock = threading.RLock()  # a thread that is not here may have had it
+        self._room = threading.Condition(self._lock)
         self._sock.close()
 
     def close(self) -> None:
@@ -179,7 +201,7 @@ class Channel:
             self._drop_backlog()
             self._sock.close()
 
-    def _send(self, parts: list[Buffer], fds: Sequence[int], size: int) -> None:
+    def _send(self, parts: list[Buffer], fds: Sequence[int]) -> None:
         flags = _SEND if self._patient else _TRY_TO_SEND
         with self._lock:
             if not self._backlog and not self._flushing:
@@ -190,20 +212,21 @@ class Channel:
                     pass
             if self._closed:
                 raise ChannelClosedError("this side has ended the conversation")
-            if self._waiting > MOST_WAITING:
+            if self._waiting > MOST_WAITING and not self._reads():
                 self.why = (
-                    f"it does not read what it is sent, of which more than {MOST_WAITING >> 20} MiB waited for "
-                    f"it: its model may hold the interpreter's lock"
+                    f"it has read nothing for {PATIENCE_S:g} s, while more than {MOST_WAITING >> 20} MiB waited "
+                    f"for it; its model may hold the interpreter's lock"
                 )
                 self._drop_backlog()
                 self.shut()
                 raise ChannelClosedError(self.why)
-            cost = size + _WAITING_COSTS
+            cost = _cost(parts, fds)
             self._backlog.append((parts, _duplicates(fds), cost))
             self._waiting += cost
             if self._flushing:
                 return
             self._flushing = True
+            self._moved_ns = monotonic_ns()
         try:
             threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
         except RuntimeError as error:  # there are too many
@@ -212,6 +235,10 @@ class Channel:
                 self._drop_backlog()
             self.shut()
             raise ChannelClosedError(str(error)) from None
+
+    def _reads(self) -> bool:
+        """Whether the other side, for which something waits, has read something lately."""
+        return monotonic_ns() - self._moved_ns < PATIENCE_S * 1e9
 
     def _put(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
         try:
@@ -237,6 +264,9 @@ class Channel:
                     return
                 parts, fds, cost = self._backlog.popleft()
                 self._waiting -= cost
+                self._moved_ns = monotonic_ns()
+                if self._waiting <= ROOM // 2:
+                    self._room.notify_all()
             try:
                 self._put(parts, fds, _SEND)
             except ChannelClosedError:
@@ -249,6 +279,7 @@ class Channel:
         while self._backlog:
             _close(self._backlog.popleft()[1])
         self._waiting = 0
+        self._room.notify_all()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -280,6 +311,12 @@ def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
         raise WireError(f"a message in a file can't be read: {error}") from None
     finally:
         os.close(file)
+
+
+def _cost(parts: list[Buffer], fds: Sequence[int]) -> int:
+    """The memory that a message takes while it waits, with that of its files."""
+    files = sum(os.fstat(fd).st_blocks for fd in fds)
+    return sum(map(len, parts)) + files * _STAT_BLOCK + _WAITING_COSTS
 
 
 def _duplicates(fds: Sequence[int]) -> list[int]:
