@@ -214,8 +214,8 @@ class Channel:
                 raise ChannelClosedError("this side has ended the conversation")
             if self._waiting > MOST_WAITING and not self._reads():
                 self.why = (
-                    f"it has read nothing for {PATIENCE_S:g} s, while more than {MOST_WAITING >> 20} MiB waited "
-                    f"for it; its model may hold the interpreter's lock"
+                    f"it has read nothing for {PATIENCE_S:g} s, while more than {MOST_WAITING >> 20} MiB "
+                    f"waited for it; its model may hold the interpreter's lock"
                 )
                 self._drop_backlog()
                 self.shut()

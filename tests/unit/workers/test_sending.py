@@ -306,7 +306,7 @@ def bound(monkeypatch: pytest.MonkeyPatch, most: int, patience_s: float) -> None
 
 def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bound(monkeypatch, 1_000_000, 0.05)
-    with pair() as (channel, other):
+    with pair() as (channel, _):
         files = open_files()
         fill(channel)
         channel.send([bytes(2_000_000)])  # one may be larger than all together
