@@ -16,7 +16,7 @@ from tests.support.workers import NoCalls, Running, batch_of, model_spec, reques
 
 from conch.backends.python import utils as pb_utils
 from conch.core.clock import monotonic_ns
-from conch.core.errors import NotFoundError
+from conch.core.errors import NotFoundError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
@@ -192,6 +192,48 @@ def test_a_worker_that_can_not_handle_a_message_ends(
             begun.result()
         assert running.process.wait(WAIT_S) == 5
     assert "MemoryError" in capfd.readouterr().err
+
+
+INTERRUPTED = """
+    def execute(self, requests):
+        host = next(each for each in gc.get_objects() if type(each).__name__ == "Host")
+        host._watch.end()  # so that this thread reads
+        channel, real = host._channel, host._channel.receive
+        class Alarm(Exception):
+            pass
+        def receive(*arguments):
+            if threading.current_thread() is not threading.main_thread():
+                return real(*arguments)
+            channel.receive = real
+            {how}
+            raise Alarm  # as the handler of a signal may
+        channel.receive = receive
+        raised = 0
+        for _ in range(3):
+            try:
+                pb_utils.is_model_ready("other")
+            except Alarm:
+                raised += 1
+        return [answer(raised) for _ in requests]
+"""
+
+
+def test_a_handler_that_raises_when_a_message_has_come_ends_the_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it said would be waited for."""
+    with worker(spec_of(tmp_path, INTERRUPTED.format(how="real(*arguments)"))) as running:
+        with pytest.raises(UnavailableError, match="is not healthy"):
+            running.run(request_of(IN=ONE)[0])
+        assert running.process.wait(WAIT_S) == 5
+    assert "Alarm" in capfd.readouterr().err
+
+
+def test_a_handler_that_raises_when_none_has_come_is_the_models_matter(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path, INTERRUPTED.format(how="pass"))) as running:
+        for _ in range(3):
+            assert running.infer(IN=ONE)["OUT"].tolist() == [1]
+        assert running.process.poll() is None
 
 
 def test_a_response_that_can_not_be_sent_ends_its_request_all_the_same(tmp_path: Path) -> None:
