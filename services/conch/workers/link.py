@@ -17,7 +17,7 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, UnavailableError, as_conch_error, without_traceback
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, Kept
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -109,7 +109,7 @@ class _Turn:
         self._link.give_back()
 
 
-class _Kept:
+class _Kept(Kept):
     """Stands for what a worker keeps of a request that is to run again."""
 
     __slots__ = ("link", "number")
@@ -117,6 +117,12 @@ class _Kept:
     def __init__(self, link: Link, number: int) -> None:
         self.link = link
         self.number = number
+
+    def end(self, request: InferenceRequest, error: ConchError) -> None:
+        """See `Kept.end`."""
+        entry = self.link._open.get(self.number)
+        if entry is not None:  # else what ends it is on its way to its client
+            entry.fail(error)
 
 
 class Link:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tests.support.core import WAIT_S, Answers
 from tests.support.servers import eventually
-from tests.support.workers import request_of
+from tests.support.workers import model_spec, request_of, worker
 
 import conch.testing
+from conch.core.clock import monotonic_ns
 from conch.core.errors import (
     ConchError,
     DeadlineExceededError,
@@ -22,7 +23,10 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
+from conch.core.instances.answers import OpenAnswers
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import SequenceBatching
+from conch.core.stats import ModelStatistics
 from conch.testing.repository import Placement
 
 CONFIG = """
@@ -149,6 +153,30 @@ def test_a_request_that_must_not_run_again_is_told_so_after_the_responses(tmp_pa
         quick = submit(served, "")
         quick.may.set()
         assert quick.got()[0] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_before(
+    tmp_path: Path, lost: bool
+) -> None:
+    sequence = SequenceBatching("OLDEST", iterative=True)
+    with worker(model_spec(tmp_path, MODEL + AGAIN, decoupled=True, sequence=sequence)) as running:
+        reader = Reader()
+        request, _ = request_of(IN=np.ones(1, np.float32))
+        request.intercept(lambda responder: reader)
+        try:
+            running.run(request)
+            assert request.rescheduled
+            if lost:
+                running.link.lose("it is lost")
+            late = UnavailableError("too late")
+            OpenAnswers(ModelStatistics(), monotonic_ns, True).fail(request, late)
+            assert not request.answered
+        finally:
+            reader.may.set()
+        values, error = reader.got()
+        assert values == [0, 1, 2, 3, 4]
+        assert error is not None and (error is late) is not lost
 
 
 @pytest.mark.parametrize("source", [PLAIN, GENERATOR], ids=["plain", "generator"])
