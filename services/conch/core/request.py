@@ -121,8 +121,8 @@ class InferenceRequest:
         rescheduled: Set by a model that wants to run the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
         failed: Set where a model answers with an error by itself; unset before it is used.
-        kept: What a backend keeps of a rescheduled request until it runs again, a `Kept` if it has to be asked
-            to end it; unset before it is used.
+        kept: What a backend keeps of a rescheduled request until it runs again, a `Kept` if that is to end
+            it; unset before it is used.
         state: Where it is.
         responses_wait: Whether its responses may be kept for a while before they are sent: arrays in them
             that the model may change meanwhile have to be copied.

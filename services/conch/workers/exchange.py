@@ -374,7 +374,6 @@ class Exchange:
             root = self.mappings.lend(message.block) if message.block else None
             return Incoming(message, self, root)
 
-    @property
     def interrupted(self) -> bool:
         """Whether a message has come and has not been seen to, when `receive` has failed."""
         return self._buffer[0] != 0

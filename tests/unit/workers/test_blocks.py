@@ -356,12 +356,12 @@ def test_who_is_interrupted_knows_whether_a_message_is_lost() -> None:
             server.send(kind)
         with pytest.raises(BlockingIOError):
             host.receive(wait=False)
-        assert not host.interrupted, "those have been seen to"
+        assert not host.interrupted(), "those have been seen to"
         server.send(Kind.CREDIT)
         host.receive()
-        assert host.interrupted
+        assert host.interrupted()
         host.seen_to()
-        assert not host.interrupted
+        assert not host.interrupted()
 
 
 def test_unexpected_descriptors_are_closed() -> None:

@@ -306,7 +306,7 @@ class Host:
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
         except BaseException as error:
-            nothing = incoming is None and not self._exchange.interrupted
+            nothing = incoming is None and not self._exchange.interrupted()
             if nothing and not isinstance(error, MemoryError):
                 raise  # by a handler of a signal, which the model has: nothing had been received
             # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
