@@ -19,6 +19,16 @@ Parameter = bool | int | float | str
 """A value of a request or response parameter."""
 
 
+class Kept:
+    """What a backend keeps of a rescheduled request that may still be sent responses of its last run."""
+
+    __slots__ = ()
+
+    def end(self, request: InferenceRequest, error: ConchError) -> None:
+        """Ends the request, which does not run again after all, behind those responses."""
+        raise NotImplementedError
+
+
 class RequestState(IntEnum):
     """Where a request is; only the thread that moves it from one state to the next may answer it."""
 
@@ -111,7 +121,8 @@ class InferenceRequest:
         rescheduled: Set by a model that wants to run the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
         failed: Set where a model answers with an error by itself; unset before it is used.
-        kept: What a backend keeps of a rescheduled request until it runs again; unset before it is used.
+        kept: What a backend keeps of a rescheduled request until it runs again, a `Kept` if that is to end
+            it; unset before it is used.
         state: Where it is.
         responses_wait: Whether its responses may be kept for a while before they are sent: arrays in them
             that the model may change meanwhile have to be copied.

@@ -38,15 +38,32 @@ class Hands:
         self._todo: deque[Callable[[], None]] = deque()
         self._idle = 0
         self._closed = False
+        self._warned = False
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Has a thread do something."""
+    def run(self, work: Callable[[], None]) -> bool:
+        """Has a thread do something.
+
+        Returns:
+            Whether one does; if not, none can be started, and the caller has to see to it.
+        """
         with self._changed:
             self._todo.append(work)
             if self._idle >= len(self._todo):
                 self._changed.notify()
-                return
-        threading.Thread(target=self._run, name=f"conch-{self._name}-hand", daemon=True).start()
+                return True
+        try:
+            threading.Thread(target=self._run, name=f"conch-{self._name}-hand", daemon=True).start()
+        except RuntimeError as error:  # there are too many
+            if not self._warned:
+                self._warned = True
+                log.warning("a thread to hand over responses of '%s': %s", self._name, error)
+            with self._changed:
+                try:
+                    self._todo.remove(work)
+                except ValueError:
+                    return True  # another one has got to it
+            return False
+        return True
 
     def close(self) -> None:
         """Lets threads end that have nothing to do; what there is to do is done."""
@@ -170,7 +187,10 @@ class OpenRequest:
             self._units = 0
 
     def hand(self, response: InferenceResponse | None, final: bool, units: int) -> None:
-        """Hands a response over, after those before it; returns at once if that may block."""
+        """Hands a response over, after those before it; returns at once if that may block.
+
+        Where no thread can be started it does block: late answers are better than none.
+        """
         if self._hands is None:
             self._handing(self.request, response, final)
             return
@@ -179,7 +199,8 @@ class OpenRequest:
             if self._active:
                 return
             self._active = True
-        self._hands.run(self._drain)
+        if not self._hands.run(self._drain):
+            self._drain()
 
     def fail(self, error: ConchError) -> None:
         """Ends the request with an error, after the responses that it has got."""

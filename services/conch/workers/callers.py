@@ -177,7 +177,9 @@ class WorkerCaller:
         slow = self._slow.get(what) if isinstance(what, str) else None
         if slow is None:
             raise WireError(f"there is no question '{what}'")
-        self._hands.run(partial(self._answer, number, slow, question))
+        if not self._hands.run(partial(self._answer, number, slow, question)):
+            error = UnavailableError("the server can't start a thread to answer with: there are too many")
+            self._send_answer(number, wire.encode_error(error))
 
     def close(self) -> None:
         """Cancels all calls: nobody waits for them any more."""
@@ -206,6 +208,8 @@ class WorkerCaller:
         if final:
             with self._lock:
                 self._open.pop(number, None)
+        else:
+            self._exchange.channel.wait_for_room()  # there may be any number of them
         try:
             try:
                 self._send_reply(number, record, response)

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from conch.core.clock import monotonic_ns
 from conch.core.errors import InternalError
 from conch.core.tensor import Buffer
 from conch.workers import wire
@@ -18,7 +19,19 @@ from conch.workers.wire import WireError
 BUFFER_BYTES = wire.MOST_PACKET + 4096
 """How large a buffer for `Channel.receive` has to be."""
 
+MOST_WAITING = 256 * 1024 * 1024
+"""While more bytes than this wait for a side that reads nothing for `PATIENCE_S`, it is given up."""
+
+ROOM = 16 * 1024 * 1024
+"""While more than this waits, those who can wait had better do so; see `Channel.wait_for_room`."""
+
+PATIENCE_S = 20.0
+"""How long a side may read nothing before it counts as one that does not read."""
+
+_LOOK_S = 0.25
 _MOST_FDS = 4
+_STAT_BLOCK = 512
+_WAITING_COSTS = 512  # what each message that waits takes besides its bytes
 _MOST_OUTLINE = 2**31 - 1
 _SEND_BUFFER = 4 * wire.MOST_PACKET
 _ANCILLARY = socket.CMSG_SPACE(4 * _MOST_FDS)
@@ -42,6 +55,9 @@ class Channel:
         sock: A socket of type SOCK_SEQPACKET; the channel closes it.
         patient: Whether a sender waits while the other side does not read. If not, what can't be sent at
             once is kept and sent by a thread of its own, in the order in which it came.
+
+    Attributes:
+        why: Why this side has ended the conversation, where the other one gave it a reason to; else empty.
     """
 
     def __init__(self, sock: socket.socket, patient: bool = True) -> None:
@@ -51,7 +67,11 @@ class Channel:
         self._patient = patient
         # A thread may send while it sends: the garbage collector, or a signal, may run what logs.
         self._lock = threading.RLock()
-        self._backlog: deque[tuple[list[Buffer], list[int]]] = deque()
+        self.why = ""
+        self._backlog: deque[tuple[list[Buffer], list[int], int]] = deque()
+        self._waiting = 0  # bytes that the backlog takes
+        self._moved_ns = 0  # when it began, or when something was last taken out of it
+        self._room = threading.Condition(self._lock)
         self._flushing = False
         self._closed = False
 
@@ -59,7 +79,7 @@ class Channel:
         """Sends a message of one or more parts, with descriptors, which the caller keeps.
 
         Raises:
-            ChannelClosedError: Nobody will receive it.
+            ChannelClosedError: Nobody will receive it, perhaps because too much waits for that already.
             InternalError: It has more than 2 GB, without the tensors in its block.
             OSError: There is no memory for it, or no descriptor.
         """
@@ -94,6 +114,17 @@ class Channel:
             return False
         finally:
             self._lock.release()
+
+    def wait_for_room(self) -> None:
+        """Waits while much waits for the other side, which reads; for who sends any number of messages.
+
+        One that does not read is not waited for: whoever waits must not hang with it.
+        """
+        if self._waiting <= ROOM:
+            return
+        with self._room:
+            while self._waiting > ROOM // 2 and not self._closed and self._reads():
+                self._room.wait(_LOOK_S)
 
     def receive(self, buffer: bytearray, wait: bool = True) -> tuple[memoryview, list[int]]:
         """Waits for a message; only one thread may do so at a time.
@@ -160,6 +191,7 @@ class Channel:
         """Says that this process is a fork: the socket stays its parent's, and ends here."""
         self._closed = True
         self._lock = threading.RLock()  # a thread that is not here may have had it
+        self._room = threading.Condition(self._lock)
         self._sock.close()
 
     def close(self) -> None:
@@ -180,10 +212,21 @@ class Channel:
                     pass
             if self._closed:
                 raise ChannelClosedError("this side has ended the conversation")
-            self._backlog.append((parts, [os.dup(fd) for fd in fds]))
+            if self._waiting > MOST_WAITING and not self._reads():
+                self.why = (
+                    f"it has read nothing for {PATIENCE_S:g} s, while more than {MOST_WAITING >> 20} MiB "
+                    f"waited for it; its model may hold the interpreter's lock"
+                )
+                self._drop_backlog()
+                self.shut()
+                raise ChannelClosedError(self.why)
+            cost = _cost(parts, fds)
+            self._backlog.append((parts, _duplicates(fds), cost))
+            self._waiting += cost
             if self._flushing:
                 return
             self._flushing = True
+            self._moved_ns = monotonic_ns()
         try:
             threading.Thread(target=self._flush, name="conch-worker-flush", daemon=True).start()
         except RuntimeError as error:  # there are too many
@@ -192,6 +235,10 @@ class Channel:
                 self._drop_backlog()
             self.shut()
             raise ChannelClosedError(str(error)) from None
+
+    def _reads(self) -> bool:
+        """Whether the other side, for which something waits, has read something lately."""
+        return monotonic_ns() - self._moved_ns < PATIENCE_S * 1e9
 
     def _put(self, parts: list[Buffer], fds: Sequence[int], flags: int) -> None:
         try:
@@ -215,7 +262,11 @@ class Channel:
                 if not self._backlog:
                     self._flushing = False
                     return
-                parts, fds = self._backlog.popleft()
+                parts, fds, cost = self._backlog.popleft()
+                self._waiting -= cost
+                self._moved_ns = monotonic_ns()
+                if self._waiting <= ROOM // 2:
+                    self._room.notify_all()
             try:
                 self._put(parts, fds, _SEND)
             except ChannelClosedError:
@@ -227,6 +278,8 @@ class Channel:
     def _drop_backlog(self) -> None:
         while self._backlog:
             _close(self._backlog.popleft()[1])
+        self._waiting = 0
+        self._room.notify_all()
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -258,6 +311,24 @@ def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
         raise WireError(f"a message in a file can't be read: {error}") from None
     finally:
         os.close(file)
+
+
+def _cost(parts: list[Buffer], fds: Sequence[int]) -> int:
+    """The memory that a message takes while it waits, with that of its files."""
+    files = sum(os.fstat(fd).st_blocks for fd in fds)
+    return sum(map(len, parts)) + files * _STAT_BLOCK + _WAITING_COSTS
+
+
+def _duplicates(fds: Sequence[int]) -> list[int]:
+    """Descriptors of the same files; all of them or none."""
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except BaseException:
+        _close(copies)
+        raise
+    return copies
 
 
 def _close(fds: list[int]) -> None:

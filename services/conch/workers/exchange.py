@@ -396,13 +396,23 @@ class Exchange:
             if message.kind is Kind.RELEASE:
                 if self._returns:
                     self.tidy()
+                self.seen_to()
                 continue
             if message.kind is Kind.DROP:
                 for number in wire.decode_numbers(message.fields):
                     self.mappings.drop(number)
+                self.seen_to()
                 continue
             root = self.mappings.lend(message.block) if message.block else None
             return Incoming(message, self, root)
+
+    def interrupted(self) -> bool:
+        """Whether a message has come and has not been seen to, when `receive` has failed."""
+        return self._buffer[0] != 0
+
+    def seen_to(self) -> None:
+        """Says that the last message has been seen to; only for those who ask whether `interrupted`."""
+        self._buffer[0] = 0  # messages begin with something else
 
     def forked(self) -> None:
         """Says that this process is a fork of the one whose conversation this is: nothing is sent here."""

@@ -17,7 +17,7 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, UnavailableError, as_conch_error, without_traceback
 from conch.core.instances.placement import Placement
 from conch.core.readiness import Readiness
-from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.request import InferenceRequest, InferenceResponse, Kept
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -109,7 +109,7 @@ class _Turn:
         self._link.give_back()
 
 
-class _Kept:
+class _Kept(Kept):
     """Stands for what a worker keeps of a request that is to run again."""
 
     __slots__ = ("link", "number")
@@ -117,6 +117,12 @@ class _Kept:
     def __init__(self, link: Link, number: int) -> None:
         self.link = link
         self.number = number
+
+    def end(self, request: InferenceRequest, error: ConchError) -> None:
+        """See `Kept.end`."""
+        entry = self.link._open.get(self.number)
+        if entry is not None:  # else what ends it is on its way to its client
+            entry.fail(error)
 
 
 class Link:
@@ -456,7 +462,7 @@ class Link:
         try:
             self._turns.read(self._handle)
         except ChannelClosedError:
-            pass
+            reason = self._channel.why
         except WireError as error:
             reason = f"it has sent something that can't be understood: {error}"
             log.error("worker of '%s': %s", self._name, error)
@@ -598,6 +604,9 @@ class Link:
         if isinstance(outcome, BaseException):
             self._leave_to_queues(begun, self._open)
             return
+        if self._spec.decoupled and any(request.rescheduled for request in begun.batch.requests):
+            # Those that must not run again are told so after what they have been sent.
+            self._end_in_queues(begun, [self._open.get(number) for number in begun.numbers])
         responses = outcome or itertools.repeat(None)
         for number, response in zip(begun.numbers, responses, strict=False):
             if response is not None:
@@ -612,8 +621,12 @@ class Link:
         """
         entries = [opened.pop(number, None) for number in begun.numbers]
         if self._spec.decoupled:
-            queues = dict(zip(begun.batch.requests, entries, strict=True))
-            begun.batch.end = partial(_end_in_queue, queues)
+            self._end_in_queues(begun, entries)
+
+    @staticmethod
+    def _end_in_queues(begun: _Begun, entries: Sequence[OpenRequest | None]) -> None:
+        """Has whoever ends the requests of a batch do so behind the responses that wait for their clients."""
+        begun.batch.end = partial(_end_in_queue, dict(zip(begun.batch.requests, entries, strict=True)))
 
     def _response(self, number: int, incoming: Incoming) -> None:
         record = ResponseRecord.decode(incoming.reader)

@@ -9,10 +9,10 @@ first. So whoever is known to wait does, until something is sent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
-from conch.backends.python.caller import why_not_load
+from conch.backends.python.caller import loading
 from conch.backends.python.stuck import waits_for_ever
 from conch.core.calls import ServerCalls, Wait
 from conch.core.errors import UnavailableError
@@ -122,25 +122,9 @@ class Waits:
             if wait is not None and self._waiter.waiting is wait:
                 self._waiter.waiting = None
 
-    @contextmanager
-    def loading(self, name: str) -> Iterator[None]:
-        """Around the load of a model, which is not to wait for this instance if that is being made.
-
-        Raises:
-            UnavailableError: It would.
-        """
-        waiter = self._waiter
-        if not waiter.opening:
-            yield
-            return
-        waiter.loads = name  # before the others are looked at: of two that come at once one sees the other
-        try:
-            reason = why_not_load(waiter, name)
-            if reason:
-                raise UnavailableError(reason)
-            yield
-        finally:
-            waiter.loads = ""
+    def loading(self, name: str) -> AbstractContextManager[None]:
+        """See `conch.backends.python.caller.loading`; it raises `UnavailableError`."""
+        return loading(self._waiter, name, UnavailableError)
 
     def close(self) -> None:
         """Forgets all of them: the worker is gone."""

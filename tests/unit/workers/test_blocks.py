@@ -400,6 +400,20 @@ def test_a_backlog_that_nobody_will_read_goes_with_the_channel() -> None:
             sender.send([b"x"])
 
 
+def test_who_is_interrupted_knows_whether_a_message_is_lost() -> None:
+    with exchanges() as (server, host):
+        for kind in (Kind.RELEASE, Kind.DROP):
+            server.send(kind)
+        with pytest.raises(BlockingIOError):
+            host.receive(wait=False)
+        assert not host.interrupted(), "those have been seen to"
+        server.send(Kind.CREDIT)
+        host.receive()
+        assert host.interrupted()
+        host.seen_to()
+        assert not host.interrupted()
+
+
 def test_unexpected_descriptors_are_closed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server = Exchange(Channel(ours, patient=False), False)

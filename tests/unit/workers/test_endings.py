@@ -11,11 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.core import WAIT_S, Answers
-from tests.support.workers import request_of
+from tests.support.servers import eventually
+from tests.support.workers import model_spec, request_of, worker
 
 import conch.testing
-from conch.core.errors import ConchError, DeadlineExceededError, InternalError, UnavailableError
+from conch.core.clock import monotonic_ns
+from conch.core.errors import (
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+)
+from conch.core.instances.answers import OpenAnswers
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import SequenceBatching
+from conch.core.stats import ModelStatistics
 from conch.testing.repository import Placement
 
 CONFIG = """
@@ -58,6 +69,16 @@ class TritonPythonModel:
         for value in range(5):
             yield [response(value) for _ in requests]
         end(requests[0].request_id())
+"""
+
+AGAIN = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for value in range(5):
+                sender.send(response(value))
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
 """
 
 
@@ -118,6 +139,44 @@ def test_an_error_of_execute_comes_after_the_responses(
             assert values == [0, 1, 2, 3, 4]
             assert type(error) is InternalError
             assert "boom" in error.message
+
+
+def test_a_request_that_must_not_run_again_is_told_so_after_the_responses(tmp_path: Path) -> None:
+    with model(tmp_path, AGAIN, "worker") as served:
+        slow = submit(served, "")
+        eventually(lambda: served.statistics.snapshot().execution_count == 1, "the batch is done")
+        slow.may.set()
+        values, error = slow.got()
+        assert values == [0, 1, 2, 3, 4]
+        assert type(error) is InvalidArgumentError
+        # Nothing is left of it that the next one could trip over.
+        quick = submit(served, "")
+        quick.may.set()
+        assert quick.got()[0] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_before(
+    tmp_path: Path, lost: bool
+) -> None:
+    sequence = SequenceBatching("OLDEST", iterative=True)
+    with worker(model_spec(tmp_path, MODEL + AGAIN, decoupled=True, sequence=sequence)) as running:
+        reader = Reader()
+        request, _ = request_of(IN=np.ones(1, np.float32))
+        request.intercept(lambda responder: reader)
+        try:
+            running.run(request)
+            assert request.rescheduled
+            if lost:
+                running.link.lose("it is lost")
+            late = UnavailableError("too late")
+            OpenAnswers(ModelStatistics(), monotonic_ns, True).fail(request, late)
+            assert not request.answered
+        finally:
+            reader.may.set()
+        values, error = reader.got()
+        assert values == [0, 1, 2, 3, 4]
+        assert error is not None and (error is late) is not lost
 
 
 @pytest.mark.parametrize("source", [PLAIN, GENERATOR], ids=["plain", "generator"])

@@ -16,7 +16,7 @@ from tests.support.workers import NoCalls, Running, batch_of, model_spec, reques
 
 from conch.backends.python import utils as pb_utils
 from conch.core.clock import monotonic_ns
-from conch.core.errors import NotFoundError
+from conch.core.errors import NotFoundError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
@@ -194,6 +194,48 @@ def test_a_worker_that_can_not_handle_a_message_ends(
     assert "MemoryError" in capfd.readouterr().err
 
 
+INTERRUPTED = """
+    def execute(self, requests):
+        host = next(each for each in gc.get_objects() if type(each).__name__ == "Host")
+        host._watch.end()  # so that this thread reads
+        channel, real = host._channel, host._channel.receive
+        class Alarm(Exception):
+            pass
+        def receive(*arguments):
+            if threading.current_thread() is not threading.main_thread():
+                return real(*arguments)
+            channel.receive = real
+            {how}
+            raise Alarm  # as the handler of a signal may
+        channel.receive = receive
+        raised = 0
+        for _ in range(3):
+            try:
+                pb_utils.is_model_ready("other")
+            except Alarm:
+                raised += 1
+        return [answer(raised) for _ in requests]
+"""
+
+
+def test_a_handler_that_raises_when_a_message_has_come_ends_the_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it said would be waited for."""
+    with worker(spec_of(tmp_path, INTERRUPTED.format(how="real(*arguments)"))) as running:
+        with pytest.raises(UnavailableError, match="is not healthy"):
+            running.run(request_of(IN=ONE)[0])
+        assert running.process.wait(WAIT_S) == 5
+    assert "Alarm" in capfd.readouterr().err
+
+
+def test_a_handler_that_raises_when_none_has_come_is_the_models_matter(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path, INTERRUPTED.format(how="pass"))) as running:
+        for _ in range(3):
+            assert running.infer(IN=ONE)["OUT"].tolist() == [1]
+        assert running.process.poll() is None
+
+
 def test_a_response_that_can_not_be_sent_ends_its_request_all_the_same(tmp_path: Path) -> None:
     model = """
     def execute(self, requests):
@@ -216,6 +258,72 @@ def test_a_response_that_can_not_be_sent_ends_its_request_all_the_same(tmp_path:
         ((_, response, final),) = answers.calls
         assert final and response is not None and response.error is not None
         assert "a response can't be sent: it is broken" in response.error.message
+
+
+def no_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets no thread be started that hands something over."""
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name.endswith("-hand"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+
+
+def test_responses_are_handed_over_also_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for value in range(300):
+                sender.send(answer(value))
+            sender.send(flags=1)
+"""
+    with worker(spec_of(tmp_path, model, decoupled=True)) as running:
+        no_hands(monkeypatch)
+        requests = [request_of(IN=ONE) for _ in range(3)]
+        running.run(*(request for request, _ in requests))
+        for _, answers in requests:
+            assert answers.wait(1)
+            values = [each.outputs[0].numpy().item() for _, each, _ in answers.calls if each is not None]
+            assert values == list(range(300))
+
+
+def test_a_request_that_is_lost_where_no_thread_can_be_started_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = """
+    def execute(self, requests):
+        self.senders = [request.get_response_sender() for request in requests]
+        threading.Timer(0.01, os._exit, [1]).start()
+"""
+    with worker(spec_of(tmp_path, model, decoupled=True)) as running:
+        no_hands(monkeypatch)
+        request, answers = request_of(IN=ONE)
+        running.begin(batch_of(request))
+        assert answers.wait(1)
+        running.wait_lost()
+
+
+def test_a_question_that_no_thread_can_answer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = """
+    def execute(self, requests):
+        try:
+            return [says(pb_utils.is_model_ready("other")) for _ in requests]
+        except Exception as error:
+            return [says(str(error)) for _ in requests]
+"""
+    with worker(spec_of(tmp_path, model)) as running:
+        with monkeypatch.context() as patch:
+            no_hands(patch)
+            assert "can't start a thread" in said(running)
+        assert said(running) is False
 
 
 # --- rescheduled requests --------------------------------------------------------------------------------

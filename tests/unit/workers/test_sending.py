@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.core import WAIT_S
 from tests.support.servers import eventually
-from tests.support.workers import request_of, worker
+from tests.support.workers import batch_of, request_of, worker
 from tests.unit.workers.test_blocks import LARGE, exchanges, send, tell
 from tests.unit.workers.test_link import Server, floats, source_of, spec_of
 
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Buffer, Tensor
+from conch.workers import channel as channel_module
 from conch.workers import wire
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
 from conch.workers.exchange import Payload
@@ -280,3 +283,165 @@ def test_a_backlog_that_can_not_be_sent_ends_the_conversation() -> None:
     finally:
         channel.close()
         other.close()
+
+
+@contextmanager
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    """A server's side and a worker's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, other = Channel(ours, patient=False), Channel(theirs)
+    try:
+        yield channel, other
+    finally:
+        channel.close()
+        other.close()
+
+
+def bound(monkeypatch: pytest.MonkeyPatch, most: int, patience_s: float) -> None:
+    """Changes what may wait."""
+    monkeypatch.setattr(channel_module, "MOST_WAITING", most)
+    monkeypatch.setattr(channel_module, "ROOM", most // 10)
+    monkeypatch.setattr(channel_module, "PATIENCE_S", patience_s)
+
+
+def test_what_waits_for_a_side_that_does_not_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(monkeypatch, 1_000_000, 0.05)
+    with pair() as (channel, _):
+        files = open_files()
+        fill(channel)
+        channel.send([bytes(2_000_000)])  # one may be larger than all together
+        assert channel._waiting > 2_000_000  # its file counts
+
+        def given_up() -> bool:
+            try:
+                channel.send([b"one more"])
+            except ChannelClosedError as error:
+                return "it has read nothing for 0.05 s" in str(error)
+            return False
+
+        eventually(given_up, "the other side is given up")
+        assert "it has read nothing" in channel.why
+        assert (list(channel._backlog), channel._waiting) == ([], 0)
+        with pytest.raises(ChannelClosedError):
+            channel.receive(bytearray(BUFFER_BYTES))
+        eventually(lambda: not channel._flushing, "the thread that sends ends")
+        assert open_files() == files
+
+
+def test_a_side_that_reads_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(monkeypatch, 100_000, 60)
+    with pair() as (channel, other):
+        for _ in range(200):
+            channel.send([bytes(10_000)])
+        assert channel._waiting > 100_000
+        buffer = bytearray(BUFFER_BYTES)
+        for _ in range(200):
+            assert len(other.receive(buffer)[0]) == 10_000
+        eventually(lambda: not channel._flushing, "the thread that sends ends")
+        assert (channel.why, channel._waiting) == ("", 0)
+
+
+def waits(channel: Channel) -> threading.Thread:
+    """A thread that waits for room, as it would send more."""
+    thread = threading.Thread(target=channel.wait_for_room)
+    thread.start()
+    eventually(lambda: bool(channel._room._waiters), "it waits")  # type: ignore[attr-defined]
+    return thread
+
+
+def test_who_sends_much_waits_for_a_side_that_reads_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(monkeypatch, 1_000_000, 60)
+    with pair() as (channel, other):
+        channel.wait_for_room()
+        for _ in range(100):
+            channel.send([bytes(10_000)])
+        thread = waits(channel)
+        buffer = bytearray(BUFFER_BYTES)
+        for _ in range(100):
+            other.receive(buffer)
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("end", ["close", "shut"])
+def test_nobody_waits_for_room_in_what_is_closed(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    bound(monkeypatch, 1_000_000, 60)
+    with pair() as (channel, _):
+        for _ in range(100):
+            channel.send([bytes(10_000)])
+        thread = waits(channel)
+        getattr(channel, end)()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_who_sends_much_does_not_hang_with_a_side_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(monkeypatch, 1_000_000, 0.05)
+    with pair() as (channel, _):
+        for _ in range(100):
+            channel.send([bytes(10_000)])
+        channel.wait_for_room()
+        assert channel._waiting > 100_000
+        assert channel.why == ""
+
+
+def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(monkeypatch, 100_000, 0.05)
+    with worker(spec_of(tmp_path, source_of("time.sleep(100)"))) as running:
+        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        os.kill(running.process.pid, signal.SIGSTOP)
+        try:
+
+            def lost() -> bool:
+                running.link._tell(Kind.CREDIT, 1, bytes(10_000))
+                return running.link.lost
+
+            eventually(lost, "the worker is given up")
+            assert "it has read nothing for 0.05 s" in running.wait_lost()
+            with pytest.raises(UnavailableError, match="it has read nothing"):
+                begun.result()
+        finally:
+            os.kill(running.process.pid, signal.SIGCONT)
+
+
+def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for the caller's worker stays small, and it is not given up."""
+    bound(monkeypatch, 1_000_000, 60)
+    most = 0
+
+    class Many(Server):
+        thread: threading.Thread
+
+        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+            self.thread = threading.Thread(target=self.answer, args=(request,))
+            self.thread.start()
+
+        def answer(self, request: InferenceRequest) -> None:
+            nonlocal most
+            response = InferenceResponse([Tensor.from_array("OUT", floats(5000))])
+            os.kill(running.process.pid, signal.SIGSTOP)
+            for _ in range(300):
+                request.respond(response, False)
+                most = max(most, running.link._channel._waiting)
+            request.respond(None, True)
+
+    body = """
+array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
+request = pb_utils.InferenceRequest("other", ["OUT"], [pb_utils.Tensor("IN", array)])
+count = sum(bool(response.output_tensors()) for response in request.exec(decoupled=True))
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.float32))])]
+"""
+    server = Many()
+    with worker(spec_of(tmp_path, source_of(body)), server) as running:
+        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        try:
+            room: Any = running.link._channel._room
+            eventually(lambda: room._waiters or most > 1_000_000, "it has sent too much")
+        finally:
+            os.kill(running.process.pid, signal.SIGCONT)
+        (response,) = begun.result()
+        server.thread.join(WAIT_S)
+    assert response is not None and response.outputs[0].numpy().tolist() == [300]
+    assert 100_000 < most < 200_000

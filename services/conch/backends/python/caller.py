@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType
@@ -159,25 +159,6 @@ class Caller:
         if self.known_server is not None:
             self.known_server.cancel(request)
 
-    @contextmanager
-    def loading(self, name: str) -> Iterator[None]:
-        """Around the load of a model, which is not to wait for this instance if that is being made.
-
-        Raises:
-            TritonModelException: It would.
-        """
-        if not self.opening:
-            yield
-            return
-        self.loads = name  # before the others are looked at: of two that come at once one sees the other
-        try:
-            reason = why_not_load(self, name)
-            if reason:
-                raise TritonModelException(reason)
-            yield
-        finally:
-            self.loads = ""
-
     @property
     def known_as(self) -> tuple[str, str]:
         """What its model is known as, with its namespace and without."""
@@ -211,7 +192,41 @@ class Caller:
             call.abandon()
 
 
-def why_not_load(waiter: Waiter, name: str) -> str:
+class Opening(Waiter, Protocol):
+    """An instance that may be about to be made.
+
+    Attributes:
+        opening: Whether it is.
+        loads: See `Waiter`.
+    """
+
+    opening: bool
+    loads: str
+
+
+@contextmanager
+def loading(waiter: Opening, name: str, error: Callable[[str], Exception]) -> Iterator[None]:
+    """Around the load of a model for an instance, which the load is not to wait for if that is being made.
+
+    Args:
+        waiter: The instance.
+        name: The model.
+        error: Makes what is raised where it would, of the reason.
+    """
+    if not waiter.opening:
+        yield
+        return
+    waiter.loads = name  # before the others are looked at: of two that come at once one sees the other
+    try:
+        reason = _why_not_load(waiter, name)
+        if reason:
+            raise error(reason)
+        yield
+    finally:
+        waiter.loads = ""
+
+
+def _why_not_load(waiter: Waiter, name: str) -> str:
     """Why an instance that is being made must not have a model loaded; empty if it may.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from conch.backends.python.caller import current_caller
+from conch.backends.python.caller import current_caller, loading
 from conch.backends.python.errors import TritonModelException
 from conch.core.errors import ConchError
 from conch.core.server_core import LoadParameter
@@ -34,7 +34,7 @@ def load_model(model_name: str, config: str | None = "", files: Mapping[str, byt
             raise TypeError(f"Object of type '{type(content).__name__}' is not an instance of 'bytes'")
         parameters[path] = content
     caller = current_caller()
-    with _failing("Failed to load model", caller.name), caller.loading(model_name):
+    with _failing("Failed to load model", caller.name), loading(caller, model_name, TritonModelException):
         caller.server.load(model_name, parameters)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
 from conch.core.response_stats import ResponseKind
 from conch.core.scheduler.base import Batch
 from conch.core.stats import RUNNING, ModelStatistics
@@ -89,8 +89,12 @@ class OpenAnswers:
         """Answers a request that has left the queue with an error; the caller counts it, nobody here does."""
         answers = request.responder
         owner = answers.claim() if isinstance(answers, _Answers) else None
+        kept = getattr(request, "kept", None)
         try:
-            request.fail(error)
+            if isinstance(kept, Kept):
+                kept.end(request, error)
+            else:
+                request.fail(error)
         finally:
             if owner is not None:
                 self.remove()

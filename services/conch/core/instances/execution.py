@@ -212,7 +212,7 @@ class Executor:
             if request.rescheduled and response is None:
                 refusal = self._runs_again(request)
                 if refusal is not None:
-                    request.fail(refusal)
+                    respond(request, InferenceResponse([], refusal))
                 elif request.rescheduled:
                     run = execution.start_ns, execution.input_end_ns, now
                     self._statistics.record_success(request, run, again=True)

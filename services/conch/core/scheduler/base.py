@@ -22,8 +22,9 @@ class Batch:
         compute_output_start_ns: When the model had its results.
         compute_end_ns: When all responses had been made.
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
-        end: Hands over what ends a request of a decoupled model's batch that has failed, where that has to
-            come after what the request is still being sent; unset where it does not.
+        end: Hands over what ends a request of a decoupled model's batch that has failed, or a request of one
+            that must not run again, where that has to come after what the request is still being sent; unset
+            where it does not.
     """
 
     __slots__ = (

@@ -301,6 +301,7 @@ class Host:
         try:
             incoming = self._exchange.receive()
             self._handle(incoming)
+            self._exchange.seen_to()
         except ChannelClosedError:
             self._server_gone()
             raise
@@ -309,8 +310,9 @@ class Host:
             sys.stderr.flush()
             os._exit(BAD_MESSAGE)
         except BaseException as error:
-            if incoming is None and not isinstance(error, MemoryError):
-                raise  # by a handler of a signal, which the model has: as a rule nothing had been received
+            nothing = incoming is None and not self._exchange.interrupted()
+            if nothing and not isinstance(error, MemoryError):
+                raise  # by a handler of a signal, which the model has: nothing had been received
             # A message is lost, and perhaps with it whoever has read so far: better a new worker than that.
             traceback.print_exc()
             sys.stderr.flush()
