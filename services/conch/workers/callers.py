@@ -136,8 +136,8 @@ class WorkerCaller:
             decoupled = model.spec.decoupled
             if record.flags & (wire.BELIEVED_SINGLE if decoupled else wire.BELIEVED_DECOUPLED):
                 raise UnavailableError(
-                    f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since it "
-                    f"was called before; send the request again"
+                    f"model '{request.model_name}' has become {'' if decoupled else 'not '}decoupled since "
+                    f"it was called before; send the request again"
                 )
             # This thread may be the one that has promised to lead the model, and waits for who calls it.
             lead = Lead.current()
