@@ -6,7 +6,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from conch.backends.python.instance import only_cpu_inputs
@@ -28,7 +27,9 @@ from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.devices import ServerDevices, use_on_server
 from conch.workers.exchange import Exchange, Incoming, Payload, ReturnedTensor, UnreachableError
+from conch.workers.inflight import InFlight, SentBatch, Turn, flags_of
 from conch.workers.metrics import WorkerMetrics
+from conch.workers.readiness import Check, LinkReadiness
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
 from conch.workers.turns import Turns
@@ -37,76 +38,8 @@ from conch.workers.wire import BatchRecord, DoneRecord, Kind, ResponseRecord, Wi
 
 log = logging.getLogger(__name__)
 
-_READY_S = 6.0
-"""How long the answer to a question for readiness may take; the worker answers after 5 s in any case."""
-
 _END_S = 5.0
 """How long the link's thread may take to end when nobody is on the other side any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """A batch that a worker runs, or a request that it has kept of one.
-
-    Attributes:
-        since_ns: Monotonic time at which it was sent.
-        request_ids: The ids that clients gave its requests.
-    """
-
-    since_ns: int
-    request_ids: tuple[str, ...]
-
-
-class _Begun:
-    """A batch that a worker runs."""
-
-    __slots__ = ("again", "batch", "done", "numbers", "since_ns")
-
-    def __init__(
-        self,
-        batch: Batch,
-        again: list[bool],
-        numbers: list[int],
-        done: Callable[[Outcome], None],
-        since_ns: int,
-    ) -> None:
-        self.batch = batch
-        self.again = again
-        self.numbers = numbers
-        self.done = done
-        self.since_ns = since_ns
-
-
-class _Turn:
-    """The turn to receive, while a batch runs; see `Awaited`.
-
-    Args:
-        link: Whose it is.
-        done: Takes the outcome of the batch.
-
-    Attributes:
-        ended: Whether there is an outcome.
-    """
-
-    __slots__ = ("_done", "_link", "ended")
-
-    def __init__(self, link: Link, done: Callable[[Outcome], None]) -> None:
-        self._link = link
-        self._done = done
-        self.ended = False
-
-    def __call__(self, outcome: Outcome) -> None:
-        """Takes the outcome."""
-        self.ended = True
-        self._done(outcome)
-
-    def wait(self, timeout_ns: int) -> None:
-        """See `Awaited.wait`."""
-        self._link.wait_for(self, timeout_ns)
-
-    def leave(self) -> None:
-        """See `Awaited.leave`."""
-        self._link.give_back()
 
 
 class _Kept(Kept):
@@ -182,12 +115,12 @@ class Link:
             *(self._exchange, calls, WorkerMetrics(families), self._hands, waits, self._executing)
         )
         self._log = WorkerLog(spec.name)
-        self._batches: dict[int, _Begun] = {}
+        self._batches: dict[int, SentBatch] = {}
         self._open: dict[int, OpenRequest] = {}
         self._numbers = itertools.count(1)
         self._again: set[int] = set()  # requests that wait to run again
         self._last: list[InFlight] = []
-        self._checks: dict[int, _Check] = {}
+        self._checks: dict[int, Check] = {}
         self._load_done: Callable[[ConchError | None], None] | None = None
         self._greeted = False
         self._lost: str | None = None
@@ -243,7 +176,7 @@ class Link:
             again, numbers = [one for one, _ in known], [each for _, each in known]
         else:
             again, numbers = [False] * len(requests), [next(following) for _ in requests]
-        begun = _Begun(batch, again, numbers, done, monotonic_ns())
+        begun = SentBatch(batch, again, numbers, done, monotonic_ns())
         with self._lock:
             lost = self._lost is not None
             if not lost:
@@ -256,7 +189,7 @@ class Link:
             return
         self._send_or_fail(number, begun)
 
-    def _send_or_fail(self, number: int, begun: _Begun) -> None:
+    def _send_or_fail(self, number: int, begun: SentBatch) -> None:
         try:
             flags = self._send(number, begun, begun.again)
         except ChannelClosedError:
@@ -276,7 +209,7 @@ class Link:
         if not self._turns.take():
             self.begin(batch, done)
             return None
-        turn = _Turn(self, done)
+        turn = Turn(self, done)
         try:
             self.begin(batch, turn)
         except BaseException:
@@ -287,7 +220,7 @@ class Link:
             return None
         return turn
 
-    def wait_for(self, turn: _Turn, timeout_ns: int) -> None:
+    def wait_for(self, turn: Turn, timeout_ns: int) -> None:
         """Receives until a batch is done; for who has the turn, which is given back."""
         try:
             self._turns.read_until(lambda: turn.ended, self._handle, monotonic_ns() + timeout_ns)
@@ -391,7 +324,7 @@ class Link:
         request.on_cancel = partial(self._cancel, number)
         return OpenRequest(request, number, self._handing, hands, self._credit)
 
-    def _send(self, number: int, begun: _Begun, again: list[bool]) -> list[int]:
+    def _send(self, number: int, begun: SentBatch, again: list[bool]) -> list[int]:
         """Sends a batch; returns the flags of its requests."""
         if self._again:
             self._forget()
@@ -410,7 +343,7 @@ class Link:
             self._exchange.discard(payload)
             raise
 
-    def _send_packed(self, number: int, begun: _Begun, again: list[bool], payload: Payload) -> list[int]:
+    def _send_packed(self, number: int, begun: SentBatch, again: list[bool], payload: Payload) -> list[int]:
         batch = begun.batch
         requests = batch.requests
         instance = -1 if batch.instance is None else batch.instance
@@ -426,7 +359,7 @@ class Link:
         for request, each, known, tensors in zip(requests, begun.numbers, again, payload.lists, strict=True):
             if known:
                 request.on_cancel = partial(self._cancel, each)
-            flag = _flags(request, known)
+            flag = flags_of(request, known)
             flags.append(flag)
             parts.append(wire.encode_request(request, each, flag))
             parts.append(tensors)
@@ -522,7 +455,7 @@ class Link:
     def _on_loaded(self, subject: int, incoming: Incoming) -> None:
         facts = wire.decode_json(incoming.message.fields)
         if facts.get("readiness") is True:
-            self.readiness = LinkReadiness(self)
+            self.readiness = LinkReadiness(self.ask_ready)
         self.concurrent = facts.get("concurrent") is True
         self._loaded(None)
 
@@ -574,7 +507,7 @@ class Link:
         del begun, batch, incoming, reader
         done(outcome)
 
-    def _responses(self, begun: _Begun, incoming: Incoming) -> list[InferenceResponse | None]:
+    def _responses(self, begun: SentBatch, incoming: Incoming) -> list[InferenceResponse | None]:
         responses: list[InferenceResponse | None] = []
         for request, number in zip(begun.batch.requests, begun.numbers, strict=True):
             record = ResponseRecord.decode(incoming.reader)
@@ -599,7 +532,7 @@ class Link:
                 self._again.add(number)
         return responses
 
-    def _settle(self, begun: _Begun, outcome: Outcome) -> None:
+    def _settle(self, begun: SentBatch, outcome: Outcome) -> None:
         """Forgets the requests of a batch that have got their answers with it."""
         if isinstance(outcome, BaseException):
             self._leave_to_queues(begun, self._open)
@@ -614,7 +547,7 @@ class Link:
             elif (entry := self._open.get(number)) is not None:
                 entry.since_ns = begun.since_ns
 
-    def _leave_to_queues(self, begun: _Begun, opened: dict[int, OpenRequest]) -> None:
+    def _leave_to_queues(self, begun: SentBatch, opened: dict[int, OpenRequest]) -> None:
         """Forgets the requests of a batch that has failed.
 
         What those of a decoupled model have been sent before comes first, and to hand that over may block.
@@ -624,7 +557,7 @@ class Link:
             self._end_in_queues(begun, entries)
 
     @staticmethod
-    def _end_in_queues(begun: _Begun, entries: Sequence[OpenRequest | None]) -> None:
+    def _end_in_queues(begun: SentBatch, entries: Sequence[OpenRequest | None]) -> None:
         """Has whoever ends the requests of a batch do so behind the responses that wait for their clients."""
         begun.batch.end = partial(_end_in_queue, dict(zip(begun.batch.requests, entries, strict=True)))
 
@@ -649,7 +582,7 @@ class Link:
 
     # --- the rest ------------------------------------------------------------------------------------------
 
-    def _take(self, number: int) -> _Begun | None:
+    def _take(self, number: int) -> SentBatch | None:
         with self._lock:
             return self._batches.pop(number, None)
 
@@ -674,9 +607,9 @@ class Link:
         reader.join(timeout_s)
         return not reader.is_alive()
 
-    def ask_ready(self) -> _Check:
+    def ask_ready(self) -> Check:
         """Asks the model whether it is ready."""
-        check = _Check()
+        check = Check()
         number = next(self._numbers)
         with self._lock:
             lost = self._lost is not None
@@ -687,54 +620,6 @@ class Link:
         else:
             self._tell(Kind.READY, number)
         return check
-
-
-class _Check:
-    """A question for readiness, and its answer."""
-
-    __slots__ = ("_answered", "_ready")
-
-    def __init__(self) -> None:
-        self._answered = threading.Event()
-        self._ready = False
-
-    @property
-    def open(self) -> bool:
-        """Whether there is no answer yet."""
-        return not self._answered.is_set()
-
-    def answer(self, ready: bool) -> None:
-        """Gives the answer."""
-        self._ready = ready
-        self._answered.set()
-
-    def wait(self) -> bool:
-        """The answer; False if it does not come in time."""
-        return self._answered.wait(_READY_S) and self._ready
-
-
-class LinkReadiness:
-    """The `is_ready` of a worker's model.
-
-    Args:
-        link: The worker.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._lock = threading.Lock()
-        self._check: _Check | None = None
-
-    def start(self) -> None:
-        """Begins a check, unless one is under way."""
-        with self._lock:
-            if self._check is None or not self._check.open:
-                self._check = self._link.ask_ready()
-
-    def result(self) -> bool:
-        """Waits for the check that was begun; False too if it fails or takes too long."""
-        check = self._check
-        return check is not None and check.wait()
 
 
 def _end_in_queue(
@@ -754,20 +639,3 @@ def _own(tensor: Tensor) -> Tensor:
 def _alike(incoming: Incoming, length: int) -> list[InferenceResponse]:
     """Responses that are nothing but tensors, which one list describes."""
     return [InferenceResponse(outputs) for outputs in incoming.tensors_alike(length)]
-
-
-def _flags(request: InferenceRequest, again: bool) -> int:
-    flags = 0
-    if request.sequence_start:
-        flags |= wire.SEQUENCE_START
-    if request.sequence_end:
-        flags |= wire.SEQUENCE_END
-    if request.filler:
-        flags |= wire.FILLER
-    if request.cancelled:
-        flags |= wire.CANCELLED
-    if again:
-        flags |= wire.AGAIN
-    if request.empty_final:
-        flags |= wire.EMPTY_FINAL
-    return flags

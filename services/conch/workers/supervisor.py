@@ -25,7 +25,8 @@ from conch.workers.blocks import IDLE_NS
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.hangs import HangDetector
-from conch.workers.link import InFlight, Link
+from conch.workers.inflight import InFlight
+from conch.workers.link import Link
 from conch.workers.lives import Life, Phase
 from conch.workers.monitor import Monitor, Timer
 from conch.workers.process import start_worker
