@@ -27,9 +27,6 @@ MODES = {
     "poll": ["--repository-poll-secs=0.2"],
     "watch": ["--repository-poll-secs=0.2"],  # for the store, which tells of nothing
 }
-IN_EACH_MODE = pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=() if mode == "watch" else pytest.mark.slow) for mode in MODES]
-)
 UNFINISHED = (Phase.STAGING, Phase.LOADING, Phase.WARMING)
 
 
@@ -164,8 +161,23 @@ MOMENTS = {
 }
 
 
-@IN_EACH_MODE
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+QUICK = ("staging", "loading", "draining")
+"""The moments that differ most in what they leave behind; those of each run, not of the slow one alone."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "moment"),
+    [
+        pytest.param(
+            mode,
+            moment,
+            marks=() if mode == "watch" and name in QUICK else pytest.mark.slow,
+            id=f"{name}-{mode}",
+        )
+        for mode in MODES
+        for name, moment in MOMENTS.items()
+    ],
+)
 def test_the_next_one_serves_what_the_repositories_have(place: Place, mode: str, moment: Moment) -> None:
     with place.serving(mode) as server, client_of(server) as client, ThreadPoolExecutor() as pool:
         assert [answer_of(client, name) for name in MODELS] == [1, 1]

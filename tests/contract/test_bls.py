@@ -100,7 +100,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
-    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
     with serving(repository, flags=flags) as server:
         yield server
 

@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
         (root / name / "1").mkdir(parents=True)
         (root / name / "1/model.py").write_text(source)
         (root / name / "config.pbtxt").write_text(CONFIG + config)
-    with serving(root, flags=[placement]) as server:
+    with serving(root, flags=["--disable-auto-complete-config", placement]) as server:
         yield server
 
 

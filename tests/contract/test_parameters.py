@@ -96,7 +96,10 @@ def raw(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[Ra
     repository = tmp_path_factory.mktemp("parameters")
     write_models(repository)
     write_model(repository, "answering", ANSWERING_CONFIG, {"model.py": ANSWERING})
-    with serving(repository, flags=[placement]) as server, closing(RawClient(server.address)) as raw:
+    with (
+        serving(repository, flags=["--disable-auto-complete-config", placement]) as server,
+        closing(RawClient(server.address)) as raw,
+    ):
         assert raw("ServerLive", service_pb2.ServerLiveRequest()).live
         yield raw
 

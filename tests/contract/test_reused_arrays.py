@@ -99,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
     write_model(repository, "overwrites", python_config(), {"model.py": OVERWRITES})
     steps = [plain("spy", "X", "t"), plain("overwrites", "t", "u")]
     write_model(repository, "forked", ensemble_config([*steps, ("join", {"A": "t", "B": "u"}, {"OUT": "Y"})]))
-    flags = ["--model-control-mode=explicit", "--load-model=*", placement]
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
     with serving(repository, flags=flags) as server:
         yield server
 

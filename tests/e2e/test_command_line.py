@@ -8,6 +8,7 @@ import pty
 import re
 import socket
 import subprocess
+from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
 from importlib.metadata import version
@@ -28,6 +29,8 @@ from tests.support.servers import (
     write_probe,
 )
 
+from conch import cli
+
 
 def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:
     """Runs `conch serve`, which must exit with 1; gives what it said."""
@@ -38,20 +41,40 @@ def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:
         return server.errors
 
 
+Refuses = Callable[..., str]
+
+
+@pytest.fixture
+def refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refuses:
+    """Runs `conch serve` in this process, which must not get as far as serving; gives what it said."""
+    for name in os.environ:
+        if name.startswith("CONCH_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("it would serve"))
+
+    def run(*arguments: str) -> str:
+        assert cli.main(["serve", *arguments]) == 1
+        output, errors = capsys.readouterr()
+        assert output == ""
+        return errors
+
+    return run
+
+
 def conch(*arguments: str) -> tuple[int, str, str]:
     """Runs `conch`; gives exit code, output and errors."""
     result = subprocess.run([CONCH, *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False)
     return result.returncode, result.stdout, result.stderr
 
 
-def test_help_and_version() -> None:
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert conch("--version") == (0, f"conch {version('conch')}\n", "")
-    code, output, errors = conch()
-    assert (code, errors) == (0, "")
-    assert "conch serve" in output
-    code, output, errors = conch("serve", "--help")
-    assert (code, errors) == (0, "")
-    assert "--model-repository" in output and "--grpc-port" in output
+    assert cli.main([]) == 0
+    output, errors = capsys.readouterr()
+    assert "conch serve" in output and errors == ""
+    assert cli.main(["serve", "--help"]) == 0
+    output, errors = capsys.readouterr()
+    assert "--model-repository" in output and "--grpc-port" in output and errors == ""
     code, output, errors = conch("sevre")
     assert (code, output) == (2, "")
     assert errors == "conch: unknown command 'sevre'; try conch --help\n"
@@ -93,8 +116,8 @@ def test_help_and_version() -> None:
         (["--log-file=/nope/log"], "--log-file can't be opened:"),
     ],
 )
-def test_wrong_flags(repository: Path, arguments: list[str], text: str) -> None:
-    errors = fails(f"--model-repository={repository}", "--grpc-port=0", *arguments)
+def test_wrong_flags(repository: Path, refuses: Refuses, arguments: list[str], text: str) -> None:
+    errors = refuses(f"--model-repository={repository}", "--grpc-port=0", *arguments)
     assert errors.startswith(f"conch serve: {text}"), errors
 
 
@@ -191,10 +214,14 @@ def test_environment_file_and_flag(repository: Path, tmp_path: Path) -> None:
     assert identity("--id=from flag") == "from flag"
 
 
-def test_wrong_environment_and_file(repository: Path, tmp_path: Path) -> None:
+def test_wrong_environment_and_file(
+    repository: Path, tmp_path: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repositories = f"--model-repository={repository}"
-    errors = fails(repositories, environment={"CONCH_GRPC_PORT": "x"})
+    monkeypatch.setenv("CONCH_GRPC_PORT", "x")
+    errors = refuses(repositories)
     assert errors.startswith("conch serve: environment variable CONCH_GRPC_PORT: 'x' is not a whole number")
+    monkeypatch.delenv("CONCH_GRPC_PORT")
     file = tmp_path / "conch.toml"
     for text, expected in (
         ("nonsense = 1", f"config file {file}: unknown option 'nonsense'"),
@@ -202,7 +229,7 @@ def test_wrong_environment_and_file(repository: Path, tmp_path: Path) -> None:
         ("=", f"config file {file} is not TOML:"),
     ):
         file.write_text(text)
-        assert fails(repositories, f"--config-file={file}").startswith(f"conch serve: {expected}")
+        assert refuses(repositories, f"--config-file={file}").startswith(f"conch serve: {expected}")
 
 
 def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:

@@ -20,12 +20,12 @@ ANALYZER = PEERS / "perf" / "bin" / "perf_analyzer"
 @pytest.mark.parametrize(
     "mode",
     [
-        ["grpc"],
+        pytest.param(["grpc"], marks=pytest.mark.slow),
         pytest.param(["grpc", "--streaming"], marks=pytest.mark.slow),
         pytest.param(["grpc", "--async"], marks=pytest.mark.slow),
         ["grpc", "--shared-memory", "system"],
         pytest.param(["grpc", "--shared-memory", "system", "--streaming"], marks=pytest.mark.slow),
-        ["http"],
+        pytest.param(["http"], marks=pytest.mark.slow),
         pytest.param(["http", "--async"], marks=pytest.mark.slow),
         pytest.param(["http", "--shared-memory", "system"], marks=pytest.mark.slow),
         ["http", "--input-tensor-format", "json", "--output-tensor-format", "json"],

@@ -1,4 +1,4 @@
-"""How long state machines run: a while in every run of the tests, ten times that in the slow ones."""
+"""How long state machines run: a while in every run of the tests, many times that in the slow ones."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from hypothesis.stateful import RuleBasedStateMachine
 STEPS = 40
 """Steps of one example."""
 
-_SLOW_FACTOR = 10
 
-
-def run_machine(machine: type[RuleBasedStateMachine], examples: int) -> tuple[Any, Any]:
+def run_machine(
+    machine: type[RuleBasedStateMachine], examples: int, slow_factor: int = 10
+) -> tuple[Any, Any]:
     """The test classes of a state machine.
 
     Args:
         machine: The machine.
         examples: Examples of `STEPS` steps in the usual run.
+        slow_factor: How many times as many the slow run has.
 
     Returns:
-        The usual test class, and one of ten times as many examples marked as slow.
+        The usual test class, and the one of more examples, marked as slow.
     """
     usual = machine.TestCase
     usual.settings = settings(max_examples=examples, stateful_step_count=STEPS, deadline=None)
     slow: Any = type(f"Slow{machine.__name__}", (machine,), {})
     slow.TestCase.settings = settings(
-        max_examples=examples * _SLOW_FACTOR, stateful_step_count=STEPS, deadline=None
+        max_examples=examples * slow_factor, stateful_step_count=STEPS, deadline=None
     )
     return usual, pytest.mark.slow(slow.TestCase)

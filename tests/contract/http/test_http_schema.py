@@ -100,7 +100,7 @@ FEW = [label for label in OPERATIONS if "/versions/" not in label and "{reposito
 
 @pytest.mark.parametrize("label", FEW)
 def test_a_few_requests(site: ServerProcess, label: str) -> None:
-    attack(site, label, 3)
+    attack(site, label, 2)
     assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=30).status_code == 200
 
 

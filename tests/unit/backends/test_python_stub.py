@@ -178,7 +178,13 @@ def test_members_are_what_there_is(name: str) -> None:
     assert public(definitions(declared.body)) == public(vars(real)) - (outside - public(vars(real)))
 
 
-def checked(path: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy knows of numpy and the standard library once it has read them."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def checked(path: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     """What mypy says of a file, where nothing of conch is to be found but the stub."""
     pytest.importorskip("mypy")
     only = path.parent / "only"
@@ -191,7 +197,7 @@ def checked(path: Path) -> subprocess.CompletedProcess[str]:
             "mypy",
             "--strict",
             "--config-file=",
-            f"--cache-dir={path.parent}/cache",
+            f"--cache-dir={cache}",
             path,
         ],
         env={"MYPYPATH": str(only), "PATH": ""},
@@ -201,15 +207,15 @@ def checked(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_typical_model_passes(tmp_path: Path) -> None:
+def test_a_typical_model_passes(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
-    result = checked(tmp_path / "model.py")
+    result = checked(tmp_path / "model.py", cache)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_mistakes_are_found(tmp_path: Path) -> None:
+def test_mistakes_are_found(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(WRONG)
-    lines = checked(tmp_path / "model.py").stdout.splitlines()
+    lines = checked(tmp_path / "model.py", cache).stdout.splitlines()
     assert [line.rpartition("[")[2] for line in lines[:3]] == ["assignment]", "arg-type]", "attr-defined]"]
 
 

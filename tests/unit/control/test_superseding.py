@@ -291,8 +291,9 @@ def test_a_newer_override_overtakes_and_an_equal_one_shares(storage: Storage, si
     assert site.serving("m")[1].spec.max_batch_size == 4
 
 
-def test_two_loads_and_an_unload_of_one_model(storage: Storage, site: Site) -> None:
-    for _ in range(20):
+@pytest.mark.parametrize("rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
+def test_two_loads_and_an_unload_of_one_model(storage: Storage, site: Site, rounds: int) -> None:
+    for _ in range(rounds):
         model = storage.model(v1="ok")
         loads = [storage.start(model) for _ in range(2)]
         storage.lifecycle.unload("m")

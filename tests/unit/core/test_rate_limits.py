@@ -377,7 +377,7 @@ class RateMachine(RuleBasedStateMachine):
         assert self.made.capacity == {}
 
 
-RateMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
+RateMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
 test_random_orders = RateMachine.TestCase
 
 
