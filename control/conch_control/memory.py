@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -89,11 +90,18 @@ def give_back(also_frozen: bool = False) -> None:
         gc.freeze()
     else:
         gc.collect()
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache  # a library that is opened anew each time is new types each time
+def _malloc_trim() -> Callable[[int], object] | None:
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        return  # not glibc
-    trim(0)
+        return None  # not glibc
+    return trim
 
 
 def log_given_back(what: str, before: int | None) -> None:
