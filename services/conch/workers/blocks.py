@@ -295,10 +295,13 @@ class Mappings:
         while base is not None:
             if isinstance(base, memoryview):
                 base = base.obj
+            if not isinstance(base, np.ndarray):
+                return None  # whose memory an array of that has is not known
             number = self._watch.numbers.get(id(base))
-            if number is not None and isinstance(base, np.ndarray):
-                return number, _address(array) - _address(base)
-            base = getattr(base, "base", None)
+            if number is not None:
+                offset = _address(array) - _address(base)
+                return (number, offset) if 0 <= offset <= base.nbytes - array.nbytes else None
+            base = base.base
         return None
 
     def drop(self, number: int) -> None:

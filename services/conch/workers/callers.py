@@ -208,8 +208,9 @@ class WorkerCaller:
         if final:
             with self._lock:
                 self._open.pop(number, None)
-        else:
-            self._exchange.channel.wait_for_room()  # there may be any number of them
+        elif request.model is None or request.model.spec.ensemble is None:
+            # There may be any number of them. What ensembles answer comes on threads of others.
+            self._exchange.channel.wait_for_room()
         try:
             try:
                 self._send_reply(number, record, response)

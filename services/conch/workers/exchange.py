@@ -261,13 +261,16 @@ class Exchange:
         self._sent = Layouts()
         self._buffer = bytearray(BUFFER_BYTES)
 
-    def pack(self, lists: Sequence[Sequence[Tensor]], stay: bool = False) -> Payload:
+    def pack(
+        self, lists: Sequence[Sequence[Tensor]], on_device: bool = False, returned: bool = False
+    ) -> Payload:
         """Puts the tensors of a message where they will travel; what comes of it is to be sent or discarded.
 
         Args:
             lists: The tensors.
-            stay: Whether those on GPUs, and arrays in memory that the other side has sent, may stay where
-                they are: nobody is going to write to them.
+            on_device: Whether those on GPUs may stay there.
+            returned: Whether those in memory that the other side has sent may stay there: nobody is going to
+                write to them.
 
         Raises:
             OSError: There is no memory for them.
@@ -278,16 +281,16 @@ class Exchange:
             for tensor in tensors:
                 size += tensor.nbytes
         described: dict[int, Place] = {}
-        if stay and self.devices is not None:
-            described = self.devices.describe(lists, payload)
-        if size <= wire.MOST_INLINE and not described:
-            self._pack_inline(payload, lists)
-        else:
-            try:
-                self._pack_block(payload, lists, size, described, stay)
-            except BaseException:
-                self.discard(payload)
-                raise
+        try:
+            if on_device and self.devices is not None:
+                described = self.devices.describe(lists, payload)
+            if size <= wire.MOST_INLINE and not described:
+                self._pack_inline(payload, lists)
+            else:
+                self._pack_block(payload, lists, size, described, returned)
+        except BaseException:
+            self.discard(payload)
+            raise
         return payload
 
     def send(self, kind: Kind, subject: int = 0, fields: bytes = b"", payload: Payload | None = None) -> None:
@@ -447,7 +450,7 @@ class Exchange:
         lists: Sequence[Sequence[Tensor]],
         size: int,
         described: dict[int, Place],
-        stay: bool,
+        returned: bool,
     ) -> None:
         count = sum(map(len, lists))
         size -= sum(place.nbytes for place in described.values())
@@ -460,7 +463,7 @@ class Exchange:
                 if described and (place := described.get(id(tensor))) is not None:
                     places.append(place)
                     continue
-                if self._returns and (place := self._returned(tensor, stay)) is not None:
+                if returned and (place := self._returned(tensor)) is not None:
                     places.append(place)
                     payload.kept.append(tensor)
                     continue
@@ -473,13 +476,13 @@ class Exchange:
         payload.lists = described_lists
         payload.bytes_copied = offset
 
-    def _returned(self, tensor: Tensor, stay: bool) -> Place | None:
-        """Where a tensor is in a block of the other side's: as it came or, where it may stay, as an array."""
+    def _returned(self, tensor: Tensor) -> Place | None:
+        """Where a tensor is in a block of the other side's, if it is an input or a part of one."""
         if isinstance(tensor, ReceivedTensor):
             if not 0 < tensor.block < RETURNED:
                 return None
             return Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes)
-        if not stay or tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
+        if tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
             return None
         array = tensor.numpy()
         if not array.flags.c_contiguous or not array.nbytes:

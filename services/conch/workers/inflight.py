@@ -26,9 +26,18 @@ class InFlight:
 
 
 class SentBatch:
-    """A batch that a worker runs."""
+    """A batch that a worker runs.
 
-    __slots__ = ("again", "batch", "done", "numbers", "since_ns")
+    Attributes:
+        batch: The batch.
+        again: Which of its requests the worker knows already.
+        numbers: The numbers of its requests.
+        done: Takes the outcome.
+        since_ns: Monotonic time at which it was sent.
+        resent: Whether it has been sent twice, as the worker could not reach a GPU.
+    """
+
+    __slots__ = ("again", "batch", "done", "numbers", "resent", "since_ns")
 
     def __init__(
         self,
@@ -43,6 +52,7 @@ class SentBatch:
         self.numbers = numbers
         self.done = done
         self.since_ns = since_ns
+        self.resent = False
 
 
 class Receives(Protocol):

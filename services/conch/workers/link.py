@@ -474,8 +474,9 @@ class Link:
         """Sends a batch again, and all others from now on, with its tensors on GPUs in host memory."""
         with self._lock:
             begun = self._batches.get(number)
-        if begun is None or self._devices is None:
+        if begun is None or self._devices is None or begun.resent:
             raise WireError(f"batch {number} has no tensors on a GPU that could be out of reach")
+        begun.resent = True
         self._devices.lends = False
         log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
         self._send_or_fail(number, begun)
@@ -518,7 +519,10 @@ class Link:
                 outputs, error = [], without_traceback(unreachable)
             if request.responses_wait:
                 # The model may write to its inputs, and to what it has on a GPU, before the response is sent.
-                outputs = [_own(each) for each in outputs]
+                try:
+                    outputs = [_own(each) for each in outputs]
+                except Exception as failure:  # no memory for a copy: that is this request's matter alone
+                    outputs, error = [], without_traceback(as_conch_error(failure))
             if record.failed:
                 request.failed = True
             if record.present:

@@ -34,7 +34,7 @@ from conch.core.request import InferenceRequest
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 
 MAGIC = 0xC7
-VERSION = 1
+VERSION = 2
 
 MOST_INLINE = 32 * 1024
 """Tensors of a message that have more bytes than this together travel in a block."""

@@ -206,7 +206,8 @@ def test_what_a_worker_sends_can_be_read_only_and_positions_are_copied() -> None
 def test_an_input_that_goes_back_as_it_came_is_not_copied() -> None:
     with exchanges() as (server, worker):
         (given,) = send(server, worker, [Tensor.from_array("A", LARGE)])
-        payload = worker.pack([[given]])
+        assert worker.pack([[given]]).bytes_copied == LARGE.nbytes  # the model may go on to write to it
+        payload = worker.pack([[given]], returned=True)
         assert (payload.block, payload.bytes_copied) == (None, 0)
         worker.send(Kind.DONE, 0, payload.lists[0], payload)
         del given, payload
@@ -227,7 +228,7 @@ def test_a_part_of_an_input_stays_where_it_is(part: slice) -> None:
         array = given.numpy()
         array += 1
         small, large = Tensor.from_array("B", array[part].reshape(-1, 1)), Tensor.from_array("C", LARGE)
-        payload = worker.pack([[small, large]], True)
+        payload = worker.pack([[small, large]], returned=True)
         assert payload.bytes_copied == LARGE.nbytes
         worker.send(Kind.DONE, 0, payload.lists[0], payload)
         del given, array, small, payload
@@ -243,15 +244,25 @@ def test_a_part_of_an_input_stays_where_it_is(part: slice) -> None:
 
 
 def test_what_may_change_or_has_gaps_is_copied() -> None:
+    class Elsewhere:
+        """Says that it is a part of an input, but has memory of its own."""
+
+        def __init__(self, base: object) -> None:
+            self.base = base
+            self.own = np.arange(10, dtype=np.float32)
+            self.__array_interface__ = self.own.__array_interface__
+
     with exchanges() as (server, worker):
         (given,) = send(server, worker, [Tensor.from_array("A", LARGE)])
-        for array, stays in (
+        for array, returned in (
             (given.numpy(), False),  # whoever sends it may go on to write to it
             (given.numpy()[::2], True),
             (given.numpy().copy(), True),
             (given.numpy()[:0], True),
+            (np.asarray(Elsewhere(given.numpy())), True),
         ):
-            payload = worker.pack([[Tensor.from_array("B", array), Tensor.from_array("C", LARGE)]], stays)
+            tensors = [Tensor.from_array("B", array), Tensor.from_array("C", LARGE)]
+            payload = worker.pack([tensors], returned=returned)
             size = payload.bytes_copied - LARGE.nbytes
             assert array.nbytes <= size < array.nbytes + 64
             worker.discard(payload)

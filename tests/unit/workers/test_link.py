@@ -38,6 +38,7 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.sequence.controls import FillerRequest
 from conch.core.spec import ModelSpec, SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
+from conch.workers.exchange import ReturnedTensor
 
 SOURCE = """
 import json, os, sys, threading, time
@@ -181,6 +182,43 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])]
             responses += running.run(request)
         assert all((one.outputs[0].numpy() == floats(100_000) + 1).all() for one in responses if one)
         assert None not in responses
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_input_that_a_sender_sends_is_what_it_was_then(tmp_path: Path, decoupled: bool) -> None:
+    body = """
+for request in requests:
+    tensor = request.inputs()[0]
+    request.get_response_sender().send(pb_utils.InferenceResponse([tensor]))
+    tensor.as_numpy()[:] = 666
+    if self.decoupled:
+        request.get_response_sender().send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    source = source_of(body, f"    decoupled = {decoupled}")
+    spec = spec_of(tmp_path, source, outputs=(TensorSpec("IN", "FP32", (-1,)),), decoupled=decoupled)
+    with worker(spec) as running:
+        request, answers = request_of(IN=floats(100_000))
+        request.responses_wait = True
+        running.run(request)
+        assert answers.wait(1)
+    (_, response, _), *_ = answers.calls
+    assert response is not None and (response.outputs[0].numpy() == floats(100_000)).all()
+
+
+def test_a_response_that_can_not_be_copied_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(self: Tensor, name: str) -> Tensor:
+        raise MemoryError("no memory")
+
+    with worker(spec_of(tmp_path)) as running:
+        waits, _ = request_of(IN=floats(100_000))
+        waits.responses_wait = True
+        monkeypatch.setattr(ReturnedTensor, "detached", no_memory)
+        failed, answered = running.run(waits, request_of(IN=floats(50_000))[0])
+        assert failed is not None and failed.error is not None and "no memory" in failed.error.message
+        assert answered is not None and (answered.outputs[0].numpy() == floats(50_000)).all()
+        assert not running.link.lost
 
 
 @pytest.mark.parametrize("odd", ["", "shape", "datatype", "cancelled", "requested"])
@@ -589,6 +627,21 @@ from conch.core.request import InferenceRequest
 from conch.core.tensor import Tensor
 calls = next(item for item in gc.get_objects() if type(item).__name__ == "WorkerCalls")
 """
+
+
+@pytest.mark.parametrize("given", ["tensor", "pb_utils.Tensor('IN', tensor.as_numpy())"])
+def test_what_a_call_was_given_stays_as_it_was(tmp_path: Path, given: str) -> None:
+    body = f"""
+tensor = requests[0].inputs()[0]
+answers = pb_utils.InferenceRequest("other", ["OUT"], [{given}]).exec(decoupled=True)
+tensor.as_numpy()[:] = 666
+return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([len(list(answers))], np.float32))])]
+"""
+    server = Server()
+    with worker(spec_of(tmp_path, source_of(body)), server) as running:
+        assert running.infer(IN=floats(100_000))["OUT"].tolist() == [2]
+        (request,) = server.requests
+        assert (request.inputs["IN"].numpy() == floats(100_000)).all()
 
 
 def test_the_model_calls_the_server(tmp_path: Path) -> None:

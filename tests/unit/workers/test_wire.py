@@ -345,7 +345,7 @@ def test_another_version_is_named() -> None:
     hello = bytearray(wire.encode_hello(1))
     wire.check_hello(bytes(hello), "worker")
     hello[4] += 1
-    with pytest.raises(WireError, match=r"the worker speaks version 2 .* and this side version 1"):
+    with pytest.raises(WireError, match=r"the worker speaks version 3 .* and this side version 2"):
         wire.check_hello(bytes(hello), "worker")
 
 

@@ -231,7 +231,7 @@ class Host:
                 heads.append((record.encode(), record.has_tensors))
             if response is not None and response.error is None:
                 lists.append(response.outputs)
-        payload = self._exchange.pack(lists, True)
+        payload = self._exchange.pack(lists, True, True)
         batch.bytes_copied += payload.bytes_copied
         if plain and payload.alike is not None:
             return _times(batch, len(heads), 0, True) + payload.alike, payload
