@@ -238,7 +238,7 @@ def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int)
                 thread.join(WAIT_S)
     assert sorted(gaps)[kills // 2] < 1.0  # most find another worker at once
     assert {refusal(error)[0] for error in failed} <= {"UNAVAILABLE"}
-    assert all("was killed by signal 9 (SIGKILL)" in refusal(error)[1] for error in failed)
+    assert [text for text in map(refusal, failed) if "was killed by signal 9 (SIGKILL)" not in text[1]] == []
     assert len(failed) <= kills  # each worker runs one request at a time
     assert len(succeeded) > kills
 

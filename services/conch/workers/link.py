@@ -124,6 +124,7 @@ class Link:
         self._load_done: Callable[[ConchError | None], None] | None = None
         self._greeted = False
         self._lost: str | None = None
+        self._late: list[SentBatch] | None = None  # begun while it is being found out how the worker ended
         self._quiet = False  # its end is no loss
         self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
             Kind.DONE: self._done,
@@ -179,6 +180,9 @@ class Link:
         begun = SentBatch(batch, again, numbers, done, monotonic_ns())
         with self._lock:
             lost = self._lost is not None
+            if self._late is not None:
+                self._late.append(begun)
+                return
             if not lost:
                 self._batches[number] = begun
                 for request, each in zip(requests, begun.numbers, strict=True):
@@ -284,6 +288,7 @@ class Link:
             if self._lost is not None:
                 return
             self._lost = reason or "its process has ended"
+            self._late = []
             self._last = self._in_flight()
             batches, opened = list(self._batches.values()), dict(self._open)
             checks, on_loaded = list(self._checks.values()), self._load_done
@@ -294,6 +299,9 @@ class Link:
         self._channel.shut()
         if self._explain is not None and not self._quiet:
             self._explanation = self._explain(reason)
+        with self._lock:
+            batches += self._late
+            self._late = None
         for check in checks:
             check.answer(False)
         if on_loaded is not None:

@@ -960,3 +960,24 @@ def test_a_tensor_that_the_worker_would_not_take_fails_its_batch_only(tmp_path: 
             running.run(request)
         assert (running.infer(IN=floats().reshape(1, 4))["OUT"] == floats()).all()
         assert running.process.poll() is None
+
+
+def test_what_is_begun_while_it_is_found_out_how_a_worker_ended_is_told_so_too(tmp_path: Path) -> None:
+    asked, known = threading.Event(), threading.Event()
+
+    def explain(reason: str) -> UnavailableError:
+        asked.set()
+        assert known.wait(WAIT_S)
+        return UnavailableError("it was killed")
+
+    with worker(spec_of(tmp_path)) as running:
+        running.link._explain = explain
+        os.kill(running.process.pid, signal.SIGKILL)
+        assert asked.wait(WAIT_S)
+        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        assert begun.outcomes == []
+        known.set()
+        with pytest.raises(UnavailableError, match="it was killed"):
+            begun.result()
+        with pytest.raises(UnavailableError, match="it was killed"):  # and so is what comes later
+            running.infer(IN=floats())
