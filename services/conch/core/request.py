@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
@@ -19,14 +20,14 @@ Parameter = bool | int | float | str
 """A value of a request or response parameter."""
 
 
-class Kept:
+class Kept(ABC):
     """What a backend keeps of a rescheduled request that may still be sent responses of its last run."""
 
     __slots__ = ()
 
+    @abstractmethod
     def end(self, request: InferenceRequest, error: ConchError) -> None:
         """Ends the request, which does not run again after all, behind those responses."""
-        raise NotImplementedError
 
 
 class RequestState(IntEnum):

@@ -9,7 +9,7 @@ import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -38,7 +38,9 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.sequence.controls import FillerRequest
 from conch.core.spec import ModelSpec, SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
-from conch.workers.exchange import ReturnedTensor
+from conch.workers.devices import ServerDevices
+from conch.workers.exchange import Incoming, ReturnedTensor
+from conch.workers.wire import WireError
 
 SOURCE = """
 import json, os, sys, threading, time
@@ -981,3 +983,18 @@ def test_what_is_begun_while_it_is_found_out_how_a_worker_ended_is_told_so_too(t
             begun.result()
         with pytest.raises(UnavailableError, match="it was killed"):  # and so is what comes later
             running.infer(IN=floats())
+
+
+def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
+        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        link, nothing = running.link, cast(Incoming, None)
+        (number,) = link._batches
+        link._devices = cast(ServerDevices, SimpleNamespace(lends=True))
+        link._on_unreachable(number, nothing)
+        assert not link._devices.lends
+        with pytest.raises(WireError, match="could be out of reach"):
+            link._on_unreachable(number, nothing)
+        os.kill(running.process.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            begun.result()
