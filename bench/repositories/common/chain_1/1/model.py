@@ -6,12 +6,17 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     """One link of a chain of calls."""
 
+    def initialize(self, args):
+        """Finds out who is next: chain_2 after chain_1."""
+        chain, number = args["model_name"].split("_")
+        self.next = f"{chain}_{int(number) + 1}"
+
     def execute(self, requests):
         """Run one batch."""
         responses = []
         for request in requests:
             call = pb_utils.InferenceRequest(
-                model_name="chain_2", requested_output_names=["OUTPUT0"], inputs=request.inputs()
+                model_name=self.next, requested_output_names=["OUTPUT0"], inputs=request.inputs()
             )
             answer = call.exec()
             if answer.has_error():
