@@ -183,7 +183,7 @@ class Call:
 
     def _find(self, name: str) -> Servable:
         """The model for it, in the caller's namespace or any other."""
-        error: ConchError = NotFoundError("")
+        error: ConchError | None = None
         if not self.core.model_version.startswith("-"):
             for known_as in self.caller.names(name):
                 self.core.model_name = known_as
@@ -191,7 +191,7 @@ class Call:
                     return self.caller.server.find(self.core)
                 except ConchError as not_found:
                     error = not_found
-        raise not_ready(name, error) from None
+        raise not_ready(name, error or NotFoundError("")) from None
 
     def cancel(self) -> None:
         """Says that nobody waits for it any more."""

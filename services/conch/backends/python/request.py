@@ -89,7 +89,7 @@ class InferenceRequest:
                 f"Correlation ID must be an integer of 64 bits that is not below 0, not {correlation_id}"
             )
         correlation_id = int(correlation_id) if isinstance(correlation_id, int) else str(correlation_id)
-        if isinstance(timeout, SupportsIndex):
+        if type(timeout) is not int and isinstance(timeout, SupportsIndex):  # to ask takes long
             timeout = index(timeout)
         if not isinstance(timeout, int) or timeout < 0:
             raise TritonModelException(
