@@ -159,7 +159,8 @@ def test_requests_of_one_stream_share_the_bound(repository: Path, tmp_path: Path
         before = flood.memory()
         with stream(flood, *[request(100) for _ in range(4)]) as call:
             flood.wait_until_it_waits()
-            assert flood.sent <= BOUND // BLOCK + 20
+            # Besides what waits, windows and sockets' buffers hold some, the more the slower the machine is.
+            assert flood.sent <= (BOUND + SLACK) // BLOCK
             assert flood.memory() - before < BOUND + SLACK
             assert sum(1 for _ in call) == 400 - 1
 
