@@ -24,7 +24,9 @@ from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.answers import Hands
 from conch.workers.channel import ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming, UnreachableError
+from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import UnreachableError
+from conch.workers.incoming import Incoming
 from conch.workers.metrics import WorkerMetrics
 from conch.workers.waiting import Waits
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord, WireError

@@ -23,7 +23,9 @@ from conch.core.device import DeviceMemory, DeviceTensor
 from conch.core.tensor import Tensor
 from conch.memory.cuda import CudaDevices, CudaMemory, Opened
 from conch.memory.cuda_driver import CudaError, CudaUnavailableError
-from conch.workers.exchange import Exchange, Payload, UnreachableError
+from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import UnreachableError
+from conch.workers.packing import Payload
 from conch.workers.wire import (
     HANDLE_BYTES,
     ON_DEVICE,

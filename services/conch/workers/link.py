@@ -26,12 +26,16 @@ from conch.workers.answers import Handing, Hands, OpenRequest
 from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.devices import ServerDevices, use_on_server
-from conch.workers.exchange import Exchange, Incoming, Payload, ReturnedTensor, UnreachableError
+from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import UnreachableError
+from conch.workers.incoming import Incoming
 from conch.workers.inflight import InFlight, SentBatch, Turn, flags_of
 from conch.workers.metrics import WorkerMetrics
+from conch.workers.packing import Payload
 from conch.workers.readiness import Check, LinkReadiness
 from conch.workers.records import WorkerLog
 from conch.workers.specs import placement_to_json, spec_to_json
+from conch.workers.tensors import ReturnedTensor
 from conch.workers.turns import Turns
 from conch.workers.waiting import Waits, WorkerWaiter
 from conch.workers.wire import BatchRecord, DoneRecord, Kind, ResponseRecord, WireError

@@ -22,8 +22,8 @@ from conch.workers.environments import (
     placement_as_asked,
     placement_of,
 )
+from conch.workers.instance import WorkerInstance
 from conch.workers.monitor import Monitor
-from conch.workers.supervisor import WorkerInstance
 from conch.workers.team import Team
 
 

@@ -13,7 +13,8 @@ from functools import partial
 
 from conch.core.clock import monotonic_ns
 from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming
+from conch.workers.exchange import Exchange
+from conch.workers.incoming import Incoming
 from conch.workers.spinning import Spinning
 
 _ASLEEP = 0

@@ -461,7 +461,7 @@ def encode_fixed(layouts: Layouts, key: LayoutKey) -> bytes | None:
 def decode_tensors(
     layouts: Layouts, reader: Reader
 ) -> tuple[Sequence[tuple[TensorLayout, int, int]], int, Sequence[tuple[TensorLayout, Place]]]:
-    """Reads a list of tensors; that they are where they should be is for `conch.workers.exchange` to check.
+    """Reads a list of tensors; that they are where they should be is for `conch.workers.incoming` to check.
 
     Returns:
         Those in the message, with where they begin and end from the beginning of the list; what they take

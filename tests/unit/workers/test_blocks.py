@@ -15,7 +15,9 @@ from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.blocks import IDLE_NS, LEAST_BYTES, MANY, MOST_IDLE, Block, Mappings, Pool, block_size
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.exchange import BlockTensor, Exchange, Payload
+from conch.workers.exchange import Exchange
+from conch.workers.packing import Payload
+from conch.workers.tensors import BlockTensor
 from conch.workers.wire import Kind, WireError
 
 LARGE = np.arange(100_000, dtype=np.float32)

@@ -30,7 +30,8 @@ from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 from conch.workers.devices import _MOST_KEPT, ServerDevices, WorkerDevices
-from conch.workers.exchange import Payload, UnreachableError
+from conch.workers.gpu_tensors import UnreachableError
+from conch.workers.packing import Payload
 from conch.workers.wire import ON_DEVICE, Kind, Place, Reader, TensorLayout, WireError
 
 SOURCE = f"""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
+from tests.support.workers import batch_of, request_of
 
-from conch.workers.hangs import HangDetector
+from conch.core.backend import Outcome
+from conch.core.errors import DeadlineExceededError, UnavailableError
+from conch.core.scheduler.base import Batch
+from conch.workers.answers import OpenRequest
+from conch.workers.hangs import ExecutionLimit, HangDetector
 from conch.workers.monitor import Timer
 
 S = 1_000_000_000
@@ -81,3 +87,68 @@ def test_exactly_those_that_did_not_end_in_time(steps: list[tuple[int, int]]) ->
     monitor.move(100 * S)
     assert set(found) == late | set(running)
     assert not monitor.timers
+
+
+class _Link:
+    """A worker whose model answers requests when their batch is done."""
+
+    concurrent = True
+    lost = False
+
+    def __init__(self) -> None:
+        self.entries: list[OpenRequest] = []
+
+    def kept(self, batch: Batch) -> list[OpenRequest]:
+        return self.entries
+
+
+class _Process:
+    def __init__(self) -> None:
+        self.why: list[str] = []
+
+    def abort(self, why: str) -> None:
+        self.why.append(why)
+
+
+def _entry(number: int) -> OpenRequest:
+    return OpenRequest(request_of()[0], number, cast(Any, None), None, lambda number, units: None)
+
+
+CRASHED = UnavailableError("it has crashed")
+
+
+@pytest.mark.parametrize("ends_anyway", [False, True])
+def test_a_process_is_killed_unless_it_ends_in_any_case(ends_anyway: bool) -> None:
+    monitor, process, outcomes = _Monitor(), _Process(), list[Outcome]()
+    executing = None if ends_anyway else process
+    limit = ExecutionLimit(cast(Any, monitor), "m_0_0", 10.0, lambda: executing)
+    done = limit.watch(_Link(), batch_of(request_of()[0]), outcomes.append)
+    monitor.move(10 * S)
+    done(CRASHED)
+    (outcome,) = outcomes
+    if ends_anyway:
+        assert not process.why and outcome is CRASHED
+    else:
+        (why,) = process.why
+        assert why.startswith("the execution lasted longer than the 10 s")
+        assert type(outcome) is DeadlineExceededError
+        assert outcome.message == (
+            f"Failed to process the request(s) for model instance 'm_0_0', message: {why}"
+        )
+
+
+@pytest.mark.parametrize("answered", [1, 2])
+def test_a_batch_that_is_done_lasts_until_its_last_request_is_answered(answered: int) -> None:
+    monitor, process, link = _Monitor(), _Process(), _Link()
+    limit = ExecutionLimit(cast(Any, monitor), "m_0_0", 10.0, lambda: process)
+    link.entries = [_entry(1), _entry(2)]
+    limit.watch(link, batch_of(request_of()[0]), lambda outcome: None)([])
+    for entry in link.entries[:answered]:
+        assert entry.watched is not None
+        entry.watched.ended(entry)
+    monitor.move(10 * S)
+    assert len(process.why) == 2 - answered
+    last = link.entries[1]
+    assert last.watched is not None
+    error = last.watched.lost(last, CRASHED)
+    assert type(error) is DeadlineExceededError if answered == 1 else error is CRASHED

@@ -39,7 +39,8 @@ from conch.core.scheduler.sequence.controls import FillerRequest
 from conch.core.spec import ModelSpec, SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch.workers.devices import ServerDevices
-from conch.workers.exchange import Incoming, ReturnedTensor
+from conch.workers.incoming import Incoming
+from conch.workers.tensors import ReturnedTensor
 from conch.workers.wire import WireError
 
 SOURCE = """

@@ -28,7 +28,7 @@ from conch.core.tensor import Buffer, Tensor
 from conch.workers import channel as channel_module
 from conch.workers import wire
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
-from conch.workers.exchange import Payload
+from conch.workers.packing import Payload
 from conch.workers.wire import Kind, Place
 
 

@@ -26,8 +26,9 @@ from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.workers import blocks, supervisor
 from conch.workers.environments import server_environment
+from conch.workers.hangs import HangDetector
+from conch.workers.instance import WorkerInstance
 from conch.workers.monitor import Monitor
-from conch.workers.supervisor import WorkerInstance
 from conch.workers.team import Team
 
 ORDERS = """
@@ -116,6 +117,11 @@ def _pid(instance: WorkerInstance) -> int | None:
     return status.pid if status.state == "serving" else None
 
 
+def _hangs(instance: WorkerInstance) -> HangDetector:
+    assert instance._limit is not None
+    return instance._limit._detector
+
+
 def _error(answers: Answers) -> BaseException | None:
     assert answers.wait(1, WAIT_S)
     response = answers.calls[-1][1]
@@ -147,8 +153,8 @@ def test_a_coroutine_that_has_ended_in_any_way_is_watched_no_longer(
 ) -> None:
     limits = {"CONCH_MAX_INFLIGHT": "8", "CONCH_MAX_EXECUTION_SECONDS": "600"}
     with _instance(_spec(tmp_path, source, decoupled, **limits)) as instance:
-        hangs, pid = instance._hangs, _pid(instance)
-        assert hangs is not None and pid is not None
+        hangs, pid = _hangs(instance), _pid(instance)
+        assert pid is not None
         lost = _ask(instance, "hang")[1]
         assert len(hangs._starts) == 1
         for _ in range(3):
@@ -163,8 +169,7 @@ def test_a_sender_that_is_kept_is_no_execution(tmp_path: Path) -> None:
     limits = {"CONCH_MAX_EXECUTION_SECONDS": "600"}
     with _instance(_spec(tmp_path, KEPT, True, **limits)) as instance:
         _ask(instance, "hang")
-        assert instance._hangs is not None
-        assert not instance._hangs._starts
+        assert not _hangs(instance)._starts
 
 
 @pytest.mark.parametrize(
@@ -194,8 +199,9 @@ def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch
     with _instance(_spec(tmp_path, COROUTINE, False)) as instance:
         request, _ = request_of("", IN=np.ones(100_000, np.float32))
         begun = Begun(batch_of(request))
-        assert instance._link is not None
-        pool = instance._link._exchange.pool
+        link = instance._supervisor.link
+        assert link is not None
+        pool = link._exchange.pool
         instance.begin(begun.batch, begun.done)
         assert pool.count == 1
         begun.result()

@@ -17,9 +17,10 @@ from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter
 from conch.workers import wire
 from conch.workers.channel import ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming
+from conch.workers.exchange import Exchange
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import HostRequest
+from conch.workers.incoming import Incoming
 from conch.workers.wire import Kind, RequestRecord, ResponseRecord
 
 _MOST_FOUND = 1000

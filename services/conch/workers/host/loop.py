@@ -26,12 +26,15 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.channel import Channel, ChannelClosedError
-from conch.workers.exchange import Exchange, Incoming, Payload, UnreachableError
+from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import UnreachableError
 from conch.workers.host.calls import WorkerCalls
 from conch.workers.host.logs import log_to_server
 from conch.workers.host.metrics import RemoteFamilies
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import HostRequest, Requests
+from conch.workers.incoming import Incoming
+from conch.workers.packing import Payload
 from conch.workers.specs import placement_from_json, spec_from_json
 from conch.workers.spinning import Spinning
 from conch.workers.wire import DoneRecord, Kind, ResponseRecord, WireError

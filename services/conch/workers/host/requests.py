@@ -8,7 +8,7 @@ from conch.core.request import InferenceRequest, Responder
 from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.workers import wire
-from conch.workers.exchange import Incoming
+from conch.workers.incoming import Incoming
 from conch.workers.wire import BatchRecord, RequestRecord, WireError
 
 

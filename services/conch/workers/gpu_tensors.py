@@ -1,0 +1,43 @@
+"""What a conversation has to know of tensors on GPUs; whoever uses GPUs has the rest (`devices.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from conch.core.errors import InternalError
+from conch.core.tensor import Tensor
+from conch.workers.packing import Payload
+from conch.workers.wire import Place, TensorLayout
+
+
+class UnreachableError(InternalError):
+    """A tensor on a GPU has come whose memory can't be opened here."""
+
+
+class Devices(Protocol):
+    """Sends and receives tensors on GPUs as descriptions; see `conch.workers.devices`."""
+
+    def describe(self, lists: Sequence[Sequence[Tensor]], payload: Payload) -> dict[int, Place]:
+        """The places of those tensors that stay where they are, by their identity."""
+
+    def received(self, layout: TensorLayout, place: Place) -> Tensor:
+        """A tensor on a GPU.
+
+        Raises:
+            WireError: It is not where it should be.
+            UnreachableError: Its memory can't be opened here.
+        """
+
+    def give_back(self, number: int) -> None:
+        """Says that the other side does not use a tensor any more.
+
+        Raises:
+            WireError: It is not lent.
+        """
+
+    def tidy(self) -> None:
+        """Gives back what is idle; never waits."""
+
+    def close(self) -> None:
+        """Forgets everything."""

@@ -1,0 +1,123 @@
+"""A message that has come, whose tensors are read as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from conch.core.tensor import Array, Tensor
+from conch.workers import wire
+from conch.workers.blocks import Pool
+from conch.workers.gpu_tensors import Devices, UnreachableError
+from conch.workers.wire import RETURNED, Layouts, Message, Place, Reader, TensorLayout, WireError
+
+_HERE = Place(0, 0, 0)
+
+
+class Side(Protocol):
+    """The side that a message has come to.
+
+    Attributes:
+        pool: The blocks of this side: tensors may come back in them.
+        received: The layouts of tensors that have come.
+        make: Makes a tensor from a message.
+        own: Copies small tensors out of the buffer.
+        devices: For tensors on GPUs; None until there are any.
+    """
+
+    pool: Pool
+    received: Layouts
+    make: Callable[[TensorLayout, memoryview, Place], Tensor]
+    own: Callable[[memoryview], memoryview]
+    devices: Devices | None
+
+
+class Incoming:
+    """A message that was received, with what it takes to read its tensors.
+
+    Attributes:
+        message: The message.
+        reader: Reads its fields.
+    """
+
+    __slots__ = ("_data", "_offset", "_root", "_side", "message", "reader")
+
+    def __init__(self, message: Message, side: Side, root: Array | None) -> None:
+        self.message = message
+        self.reader = Reader(message.fields)
+        self._side = side
+        self._root = root
+        self._offset = 0  # of the next list of small tensors
+        # One copy for all small tensors: the buffer is needed for the next message.
+        self._data = side.own(message.data) if message.data.nbytes else message.data
+
+    def tensors(self) -> list[Tensor]:
+        """Reads a list of tensors.
+
+        Raises:
+            WireError: It is none, or one is not where it should be.
+            UnreachableError: One on a GPU can't be opened here; the next list can be read all the same.
+        """
+        side = self._side
+        make = side.make
+        inline, nbytes, others = wire.decode_tensors(side.received, self.reader)
+        if others:
+            if side.devices is not None:
+                return self._on_devices(others, side.devices)
+            return [make(layout, self._memory(place), place) for layout, place in others]
+        data, start = self._data, self._offset
+        self._offset = start + nbytes
+        if self._offset > len(data):
+            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
+        return [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
+
+    def tensors_alike(self, count: int) -> list[list[Tensor]]:
+        """Reads so many lists of small tensors that have one description.
+
+        Raises:
+            WireError: They are none.
+        """
+        make = self._side.make
+        inline, nbytes, others = wire.decode_tensors(self._side.received, self.reader)
+        if others:
+            raise WireError("lists of tensors in blocks can't be alike")
+        data, start = self._data, self._offset
+        self._offset = start + count * nbytes
+        if self._offset > len(data):
+            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
+        lists: list[list[Tensor]] = []
+        for _ in range(count):
+            lists.append(
+                [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
+            )
+            start += nbytes
+        return lists
+
+    def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
+        make = self._side.make
+        tensors: list[Tensor] = []
+        failure: UnreachableError | None = None
+        for layout, place in others:
+            if not place.device:
+                tensors.append(make(layout, self._memory(place), place))
+                continue
+            try:
+                tensors.append(devices.received(layout, place))
+            except UnreachableError as error:  # the others of the list have to be given back too
+                failure = error
+        if failure is not None:
+            raise failure
+        return tensors
+
+    def _memory(self, place: Place) -> memoryview:
+        source, offset, nbytes, _ = place
+        memory: memoryview
+        if source & RETURNED:
+            memory = self._side.pool.view(source & ~RETURNED).data
+        elif source == self.message.block and self._root is not None:
+            memory = self._root.data
+        else:
+            raise WireError(f"a tensor is in block {source}, which did not come with its message")
+        if offset + nbytes > memory.nbytes:
+            raise WireError(f"a tensor ends at {offset + nbytes}, but there are {memory.nbytes} bytes")
+        return memory[offset : offset + nbytes]

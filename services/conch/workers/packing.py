@@ -1,0 +1,144 @@
+"""Puts the tensors of a message where they will travel: in the message, in a block, or where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from conch.core.tensor import Array, Buffer, Tensor
+from conch.workers import wire
+from conch.workers.blocks import Block, Mappings, Pool
+from conch.workers.tensors import ReceivedTensor
+from conch.workers.wire import RETURNED, Layouts, Place
+
+_ALIGNMENT = 64
+
+
+class Payload:
+    """The tensors of a message that is about to be sent.
+
+    Attributes:
+        lists: The fields that describe each list of tensors.
+        alike: The fields that describe any of them, if they are all the same and small; else None.
+        data: Bytes of small tensors.
+        block: The block with large ones, or None.
+        bytes_copied: Bytes copied into that block.
+        kept: Tensors in blocks of the other side's: these must not be given back before the message is sent.
+        lent: Numbers that the other side is to give back when it does not use tensors on GPUs any more.
+    """
+
+    __slots__ = ("alike", "block", "bytes_copied", "data", "kept", "lent", "lists")
+
+    def __init__(self) -> None:
+        self.lists: Sequence[bytes] = ()
+        self.alike: bytes | None = None
+        self.data: list[Buffer] = []
+        self.block: Block | None = None
+        self.bytes_copied = 0
+        self.kept: list[Tensor] = []
+        self.lent: list[int] = []
+
+
+def pack_inline(payload: Payload, lists: Sequence[Sequence[Tensor]], sent: Layouts) -> None:
+    """Puts small tensors into the message itself.
+
+    Args:
+        payload: Takes them.
+        lists: The tensors.
+        sent: The layouts that the other side has been told.
+    """
+    keys = [_key(tensors) for tensors in lists]
+    if keys and keys.count(keys[0]) == len(keys):
+        payload.alike = wire.encode_fixed(sent, keys[0])
+    if payload.alike is not None:
+        payload.lists = [payload.alike] * len(keys)
+        payload.data = [tensor.data for tensors in lists for tensor in tensors]
+        return
+    described: list[bytes] = []
+    for tensors, key in zip(lists, keys, strict=True):
+        parts = [tensor.data for tensor in tensors]
+        payload.data += parts
+        described.append(wire.encode_inline(sent, key, parts))
+    payload.lists = described
+
+
+def pack_block(
+    payload: Payload,
+    lists: Sequence[Sequence[Tensor]],
+    size: int,
+    sent: Layouts,
+    pool: Pool,
+    described: Mapping[int, Place],
+    mappings: Mappings | None,
+) -> None:
+    """Copies tensors into one block, but for those that stay where they are.
+
+    Args:
+        payload: Takes them; `Payload.block` is to be given back also if this fails.
+        lists: The tensors.
+        size: The bytes of all of them.
+        sent: The layouts that the other side has been told.
+        pool: Has the block.
+        described: The places of tensors on GPUs, by their identity.
+        mappings: Where the other side's blocks are, if what is in them may stay there.
+
+    Raises:
+        OSError: There is no memory for them.
+    """
+    count = sum(map(len, lists))
+    size -= sum(place.nbytes for place in described.values())
+    block: Block | None = None
+    offset = 0
+    described_lists: list[bytes] = []
+    for tensors in lists:
+        places: list[Place] = []
+        for tensor in tensors:
+            if described and (place := described.get(id(tensor))) is not None:
+                places.append(place)
+                continue
+            if mappings is not None and (place := _returned(tensor, mappings)) is not None:
+                places.append(place)
+                payload.kept.append(tensor)
+                continue
+            if block is None:
+                block = payload.block = pool.take(size + _ALIGNMENT * count)
+            nbytes = _write(tensor, block.memory, offset)
+            places.append(Place(block.number, offset, nbytes))
+            offset += nbytes + -nbytes % _ALIGNMENT
+        described_lists.append(wire.encode_tensors(sent, _key(tensors), places))
+    payload.lists = described_lists
+    payload.bytes_copied = offset
+
+
+def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
+    """Where a tensor is in a block of the other side's, if it is an input or a part of one."""
+    if isinstance(tensor, ReceivedTensor):
+        if not 0 < tensor.block < RETURNED:
+            return None
+        return Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes)
+    if tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
+        return None
+    array = tensor.numpy()
+    if not array.flags.c_contiguous or not array.nbytes:
+        return None
+    found = mappings.find(array)
+    return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
+
+
+def _key(tensors: Sequence[Tensor]) -> wire.LayoutKey:
+    return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+
+
+def _write(tensor: Tensor, memory: Array, offset: int) -> int:
+    """Copies a tensor into memory, without the interpreter's lock; returns its size."""
+    if tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
+        data = tensor.data
+        nbytes = data.nbytes if isinstance(data, memoryview) else len(data)
+        if nbytes:
+            memory[offset : offset + nbytes] = np.frombuffer(data, np.uint8)
+        return nbytes
+    source = tensor.numpy()
+    target = memory[offset : offset + source.nbytes].view(source.dtype).reshape(source.shape)
+    np.copyto(target, source)
+    return source.nbytes

@@ -1,0 +1,71 @@
+"""The kinds of tensors that come in messages between the server and a worker."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from conch.core.tensor import POSITIONS, Tensor
+from conch.workers.wire import RETURNED, Place, TensorLayout
+
+
+class BlockTensor(Tensor):
+    """A tensor in a block of the other side's, on the server: the worker may write to it at any time."""
+
+    __slots__ = ()
+
+    shared: ClassVar[bool] = True
+
+    def reshaped(self, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another shape of the same size, without a copy."""
+        return self.renamed(self.name, shape)
+
+    def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same elements under another name and another shape of the same size, without a copy."""
+        return BlockTensor(name, self.datatype, shape, self.data)
+
+
+class ReturnedTensor(BlockTensor):
+    """A tensor in a block of the server's own, which the worker has as an input, and its model may keep."""
+
+    __slots__ = ()
+
+
+class ReceivedTensor(Tensor):
+    """An input in a worker: a model may write to it, as nobody else has it.
+
+    Attributes:
+        block: Number of the block that it came in; 0 for none.
+        offset: Where it begins there.
+    """
+
+    __slots__ = ("block", "offset")
+
+    writable: ClassVar[bool] = True
+
+    block: int
+    offset: int
+
+
+def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
+    """A tensor from a worker: a view, but a copy where nobody may change the bytes any more.
+
+    Strings are counted before they are taken apart; for numbers that kernels take for positions see
+    `POSITIONS`.
+    """
+    if not place.source:
+        return Tensor(layout.name, layout.datatype, layout.shape, memory)
+    if layout.datatype == "BYTES" or layout.datatype in POSITIONS:
+        # Through an array: that copies without the interpreter's lock.
+        memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
+        return Tensor(layout.name, layout.datatype, layout.shape, memory)
+    kind = ReturnedTensor if place.source & RETURNED else BlockTensor
+    return kind(layout.name, layout.datatype, layout.shape, memory)
+
+
+def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
+    """A tensor from the server."""
+    tensor = ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
+    tensor.block, tensor.offset = place.source, place.offset
+    return tensor

@@ -1,0 +1,43 @@
+"""Models for workers whose source is a few lines of a class, and what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.support.workers import Running, model_spec
+
+from conch.core.spec import ModelSpec, TensorSpec
+
+HEAD = """
+import atexit, gc, json, logging, os, resource, sys, threading, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+def answer(value=1.0):
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))])
+
+def says(value):
+    text = json.dumps(value).encode()
+    return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([text], np.object_))])
+
+def squeeze():
+    with open("/proc/self/status") as status:
+        used = next(int(line.split()[1]) for line in status if line.startswith("VmData"))
+    resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + 3 * 2**20, resource.RLIM_INFINITY))
+"""
+ONE = np.ones(1, np.float32)
+
+
+def spec_of(directory: Path, model: str, **more: Any) -> ModelSpec:
+    """The spec of a model whose class has this body; it may call what is in `HEAD`."""
+    more.setdefault("inputs", (TensorSpec("IN", "FP32", (-1,)),))
+    more.setdefault("outputs", (TensorSpec("OUT", "FP32", (-1,)),))
+    return model_spec(directory, f"{HEAD}\n\nclass TritonPythonModel:\n{model}", **more)
+
+
+def said(running: Running) -> Any:
+    """What a model says in a text."""
+    return json.loads(running.infer(IN=ONE)["OUT"][0])

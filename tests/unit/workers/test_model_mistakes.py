@@ -1,0 +1,177 @@
+"""Wrong types, questions that make no sense and models that are gone: told to the model that asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.worker_models import ONE, said, spec_of
+from tests.support.workers import NoCalls, request_of, worker
+
+from conch.backends.python import utils as pb_utils
+from conch.core.errors import NotFoundError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.tensor import Tensor
+
+MISTAKES = [
+    "pb_utils.InferenceRequest(5, ['OUT'], [])",
+    "pb_utils.InferenceRequest(None, ['OUT'], [])",
+    "pb_utils.InferenceRequest('b', None, [])",
+    "pb_utils.InferenceRequest('b', 'OUT', [])",
+    "pb_utils.InferenceRequest('b', [1], [])",
+    "pb_utils.InferenceRequest('b', ['OUT'], None)",
+    "pb_utils.InferenceRequest('b', ['OUT'], [], request_id=5)",
+    "pb_utils.InferenceRequest('b', ['OUT'], [], model_version='1')",
+    "pb_utils.InferenceRequest('b', ['OUT'], [], flags='1')",
+    "pb_utils.InferenceRequest('b', ['OUT'], [], priority=1.5)",
+    "pb_utils.InferenceRequest('b', ['OUT'], [], priority='high')",
+    "pb_utils.InferenceRequest('b', ['OUT'], []).set_flags(1.5)",
+    "pb_utils.Tensor(5, np.ones(1))",
+    "pb_utils.Tensor(None, np.ones(1))",
+    "pb_utils.Tensor.from_dlpack(5, np.ones(1))",
+    "pb_utils.TritonError(ValueError('what'))",
+    "pb_utils.TritonError(5)",
+    "pb_utils.TritonError('what', 'INTERNAL')",
+    "pb_utils.MetricFamily(5, '')",
+    "pb_utils.MetricFamily('a_family', None)",
+    "pb_utils.MetricFamily('a_family', '', 2).Metric(buckets=['x'])",
+    "pb_utils.MetricFamily('a_family', '', 1).Metric().set('x')",
+]
+
+
+class Echo(NoCalls):
+    """A server with a model that answers with its first input."""
+
+    def __init__(self) -> None:
+        self.requests: list[InferenceRequest] = []
+
+    def find(self, request: InferenceRequest) -> Any:
+        return SimpleNamespace(spec=SimpleNamespace(name="b", version=1, decoupled=False))
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+        self.requests.append(request)
+        request.respond(InferenceResponse([Tensor.from_array("OUT", ONE)]), True)
+
+
+def test_wrong_types_are_told_to_the_model(tmp_path: Path) -> None:
+    model = f"""
+    def execute(self, requests):
+        told = []
+        for mistake in {MISTAKES!r}:
+            try:
+                made = eval(mistake)
+                told.append("made")
+                made.exec()
+                told[-1] = "run"
+            except Exception as error:
+                told.append(type(error).__name__ + ": " + str(error))
+        return [says(told) for _ in requests]
+"""
+    with worker(spec_of(tmp_path, model), Echo()) as running:
+        for _ in range(2):
+            told = said(running)
+            assert [text.split(":")[0] for text in told] == ["TypeError"] * len(MISTAKES)
+            assert "requested_output_names" in told[3] and "priority" in told[9]
+        assert running.process.poll() is None
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_wrong_types_are_told_to_models_in_process_too(mistake: str) -> None:
+    with pytest.raises(TypeError, match=r"must be|not iterable"):
+        eval(mistake, {"pb_utils": pb_utils, "np": np})
+
+
+def test_types_that_are_taken_for_others(tmp_path: Path) -> None:
+    """As pybind takes them: what is no int but can stand for one, and bytes."""
+    model = """
+    def execute(self, requests):
+        one = np.int64(1)
+        pb_utils.InferenceRequest(
+            b"b", (b"OUT",), [pb_utils.Tensor(b"IN", np.ones(1))], request_id=b"id", correlation_id=True,
+            model_version=one, flags=one, timeout=True, priority=one).exec()
+        family = pb_utils.MetricFamily(b"of_a_test", b"what it is", pb_utils.MetricFamily.HISTOGRAM)
+        family.Metric({}, np.array([1, 2], np.float32)).observe(np.float32(1))
+        return [answer() for _ in requests]
+"""
+    server = Echo()
+    with worker(spec_of(tmp_path, model), server) as running:
+        running.infer(IN=ONE)
+    (request,) = server.requests
+    assert (request.model_name, request.requested, list(request.inputs)) == ("b", ("OUT",), ["IN"])
+    assert (request.id, request.correlation_id, request.model_version) == ("id", 1, "1")
+    assert (request.sequence_start, request.timeout_us, request.priority) == (True, 1, 1)
+    assert type(request.correlation_id) is int and type(request.timeout_us) is int
+
+
+def test_questions_that_make_no_sense_are_answered_with_an_error(tmp_path: Path) -> None:
+    model = """
+    def execute(self, requests):
+        from conch.backends.python import metrics
+        server, told = metrics._families._server, []
+        for question in ({"ask": "find", "name": 5}, {"ask": "family", "name": 5},
+                         {"ask": "metric", "labels": 5}, {"ask": "value", "number": "x"}):
+            try:
+                server.ask(question.pop("ask"), **question)
+                told.append("answered")
+            except Exception as error:
+                told.append(str(error))
+        return [says(told) for _ in requests]
+"""
+    with worker(spec_of(tmp_path, model)) as running:
+        assert said(running) == [
+            "'name' of a question is not a text",
+            "a family of metrics has a name and a description",
+            "labels are names and texts",
+            "there is no such metric",
+        ]
+
+
+def test_too_many_metrics_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conch.workers.metrics._MOST", 5)
+    model = """
+    def execute(self, requests):
+        family, held = pb_utils.MetricFamily("of_another_test", ""), []
+        try:
+            while len(held) < 10:
+                held.append(family.Metric({"a": str(len(held))}))
+        except pb_utils.TritonModelException as error:
+            return [says([len(held), str(error)]) for _ in requests]
+"""
+    with worker(spec_of(tmp_path, model)) as running:
+        for _ in range(2):
+            count, text = said(running)
+            assert count == 4
+            assert text == "Error when creating Metric: a model may hold 5 metrics and families at a time"
+
+
+def test_a_model_that_has_gone_since_it_was_called(tmp_path: Path) -> None:
+    """The text is that of a model that was never there."""
+
+    class Going(Echo):
+        gone = False
+
+        def find(self, request: InferenceRequest) -> Any:
+            if self.gone:
+                raise NotFoundError(f"Request for unknown model: '{request.model_name}' is not found")
+            return super().find(request)
+
+    model = """
+    def execute(self, requests):
+        request = pb_utils.InferenceRequest("b", ["OUT"], [])
+        response = request.exec()
+        return [pb_utils.InferenceResponse([], error=response.error()) if response.has_error() else answer()]
+"""
+    server = Going()
+    with worker(spec_of(tmp_path, model), server) as running:
+        running.infer(IN=ONE)
+        server.gone = True
+        for _ in range(2):
+            (response,) = running.run(request_of(IN=ONE)[0])
+            assert response is not None and response.error is not None
+            assert response.error.message == (
+                "Model b - Error when running inference: Failed for execute the inference request. "
+                "Model 'b' is not ready."
+            )

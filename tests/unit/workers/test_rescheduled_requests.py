@@ -1,0 +1,124 @@
+"""Requests that are rescheduled, and clients that hold up what is sent to them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from tests.support.core import WAIT_S, Answers
+from tests.support.servers import eventually
+from tests.support.worker_models import ONE, spec_of
+from tests.support.workers import request_of, worker
+
+from conch.core.clock import monotonic_ns
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.spec import SequenceBatching
+from conch.core.tensor import Tensor
+
+AGAIN = """
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            if request.request_id() != "again":
+                sender.send(flags=1)
+                continue
+            request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            if not getattr(self, "sent", False):
+                self.sent = True
+                {first}
+"""
+
+
+@pytest.mark.parametrize(
+    "first", ["threading.Timer(0.05, sender.send, [None, 1]).start()", "sender.send(None, 1)"]
+)
+def test_a_request_that_was_answered_may_run_again(tmp_path: Path, first: str) -> None:
+    """The server may not have seen the answer when it sends the request again."""
+    sequence = SequenceBatching("OLDEST", iterative=True)
+    spec = spec_of(tmp_path, AGAIN.format(first=first), decoupled=True, sequence=sequence)
+    with worker(spec) as running:
+        request, answers = request_of("again", IN=ONE)
+        running.run(request)
+        assert answers.wait(1)
+        assert request.rescheduled
+        request.rescheduled = False
+        running.run(request)
+        assert request.rescheduled  # as in process, where it is not run once more
+        other, others = request_of("other", IN=ONE)
+        running.run(other)
+        assert others.wait(1)
+        assert running.process.poll() is None
+        assert running.link._again == set() and running.link._open == {}
+
+
+class Blocked(Answers):
+    """A client that reads nothing until it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        super().__call__(request, response, final)
+        assert self.go_on.wait(WAIT_S)
+
+
+def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp_path: Path) -> None:
+    first = """
+                self.thread = threading.Thread(target=lambda: [sender.send(answer()) for _ in range(1000)])
+                self.thread.start()
+
+    def finalize(self):
+        self.thread.join()
+"""
+    sequence = SequenceBatching("OLDEST", iterative=True)
+    spec = spec_of(tmp_path, AGAIN.format(first=first.strip()), decoupled=True, sequence=sequence)
+    with worker(spec) as running:
+        blocked = Blocked()
+        inputs = {"IN": Tensor.from_array("IN", ONE)}
+        request = InferenceRequest("m", "", inputs, blocked, monotonic_ns(), "again")
+        try:
+            running.run(request)
+            (entry,) = running.link._open.values()
+            eventually(lambda: len(entry._queue) == 95, "the window is used up")
+            request.answered = True
+            other, others = request_of("other", IN=ONE)
+            running.run(other)
+            assert others.wait(1)
+            assert running.link.close(5.0)
+        finally:
+            blocked.go_on.set()
+
+
+def test_what_a_client_allows_while_a_response_is_sent_is_not_lost(tmp_path: Path) -> None:
+    """However the thread that reads and the one that sends take turns."""
+    model = """
+    def execute(self, requests):
+        from conch.workers import wire
+        from conch.workers.host.loop import Host
+        host = next(each for each in gc.get_objects() if type(each) is Host)
+        units = wire.units
+        class Allowed:
+            class message:
+                fields = wire.encode_credit(1)
+        def allowed(outputs):
+            for number in list(host._requests._by_number):
+                host._on_credit(number, Allowed)
+            return units(outputs)
+        wire.units = allowed
+        for request in requests:
+            sender = request.get_response_sender()
+            for _ in range(200):
+                sender.send(answer())
+            sender.send(flags=1)
+"""
+    with worker(spec_of(tmp_path, model, decoupled=True)) as running:
+        blocked = Blocked()
+        inputs = {"IN": Tensor.from_array("IN", ONE)}
+        try:
+            running.run(InferenceRequest("m", "", inputs, blocked, monotonic_ns()))
+        finally:
+            blocked.go_on.set()
+        assert blocked.wait(1)
+        assert len(blocked.calls) == 201
