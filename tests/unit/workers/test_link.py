@@ -143,7 +143,7 @@ return [None if n == 1 else pb_utils.InferenceResponse([self.one(r)]) for n, r i
         # The first has a sender, so what is returned for it is sent by that.
         assert running.begin(batch).result() == [None, None]
         assert answers.wait(1)
-        assert running.link._open == {}
+        assert running.link._table.open == {}
 
 
 def test_times_and_copies_come_back(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_what_execute_raises_fails_the_batch_with_the_models_frames(tmp_path: Pa
             with pytest.raises(InternalError, match=r"model\.py\(\d+\): execute") as raised:
                 running.run(request_of(IN=floats())[0])
             assert error.partition("(")[0] in raised.value.message
-        assert running.link._open == {}
+        assert running.link._table.open == {}
 
 
 def test_a_load_that_fails_says_why(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_streams_come_in_order_and_whole(tmp_path: Path, count: int, size: int) 
                 array = response.outputs[0].numpy()
                 assert array.shape == (size,) and (array == number).all()
             assert len(responses) == count
-        assert running.link._open == {}
+        assert running.link._table.open == {}
 
 
 class Slow(Answers):
@@ -386,7 +386,7 @@ def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, siz
         quick, answers = request_of(IN=np.array([500, 4], np.float32))
         running.run(quick)
         assert answers.wait(1)
-        (entry,) = running.link._open.values()
+        (entry,) = running.link._table.open.values()
         waiting = len(entry._queue)
         # The window holds: whole small responses, or large ones until it is used up.
         assert waiting <= 96
@@ -420,7 +420,7 @@ return [None] * len(requests)
         assert answers.calls[0][1].outputs[0].shape == (1, 2, 2)
         assert classes.calls[0][1] is not None and classes.calls[0][1].error is None
         assert classes.calls[0][1].outputs[0].datatype == "BYTES"
-        assert running.link._open == {}
+        assert running.link._table.open == {}
 
 
 def test_states_of_what_a_sender_sends_go_to_the_sequence(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ return responses
         request.inputs = {"IN": Tensor.from_array("IN", np.zeros(1, np.float32))}
         assert running.run(request) == [None]  # sent by its sender
         assert answers.wait(1)
-        assert running.link._open == {}
+        assert running.link._table.open == {}
 
         # One that never runs again is forgotten, here and there.
         other, _ = request_of(IN=np.zeros(1, np.float32))
@@ -493,8 +493,8 @@ return responses
         running.run(forgotten)
         forgotten.fail(InvalidArgumentError("it can't"))
         running.run(other)
-        assert running.link._open == {}
-        assert running.link._again == set()
+        assert running.link._table.open == {}
+        assert running.link._table.again == set()
 
 
 def test_a_request_is_seen_to_be_cancelled_while_the_model_executes(tmp_path: Path) -> None:
@@ -880,7 +880,7 @@ def test_a_stopped_worker_holds_up_nobody(tmp_path: Path) -> None:
             request, _ = request_of(IN=floats(20_000))
             begun = running.begin(batch_of(request))
             for _ in range(5000):  # more than the socket takes
-                running.link._tell(*(_cancel_of(running, request)))
+                running.link._sender.tell(*(_cancel_of(running, request)))
             running.link.lose("it hangs")
             with pytest.raises(UnavailableError, match="it hangs"):
                 begun.result()
@@ -988,13 +988,13 @@ def test_what_is_begun_while_it_is_found_out_how_a_worker_ended_is_told_so_too(t
 def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
         begun = running.begin(batch_of(request_of(IN=floats())[0]))
-        link, nothing = running.link, cast(Incoming, None)
-        (number,) = link._batches
-        link._devices = cast(ServerDevices, SimpleNamespace(lends=True))
-        link._on_unreachable(number, nothing)
-        assert not link._devices.lends
+        sender, nothing = running.link._sender, cast(Incoming, None)
+        (number,) = running.link._table.batches
+        sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))
+        sender.unreachable(number, nothing)
+        assert not sender._devices.lends
         with pytest.raises(WireError, match="could be out of reach"):
-            link._on_unreachable(number, nothing)
+            sender.unreachable(number, nothing)
         os.kill(running.process.pid, signal.SIGKILL)
         with pytest.raises(UnavailableError):
             begun.result()

@@ -141,7 +141,7 @@ def test_a_question_for_readiness_costs_no_worker_that_can_start_no_thread(tmp_p
     with worker(spec_of(tmp_path, model)) as running:
         running.infer(IN=ONE)
         for _ in range(2):
-            assert not running.link.ask_ready().wait()
+            assert not running.link._checks.ask().wait()
             running.infer(IN=ONE)
         assert running.process.poll() is None
 
@@ -163,10 +163,10 @@ def test_a_check_whose_own_thread_can_not_be_started_is_answered(tmp_path: Path)
         return True
 """
     with worker(spec_of(tmp_path, model)) as running:
-        assert running.link.ask_ready().wait()
+        assert running.link._checks.ask().wait()
         running.infer(IN=ONE)
         begun = monotonic_ns()
-        assert not running.link.ask_ready().wait()
+        assert not running.link._checks.ask().wait()
         assert monotonic_ns() - begun < 4e9
 
 
@@ -187,7 +187,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 """
     with worker(spec_of(tmp_path, model)) as running:
         begun = running.begin(batch_of(request_of(IN=ONE)[0]))
-        assert not running.link.ask_ready().wait()
+        assert not running.link._checks.ask().wait()
         with pytest.raises(Exception, match="is not healthy"):
             begun.result()
         assert running.process.wait(WAIT_S) == 5
@@ -361,7 +361,7 @@ def test_a_request_that_was_answered_may_run_again(tmp_path: Path, first: str) -
         running.run(other)
         assert others.wait(1)
         assert running.process.poll() is None
-        assert running.link._again == set() and running.link._open == {}
+        assert running.link._table.again == set() and running.link._table.open == {}
 
 
 class Blocked(Answers):
@@ -392,7 +392,7 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
         request = InferenceRequest("m", "", inputs, blocked, monotonic_ns(), "again")
         try:
             running.run(request)
-            (entry,) = running.link._open.values()
+            (entry,) = running.link._table.open.values()
             eventually(lambda: len(entry._queue) == 95, "the window is used up")
             request.answered = True
             other, others = request_of("other", IN=ONE)

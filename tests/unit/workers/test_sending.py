@@ -140,7 +140,7 @@ def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path
             with pytest.raises(InternalError, match="not JSON serializable"):
                 running.run(bad)
         assert pool.lent == 0
-        assert running.link._open == {}
+        assert running.link._table.open == {}
         assert (running.infer(IN=floats(100_000))["OUT"] == floats(100_000)).all()
         assert running.process.poll() is None
 
@@ -395,7 +395,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
         try:
 
             def lost() -> bool:
-                running.link._tell(Kind.CREDIT, 1, bytes(10_000))
+                running.link._sender.tell(Kind.CREDIT, 1, bytes(10_000))
                 return running.link.lost
 
             eventually(lost, "the worker is given up")
