@@ -100,7 +100,7 @@ class Link:
         self._sender = BatchSender(self._exchange, spec, self._table, self._log, gpus, self._results.fail)
         self._handing = Handing(spec)
         self._hands = Hands(name)
-        self._response_hands = self._hands if spec.decoupled else None  # others wait for all of theirs
+        self._response_hands = self._hands if spec.decoupled else None  # else nothing blocks
         self._checks = Checks(partial(self._sender.tell, Kind.READY))
         waits = Waits(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
         metrics = WorkerMetrics(families)
