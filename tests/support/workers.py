@@ -24,6 +24,7 @@ from conch.core.servable import Leadable
 from conch.core.server_core import LoadParameter
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
+from conch.memory.cuda import CudaDevices
 from conch.workers.channel import Channel
 from conch.workers.link import Link
 
@@ -64,7 +65,9 @@ class NoCalls:
 class Running:
     """A worker, its process and its link."""
 
-    def __init__(self, spec: ModelSpec, calls: ServerCalls, code: str = _SERVE) -> None:
+    def __init__(
+        self, spec: ModelSpec, calls: ServerCalls, code: str = _SERVE, gpus: CudaDevices | None = None
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
@@ -74,7 +77,8 @@ class Running:
             )
         self.lost: list[str] = []
         self._gone = threading.Event()
-        self.link = Link(Channel(ours, patient=False), PLACEMENT.name, spec, calls, self._on_lost)
+        channel = Channel(ours, patient=False)
+        self.link = Link(channel, PLACEMENT.name, spec, calls, self._on_lost, gpus=gpus)
         self._loaded = threading.Event()
         self.load_error: ConchError | None = None
         self.spec = spec

@@ -83,7 +83,8 @@ RULES = (
     ),
     # Tensors on GPUs: the server knows of them, and so do workers whose server says that it uses some.
     rule("conch.workers.devices", "numpy", "conch.core", "conch.memory", "conch.workers"),
-    rule("conch.workers.link", "conch.core", "conch.backends", "conch.memory", "conch.workers"),
+    rule("conch.workers.link", "conch.core", "conch.memory", "conch.workers"),
+    rule("conch.workers.sending", "conch.core", "conch.backends", "conch.memory", "conch.workers"),
     rule("conch.workers", "numpy", "conch.core", "conch.backends", "conch.workers"),
     rule("conch.observe.metrics", "prometheus_client", "conch.core", "conch.observe.metrics"),
     rule("conch.observe", "conch.core", "conch.observe"),

@@ -92,13 +92,12 @@ class WorkerCaller:
             "unload": self._unload,
         }
 
-    def call(self, incoming: Incoming) -> None:
+    def call(self, number: int, incoming: Incoming) -> None:
         """Runs a request of the model's.
 
         Raises:
             WireError: It is none.
         """
-        number = incoming.message.subject
         record = RequestRecord.decode(incoming.reader)
         inputs: dict[str, Tensor] = {}
         unreachable: UnreachableError | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _READY_S = 6.0
 """How long the answer to a question for readiness may take; the worker answers after 5 s in any case."""
@@ -31,6 +32,50 @@ class Check:
     def wait(self) -> bool:
         """The answer; False if it does not come in time."""
         return self._answered.wait(_READY_S) and self._ready
+
+
+class Checks:
+    """The questions for readiness to one worker that have no answer yet.
+
+    Args:
+        send: Sends the question of a number.
+    """
+
+    def __init__(self, send: Callable[[int], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Check] = {}
+        self._closed = False
+
+    def ask(self) -> Check:
+        """Asks the model whether it is ready; it is not when the worker has been lost."""
+        check = Check()
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                number = next(self._numbers)
+                self._open[number] = check
+        if closed:
+            check.answer(False)
+        else:
+            self._send(number)
+        return check
+
+    def answered(self, number: int, fields: Mapping[str, object]) -> None:
+        """Takes the answer to the question of a number."""
+        with self._lock:
+            check = self._open.pop(number, None)
+        if check is not None:
+            check.answer(fields.get("ready") is True)
+
+    def close(self) -> list[Check]:
+        """Has nothing be asked any more; returns what the caller has to answer."""
+        with self._lock:
+            self._closed = True
+            checks = list(self._open.values())
+            self._open.clear()
+        return checks
 
 
 class LinkReadiness:

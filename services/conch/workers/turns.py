@@ -10,7 +10,9 @@ import select
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
+from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
@@ -110,3 +112,45 @@ class Turns:
         with self._turn:
             self._closed = True
             self._arrivals.close()
+
+
+class Receives(Protocol):
+    """A link, for who has the turn to receive from it."""
+
+    def wait_for(self, turn: Turn, timeout_ns: int) -> None:
+        """Receives until a batch is done; gives the turn back."""
+
+    def give_back(self) -> None:
+        """Gives the turn back."""
+
+
+class Turn:
+    """The turn to receive, while a batch runs; see `Awaited`.
+
+    Args:
+        link: Whose it is.
+        done: Takes the outcome of the batch.
+
+    Attributes:
+        ended: Whether there is an outcome.
+    """
+
+    __slots__ = ("_done", "_link", "ended")
+
+    def __init__(self, link: Receives, done: Callable[[Outcome], None]) -> None:
+        self._link = link
+        self._done = done
+        self.ended = False
+
+    def __call__(self, outcome: Outcome) -> None:
+        """Takes the outcome."""
+        self.ended = True
+        self._done(outcome)
+
+    def wait(self, timeout_ns: int) -> None:
+        """See `Awaited.wait`."""
+        self._link.wait_for(self, timeout_ns)
+
+    def leave(self) -> None:
+        """See `Awaited.leave`."""
+        self._link.give_back()

@@ -83,8 +83,7 @@ class Setting:
 
     def worker(self, body: str, cpu_only: bool = False, calls: ServerCalls | None = None) -> Running:
         folder = self.folder / str(len(self.workers))
-        running = Running(spec_of(folder, body, cpu_only), calls or NoCalls())
-        running.link._gpus = self.devices
+        running = Running(spec_of(folder, body, cpu_only), calls or NoCalls(), gpus=self.devices)
         self.workers.append(running)
         running.load()
         return running

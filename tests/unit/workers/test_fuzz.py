@@ -123,7 +123,7 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
         begun.result()
     except ConchError as error:
         assert isinstance(error, UnavailableError) or error.message == "x"
-    assert link._open == {}
+    assert link._table.open == {}
     link.close(WAIT_S)
     del answers
 

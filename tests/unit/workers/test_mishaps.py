@@ -103,7 +103,7 @@ def test_a_question_for_readiness_costs_no_worker_that_can_start_no_thread(tmp_p
     with worker(spec_of(tmp_path, model)) as running:
         running.infer(IN=ONE)
         for _ in range(2):
-            assert not running.link.ask_ready().wait()
+            assert not running.link._checks.ask().wait()
             running.infer(IN=ONE)
         assert running.process.poll() is None
 
@@ -125,10 +125,10 @@ def test_a_check_whose_own_thread_can_not_be_started_is_answered(tmp_path: Path)
         return True
 """
     with worker(spec_of(tmp_path, model)) as running:
-        assert running.link.ask_ready().wait()
+        assert running.link._checks.ask().wait()
         running.infer(IN=ONE)
         begun = monotonic_ns()
-        assert not running.link.ask_ready().wait()
+        assert not running.link._checks.ask().wait()
         assert monotonic_ns() - begun < 4e9
 
 
@@ -149,7 +149,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
 """
     with worker(spec_of(tmp_path, model)) as running:
         begun = running.begin(batch_of(request_of(IN=ONE)[0]))
-        assert not running.link.ask_ready().wait()
+        assert not running.link._checks.ask().wait()
         with pytest.raises(Exception, match="is not healthy"):
             begun.result()
         assert running.process.wait(WAIT_S) == 5

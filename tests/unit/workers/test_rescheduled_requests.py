@@ -49,7 +49,7 @@ def test_a_request_that_was_answered_may_run_again(tmp_path: Path, first: str) -
         running.run(other)
         assert others.wait(1)
         assert running.process.poll() is None
-        assert running.link._again == set() and running.link._open == {}
+        assert running.link._table.again == set() and running.link._table.open == {}
 
 
 class Blocked(Answers):
@@ -80,7 +80,7 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
         request = InferenceRequest("m", "", inputs, blocked, monotonic_ns(), "again")
         try:
             running.run(request)
-            (entry,) = running.link._open.values()
+            (entry,) = running.link._table.open.values()
             eventually(lambda: len(entry._queue) == 95, "the window is used up")
             request.answered = True
             other, others = request_of("other", IN=ONE)

@@ -18,8 +18,8 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 from tests.support.workers import batch_of, request_of, worker
+from tests.unit.workers.models import Server, floats, source_of, spec_of
 from tests.unit.workers.test_blocks import LARGE, exchanges, send, tell
-from tests.unit.workers.test_link import Server, floats, source_of, spec_of
 
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -28,8 +28,10 @@ from conch.core.tensor import Buffer, Tensor
 from conch.workers import channel as channel_module
 from conch.workers import wire
 from conch.workers.channel import BUFFER_BYTES, Channel, ChannelClosedError
+from conch.workers.devices import ServerDevices
+from conch.workers.incoming import Incoming
 from conch.workers.packing import Payload
-from conch.workers.wire import Kind, Place
+from conch.workers.wire import Kind, Place, WireError
 
 
 class FailingSocket:
@@ -140,7 +142,7 @@ def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path
             with pytest.raises(InternalError, match="not JSON serializable"):
                 running.run(bad)
         assert pool.lent == 0
-        assert running.link._open == {}
+        assert running.link._table.open == {}
         assert (running.infer(IN=floats(100_000))["OUT"] == floats(100_000)).all()
         assert running.process.poll() is None
 
@@ -395,7 +397,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
         try:
 
             def lost() -> bool:
-                running.link._tell(Kind.CREDIT, 1, bytes(10_000))
+                running.link._sender.tell(Kind.CREDIT, 1, bytes(10_000))
                 return running.link.lost
 
             eventually(lost, "the worker is given up")
@@ -455,3 +457,18 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
         server.thread.join(WAIT_S)
     assert response is not None and response.outputs[0].numpy().tolist() == [300]
     assert 100_000 < most < 200_000 or (ensemble and most > 4_000_000)
+
+
+def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
+    with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
+        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        sender, nothing = running.link._sender, cast(Incoming, None)
+        (number,) = running.link._table.batches
+        sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))
+        sender.unreachable(number, nothing)
+        assert not sender._devices.lends
+        with pytest.raises(WireError, match="could be out of reach"):
+            sender.unreachable(number, nothing)
+        os.kill(running.process.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            begun.result()

@@ -177,7 +177,7 @@ def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
         def fail(number: int, incoming: object) -> None:
             raise ValueError("a mistake of the server's")
 
-        running.link._handlers[Kind.DONE] = fail
+        running.link._dispatcher._handlers[Kind.DONE] = fail
         begun = begin_here(running, 0, LONG_NS)
         with pytest.raises(UnavailableError, match="the server failed with what it had sent"):
             begun.result()

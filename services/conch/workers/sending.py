@@ -1,0 +1,155 @@
+"""Sends a worker its batches, and what it has to know of their requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from conch.backends.python.instance import only_cpu_inputs
+from conch.core.errors import ConchError, as_conch_error
+from conch.core.request import InferenceRequest
+from conch.core.spec import ModelSpec
+from conch.memory.cuda import CudaDevices
+from conch.workers import wire
+from conch.workers.channel import ChannelClosedError
+from conch.workers.devices import ServerDevices, use_on_server
+from conch.workers.exchange import Exchange
+from conch.workers.incoming import Incoming
+from conch.workers.inflight import InFlightTable, SentBatch
+from conch.workers.packing import Payload
+from conch.workers.records import WorkerLog
+from conch.workers.wire import BatchRecord, Kind, WireError
+
+log = logging.getLogger(__name__)
+
+
+class BatchSender:
+    """Sends to one worker; a batch at a time, and the rest from any thread.
+
+    Args:
+        exchange: Sends messages.
+        spec: The model version.
+        table: What the worker has.
+        records: The worker's log.
+        gpus: The GPUs of this process.
+        fail: Ends a batch that can't be sent.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        spec: ModelSpec,
+        table: InFlightTable,
+        records: WorkerLog,
+        gpus: CudaDevices,
+        fail: Callable[[SentBatch, ConchError], None],
+    ) -> None:
+        self._exchange = exchange
+        self._spec = spec
+        self._table = table
+        self._records = records
+        self._gpus = gpus
+        self._devices: ServerDevices | None = None  # until the server uses a GPU
+        self._fail = fail
+
+    def send(self, sent: SentBatch) -> None:
+        """Sends a batch that is in the table, or ends it if it can't be sent."""
+        batch = sent.batch
+        payload: Payload | None = None
+        try:
+            if self._table.again:
+                for number in self._table.answered():
+                    self._exchange.send(Kind.FORGET, number)
+            if self._records.changed:
+                self._exchange.send(Kind.LEVEL, 0, wire.encode_json({"level": self._records.level}))
+            if self._gpus.in_use and self._devices is None:
+                lends = not only_cpu_inputs(self._spec)
+                tell = partial(self._exchange.send, Kind.DEVICES, 0)
+                self._devices = use_on_server(self._exchange, self._gpus, lends, tell)
+            payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests], True)
+            batch.bytes_copied += payload.bytes_copied
+            flags = self._send_packed(sent, payload)
+        except BaseException as error:
+            if payload is not None:
+                self._exchange.discard(payload)
+            # On a closed channel the reader notices, and ends the batch.
+            if not isinstance(error, ChannelClosedError) and self._table.take(sent.number) is not None:
+                self._fail(sent, as_conch_error(error))
+            return
+        for request, number, flag in zip(batch.requests, sent.numbers, flags, strict=True):
+            # It may have been cancelled before the worker knew it.
+            if request.cancelled and not flag & wire.CANCELLED:
+                self.cancel(number)
+
+    def unreachable(self, number: int, incoming: Incoming) -> None:
+        """Sends a batch again, and all others from now on, with its tensors on GPUs in host memory.
+
+        Raises:
+            WireError: It has none that the worker could be unable to reach.
+        """
+        sent = self._table.batches.get(number)
+        if sent is None or self._devices is None or sent.resent:
+            raise WireError(f"batch {number} has no tensors on a GPU that could be out of reach")
+        sent.resent = True
+        self._devices.lends = False
+        log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
+        self.send(sent)
+
+    def cancel(self, number: int) -> None:
+        """Says that nobody waits for a request any more."""
+        if number in self._table.open:
+            self.tell(Kind.CANCEL, number)
+
+    def credit(self, number: int, units: int) -> None:
+        """Says how much more may be sent in response to a request."""
+        self.tell(Kind.CREDIT, number, wire.encode_credit(units))
+
+    def tell(self, kind: Kind, subject: int, fields: bytes = b"") -> None:
+        """Sends a message without tensors; on a closed channel it does nothing."""
+        try:
+            self._exchange.send(kind, subject, fields)
+        except ChannelClosedError:
+            pass  # the reader notices
+
+    def _send_packed(self, sent: SentBatch, payload: Payload) -> list[int]:
+        """Sends a batch whose tensors are packed; returns the flags of its requests."""
+        batch, again = sent.batch, sent.again
+        requests = batch.requests
+        instance = -1 if batch.instance is None else batch.instance
+        begin = len(requests), batch.size, instance, batch.compute_start_ns
+        if payload.alike is not None and not any(again):
+            rows = wire.encode_alike(requests, sent.numbers)
+            if rows is not None:
+                fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.alike])
+                self._exchange.send(Kind.EXECUTE, sent.number, fields, payload)
+                return [0] * len(requests)
+        parts = [BatchRecord(*begin).encode()]
+        flags: list[int] = []
+        for request, number, known, tensors in zip(requests, sent.numbers, again, payload.lists, strict=True):
+            if known:
+                request.on_cancel = partial(self.cancel, number)
+            flag = _flags_of(request, known)
+            flags.append(flag)
+            parts.append(wire.encode_request(request, number, flag))
+            parts.append(tensors)
+        self._exchange.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
+        return flags
+
+
+def _flags_of(request: InferenceRequest, again: bool) -> int:
+    """The flags of a request's record."""
+    flags = 0
+    if request.sequence_start:
+        flags |= wire.SEQUENCE_START
+    if request.sequence_end:
+        flags |= wire.SEQUENCE_END
+    if request.filler:
+        flags |= wire.FILLER
+    if request.cancelled:
+        flags |= wire.CANCELLED
+    if again:
+        flags |= wire.AGAIN
+    if request.empty_final:
+        flags |= wire.EMPTY_FINAL
+    return flags

@@ -1,0 +1,145 @@
+"""The table of what a worker has, and what those are told whose worker is lost: without workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.support.core import make_spec
+from tests.support.workers import Begun, batch_of, request_of
+
+from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.request import InferenceRequest
+from conch.core.scheduler.sequence.controls import FillerRequest
+from conch.workers.answers import Handing, OpenRequest
+from conch.workers.inflight import InFlightTable, KeptRequest, SentBatch
+from conch.workers.loss import Loss
+from conch.workers.readiness import Check, Checks
+
+
+class Entered:
+    """A table, and what becomes of what does not come into it."""
+
+    def __init__(self) -> None:
+        self.refused: list[SentBatch] = []
+        self.table = InFlightTable(self._opened, self.refused.append)
+
+    def enter(self, *requests: InferenceRequest) -> SentBatch:
+        sent = self.table.enter(batch_of(*requests), Begun(batch_of()).done)
+        assert sent is not None
+        return sent
+
+    @staticmethod
+    def _opened(request: InferenceRequest, number: int) -> OpenRequest:
+        return OpenRequest(request, number, Handing(make_spec()), None, lambda number, units: None)
+
+
+def one(request_id: str) -> InferenceRequest:
+    return request_of(request_id, IN=np.zeros(1, np.float32))[0]
+
+
+def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over() -> None:
+    entered = Entered()
+    table = entered.table
+    a, b, over = one("a"), one("b"), one("over")
+    over.answered = True
+    first, second = entered.enter(a, FillerRequest(a, dict(a.inputs)), over), entered.enter(b)
+    assert first.number != second.number and first.again == [False] * 3
+    assert table.batches == {first.number: first, second.number: second}
+    assert {number: entry.request for number, entry in table.open.items()} == {
+        first.numbers[0]: a,
+        second.numbers[0]: b,
+    }
+    assert [each.request_ids for each in table.in_flight()] == [("a", "over"), ("b",)]
+    assert table.take(first.number) is first and table.take(first.number) is None
+    # A request outlasts its batch, until it is answered.
+    table.open[first.numbers[0]].since_ns = first.since_ns
+    assert [each.request_ids for each in table.in_flight()] == [("a",), ("b",)]
+    assert [entry.request for entry in table.kept(first.batch)] == [a]
+    assert table.request(first.numbers[0]) is a and table.request(first.numbers[2]) is None
+    a.answered = True
+    assert [each.request_ids for each in table.in_flight()] == [("b",)]
+
+
+def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it() -> None:
+    here, there = Entered(), Entered()
+    a, b = one("a"), one("b")
+    for _ in range(3):
+        there.enter(one("other"))
+    sent = here.enter(a, b)
+    entry = here.table.open[sent.numbers[0]]
+    for request, number in zip((a, b), sent.numbers, strict=True):
+        request.kept = KeptRequest(here.table, number)
+        here.table.again.add(number)
+    there.table.again.add(1)
+    assert there.enter(b).again == [False]
+    again = here.enter(a, one("new"))
+    assert (again.again, again.numbers[0]) == ([True, False], sent.numbers[0])
+    assert a.kept is None and here.table.open[sent.numbers[0]] is entry
+    # The other one does not come back; once it is answered elsewhere it is forgotten.
+    assert here.table.again == {sent.numbers[1]}
+    assert list(here.table.answered()) == []
+    b.answered = True
+    assert list(here.table.answered()) == [sent.numbers[1]]
+    assert here.table.again == set() and sent.numbers[1] not in here.table.open
+
+
+def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way() -> None:
+    entered = Entered()
+    request, answers = request_of("a", IN=np.zeros(1, np.float32))
+    sent = entered.enter(request)
+    kept = KeptRequest(entered.table, sent.numbers[0])
+    kept.end(request, InvalidArgumentError("no"))
+    ((_, response, final),) = answers.calls
+    assert final and response is not None and response.error is not None
+    assert response.error.message == "no"
+    entered.table.open.clear()
+    kept.end(request, InvalidArgumentError("again"))
+    assert len(answers.calls) == 1
+
+
+def test_a_closed_table_takes_nothing_and_tells_what_there_was() -> None:
+    entered = Entered()
+    sent = entered.enter(one("a"))
+    batches, opened = entered.table.close()
+    assert batches == [sent] and list(opened) == sent.numbers
+    assert (entered.table.batches, entered.table.open) == ({}, {})
+    late = batch_of(one("late"))
+    assert entered.table.enter(late, Begun(late).done) is None
+    assert [each.batch for each in entered.refused] == [late]
+    assert [each.request_ids for each in entered.table.in_flight()] == [("a",)]
+
+
+@pytest.mark.parametrize("explanation", [None, UnavailableError("killed")])
+def test_what_comes_late_waits_for_the_explanation(explanation: ConchError | None) -> None:
+    loss = Loss("m_0_0")
+    assert loss.begin("it hangs") and not loss.begin("really")
+    assert loss.reason == "it hangs"
+    begun = [Begun(batch_of()) for _ in range(2)]
+    late, later = (SentBatch(1, each.batch, [], [], each.done, 0) for each in begun)
+    loss.refuse(late)
+    assert begun[0].outcomes == []
+    assert "(it hangs)" in loss.error().message
+    if explanation is not None:
+        explanation.retry_after_ms = 7
+    assert loss.explained(explanation) == [late]
+    assert begun[0].outcomes == []  # the caller ends it
+    loss.refuse(later)
+    with pytest.raises(UnavailableError, match="it hangs" if explanation is None else "killed") as raised:
+        begun[1].result()
+    assert raised.value is not explanation
+    assert raised.value.retry_after_ms == (None if explanation is None else 7)
+
+
+def test_questions_for_readiness_get_their_own_answers_and_none_is_asked_in_the_end() -> None:
+    sent: list[int] = []
+    checks = Checks(sent.append)
+    asked = [checks.ask() for _ in range(3)]
+    checks.answered(sent[1], {"ready": True})
+    checks.answered(sent[0], {"ready": 1})
+    checks.answered(99, {"ready": True})
+    assert [check.open for check in asked] == [False, False, True]
+    assert (asked[0].wait(), asked[1].wait()) == (False, True)
+    assert checks.close() == [asked[2]]
+    late: Check = checks.ask()
+    assert not late.open and not late.wait()
+    assert len(sent) == 3
