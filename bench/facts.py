@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import timeit
 from importlib import metadata
 from pathlib import Path
 
@@ -28,13 +29,20 @@ def machine() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """The software on our side of the wire, and the load generator."""
-    found = {"Python": platform.python_version()}
+    found = {"Python": f"{platform.python_version()}, {_loop_ns():.0f} ns for a step of a loop"}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return {**found, "load generator": perf_analyzer_version()}
+
+
+def _loop_ns() -> float:
+    """How fast the interpreter is: builds of one version differ by half, as some are not optimised."""
+    steps = 100_000
+    loop = f"total = 0\nfor step in range({steps}):\n    total += step & 7"
+    return min(timeit.repeat(loop, number=1, repeat=20)) / steps * 1e9
 
 
 def revision(checkout: Path) -> str:
