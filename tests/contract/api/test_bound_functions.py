@@ -527,6 +527,7 @@ def test_requests_without_rows_have_results_without_rows(server: conch.Server) -
     server.bind("rows", rows, [x], [y, count])
     server.bind("filled", conch.fill_optionals(Z=1)(conch.batch(lambda X, Z: X + Z)), [x, optional], [y])
     none = np.zeros((0, 1), np.float32)
+    assert server.grpc_url is not None
     for model in ("double", "rows", "filled"):
         result = server.infer(model, {"X": none})
         assert {array.shape for array in result.values()} == {(0, 1)}
@@ -537,5 +538,5 @@ def test_requests_without_rows_have_results_without_rows(server: conch.Server) -
 
 def test_a_number_that_is_too_large_for_its_input_is_refused(server: conch.Server) -> None:
     server.bind("same", conch.batch(lambda X: X), [conch.Tensor("X", np.float32, (1,))], [Y])
-    with pytest.raises(conch.InvalidArgumentError, match="input 'X' .*not all of its values fit FP32"):
+    with pytest.raises(conch.InvalidArgumentError, match=r"input 'X' .*not all of its values fit FP32"):
         server.infer("same", {"X": [[1e300]]})

@@ -59,7 +59,7 @@ class TritonPythonModel:
                 message = other.error()
                 assert message is not None
                 raise pb_utils.TritonModelException(message.message())
-            for each in pb_utils.InferenceRequest(model_name="other", requested_output_names=["B"], inputs=[]).exec(decoupled=True):
+            for each in pb_utils.InferenceRequest("", 0, [], ["B"], "other").exec(decoupled=True):
                 pb_utils.Logger.log_info(str(each.output_tensors()[0].shape()))
             self.seen.increment(1)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", np.square(array))]))
@@ -70,7 +70,8 @@ class Streaming:
     async def execute(
         self, requests: list[pb_utils.InferenceRequest]
     ) -> AsyncIterator[list[pb_utils.InferenceResponse]]:
-        other = await pb_utils.InferenceRequest(model_name="other", requested_output_names=["B"], inputs=[]).async_exec()
+        asked = pb_utils.InferenceRequest("id", model_name="other", requested_output_names=["B"], inputs=[])
+        other = await asked.async_exec()
         yield [other for _ in requests]
         sender = requests[0].get_response_sender()
         if not sender.is_cancelled():

@@ -102,7 +102,8 @@ def test_types_that_are_taken_for_others(tmp_path: Path) -> None:
     def execute(self, requests):
         one = np.int64(1)
         pb_utils.InferenceRequest(
-            b"id", True, (pb_utils.Tensor(b"IN", np.ones(1)),), (b"OUT",), b"b", model_version=one, flags=one, timeout=True, priority=one).exec()
+            b"id", True, (pb_utils.Tensor(b"IN", np.ones(1)),), (b"OUT",), b"b",
+            model_version=one, flags=one, timeout=True, priority=one).exec()
         family = pb_utils.MetricFamily(b"of_a_test", b"what it is", pb_utils.MetricFamily.HISTOGRAM)
         family.Metric({}, np.array([1, 2], np.float32)).observe(np.float32(1))
         return [answer() for _ in requests]

@@ -81,8 +81,8 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError(
-                "an InferenceRequest must be given inputs, requested_output_names and model_name; by position its "
-                "arguments are request_id, correlation_id, inputs, requested_output_names, model_name, ..."
+                "an InferenceRequest must be given inputs, requested_output_names and model_name; the order "
+                "of its arguments is request_id, correlation_id, inputs, requested_output_names, model_name"
             )
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
