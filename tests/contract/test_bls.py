@@ -65,6 +65,20 @@ SCRIPTS = {
         "message: failed to load 'nope', failed to poll from model repository"
     ),
     "pb_utils.unload_model('nope')": "None",
+    "request.requested_output_names(), call('echo', 1).requested_output_names()": "({'OUT'}, {'OUT'})",
+    "shown(pb_utils.InferenceRequest('i', 0, call('echo', 1).inputs(), ['OUT'], 'echo', -1, 0, 0).exec())": (
+        "[[1.0]]"
+    ),
+    "request.set_flags(3), request.flags(), request.set_flags(0), request.flags()": "(None, 3, None, 0)",
+    "[pb_utils.serialize_byte_tensor(np.zeros(0, dtype)) for dtype in (object, float)]": "[(), ()]",
+    "raised(lambda: pb_utils.deserialize_bytes_tensor(bytes([5, 0, 0, 0, 97]))).split(':')[0]": "error",
+    "raised(lambda: pb_utils.InferenceResponse([None]))": (
+        "TritonModelException: Output tensor for inference response should not be empty."
+    ),
+    "[raised(each).split(':')[0] for each in (lambda: pb_utils.InferenceResponse([1]), "
+    "lambda: pb_utils.InferenceResponse(None), lambda: pb_utils.InferenceResponse([], 'text'), "
+    "lambda: pb_utils.Tensor('Y', None), lambda: pb_utils.TritonError('m', 99), "
+    "lambda: pb_utils.InferenceRequest('echo', ['OUT'], []))]": repr(["TypeError"] * 6),
 }
 """What Triton 2.51 answers to the same."""
 

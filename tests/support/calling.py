@@ -107,7 +107,7 @@ class TritonPythonModel:
         for request in requests:
             seen = [
                 request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
-                json.loads(request.parameters()), request.requested_output_names(),
+                json.loads(request.parameters()), sorted(request.requested_output_names()),
             ]
             out = pb_utils.Tensor("OUT", np.array([json.dumps(seen).encode()], object))
             rest = pb_utils.Tensor("REST", np.array([len(requests)], np.float32))

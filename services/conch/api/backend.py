@@ -19,7 +19,7 @@ from conch.api.decorators import Function
 from conch.api.repository import FILE, BoundModel
 from conch.api.request import Request
 from conch.backends.gather import gather
-from conch.backends.scatter import scatter_for
+from conch.backends.scatter import rows_of, scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, DeadlineExceededError, InternalError, InvalidArgumentError
@@ -156,7 +156,7 @@ class FunctionInstance(BackendInstance):
         self._closed(self._function)
 
     def _seen(self, batch: Batch, core: InferenceRequest) -> Request:
-        rows = core.batch_size if self._batches else None
+        rows = rows_of(core) if self._batches else None
         return Request(gather(batch, [core]), core.parameters, core.id, rows)
 
     def _send(self, cores: Sequence[InferenceRequest], stream: Iterator[Any]) -> None:

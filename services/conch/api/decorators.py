@@ -360,6 +360,8 @@ def _value_of(array: Array | None, rows: bool) -> object:
 def _first(name: str, array: Array, scalars: bool, strict: bool) -> Any:
     if strict and any(not np.array_equal(row, array[0]) for row in array[1:]):
         raise InvalidArgumentError(f"input '{name}' must have the same value in all rows of a batch")
+    if not len(array):
+        raise InvalidArgumentError(f"input '{name}' has no rows, but a value of it is needed")
     value = array[0]
     return value.reshape(-1)[0] if scalars and isinstance(value, np.ndarray) and value.size == 1 else value
 

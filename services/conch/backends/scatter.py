@@ -49,7 +49,7 @@ class Scatterer:
         Raises:
             InternalError: An output is missing, or is not what the config says.
         """
-        rows = [_rows(request) for request in requests] if self._batches else None
+        rows = [rows_of(request) for request in requests] if self._batches else None
         total = None if rows is None else sum(rows)
         arrays = [self._checked(name, results, total) for name in wanted]
         if rows is None or len(requests) == 1:
@@ -166,7 +166,7 @@ def _tensor(spec: TensorSpec, array: Value) -> Tensor:
     return Tensor(spec.name, spec.datatype, array.shape, None, array)
 
 
-def _rows(request: InferenceRequest) -> int:
+def rows_of(request: InferenceRequest) -> int:
     """Rows a request adds; not its batch size, which counts a request without rows as one."""
     for tensor in request.inputs.values():
         return tensor.shape[0]

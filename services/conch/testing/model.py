@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Unpack
 
-from conch.core.errors import ConchError
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError, DeadlineExceededError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Servable
 from conch.testing.failures import Failures
@@ -114,7 +115,8 @@ class LoadedModel:
 
         Raises:
             Exception: What the model raises, with its own traceback.
-            ModelError: What a client would be told for another reason, such as an error in a response.
+            ModelError: What a client would be told for another reason, such as an error in a response, or
+                that there is no answer when its deadline passes.
         """
         call = self._submit(inputs, **request)
         return call.all() if self.decoupled else call.one()
@@ -157,6 +159,9 @@ class LoadedModel:
     def close(self) -> None:
         """Waits for requests under way, and unloads the model and its stand-ins.
 
+        Where one was given up at its deadline, and goes on all the same, that takes some seconds; a model
+        that goes on even then is left as it is, without its `finalize`.
+
         Raises:
             Exception: What its `finalize` raises.
         """
@@ -180,6 +185,8 @@ class LoadedModel:
         call = _Call(self._repository, self._failures)
         tensors = tensors_of(inputs, self._model.spec.inputs)
         call.request = request_of(self.name, str(self.version), tensors, call.take, given)
+        # What runs on this thread can't be given up.
+        may_lead = may_lead and call.request.deadline_ns is None
         try:
             led = self._repository.calls.submit(call.request, may_lead, self._model)
         except ConchError as error:
@@ -202,14 +209,17 @@ class _Call:
 
     def take(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         """Takes a response; its responder."""
+        if final:
+            self._ended.set()
+        if request.deadline_ns is not None and monotonic_ns() >= request.deadline_ns:
+            return  # or one that never ends would have no deadline
         if response is not None:
             self._queue.put(response)
         if final:
-            self._ended.set()
             self._queue.put(None)
 
     def __iter__(self) -> Iterator[Outputs]:
-        while (response := self._queue.get()) is not None:
+        while (response := self._next()) is not None:
             if response.error is not None:
                 raise self._failures.behind(response.error) or as_model_error(response.error)
             yield outputs_of(response)
@@ -234,3 +244,16 @@ class _Call:
         """Says that nobody waits any more, unless it has ended."""
         if not self._ended.is_set():
             self._repository.calls.cancel(self.request)
+
+    def _next(self) -> InferenceResponse | None:
+        """The next response; None if there is none any more, an error if none comes before the deadline."""
+        deadline = self.request.deadline_ns
+        if deadline is None:
+            return self._queue.get()
+        try:
+            return self._queue.get(timeout=max(0.0, (deadline - monotonic_ns()) / 1e9))
+        except Empty:
+            if not self._ended.is_set():
+                self._repository.given_up.append(self.request)
+                self.cancel()
+            return InferenceResponse([], DeadlineExceededError("Deadline Exceeded"))

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from conch.backends import load_backend
+from conch.backends.python.settings import NeedsWorkerError
 from conch.core.calls import Calls
+from conch.core.errors import DeadlineExceededError, InvalidArgumentError
 from conch.core.registry import Entry, Registry, VersionState
+from conch.core.request import InferenceRequest
 from conch.core.servable import Servable
 from conch.testing.standins import Function, StandIn
 
 Placement = Literal["in_process", "worker"]
 
+GRACE_S = 3.0
+"""How long `Repository.close` waits for a model that goes on with what nobody waits for any more."""
+
 _PLACEMENT = "CONCH_PLACEMENT"
+
+log = logging.getLogger(__name__)
 
 
 class Repository:
@@ -24,6 +33,9 @@ class Repository:
 
     Args:
         placement: Where Python models run.
+
+    Attributes:
+        given_up: Requests for which nobody waits any more, as their deadline has passed.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -31,6 +43,7 @@ class Repository:
         self._registry = Registry()
         self._loaded: list[Servable] = []
         self.calls = Calls(self._registry)
+        self.given_up: list[InferenceRequest] = []
 
     def add(self, name: str, model: Function | str | Path) -> None:
         """Adds a stand-in: a function, or a directory."""
@@ -81,12 +94,33 @@ class Repository:
         version = max(definition.versions) if version is None else version
         loader = Loader(options, load_backend, self._registry, calls=self.calls)
         loader.check(definition)
-        return self._publish(name, loader.load(replace(definition, versions=(version,)), version))
+        try:
+            model = loader.load(replace(definition, versions=(version,)), version)
+        except NeedsWorkerError as error:
+            # No flag and no parameter of its config has it run here.
+            raise InvalidArgumentError(
+                f"{error.need}, and conch.testing runs it in this process unless it is told otherwise: give "
+                f"run or load placement='worker'"
+            ) from None
+        return self._publish(name, model)
 
     def close(self) -> None:
-        """Closes all models, the last first; waits for what they still do."""
+        """Closes all models, the last first; waits for what they do, but not long if that was given up."""
         while self._loaded:
-            self._loaded.pop().close()
+            self._close(self._loaded.pop())
+
+    def _close(self, model: Servable) -> None:
+        late = [request for request in self.given_up if not request.answered]
+        if model.close(GRACE_S if late else None):
+            return
+        for request in late:
+            # Its model may never do so: it has forgotten that it has to, or keeps the sender.
+            request.fail(DeadlineExceededError("Deadline Exceeded"))
+        if not model.close(GRACE_S):
+            log.warning(
+                "model '%s' still runs a request whose deadline has passed: it is left, and not finalized",
+                model.spec.name,
+            )
 
     def _publish(self, name: str, model: Servable) -> Servable:
         self._loaded.append(model)

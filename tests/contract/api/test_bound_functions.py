@@ -513,3 +513,30 @@ def test_strings_are_the_same_for_everybody(server: conch.Server, words: list[st
     assert server.grpc_url is not None
     with conch.Client(server.grpc_url, "words") as client:
         assert client.infer_sample([1.0])["W"].tolist() == wanted
+
+
+def test_requests_without_rows_have_results_without_rows(server: conch.Server) -> None:
+    def rows(requests: list[conch.Request]) -> list[Any]:
+        return [
+            {"Y": 2 * request["X"], "ROWS": np.full((request.rows, 1), request.rows)} for request in requests
+        ]
+
+    optional, count = conch.Tensor("Z", np.float32, (1,), optional=True), conch.Tensor("ROWS", np.int64, (1,))
+    x, y = conch.Tensor("X", np.float32, (1,)), conch.Tensor("Y", np.float32, (1,))
+    server.bind("double", conch.batch(lambda X: 2 * X), [x], [y])
+    server.bind("rows", rows, [x], [y, count])
+    server.bind("filled", conch.fill_optionals(Z=1)(conch.batch(lambda X, Z: X + Z)), [x, optional], [y])
+    none = np.zeros((0, 1), np.float32)
+    assert server.grpc_url is not None
+    for model in ("double", "rows", "filled"):
+        result = server.infer(model, {"X": none})
+        assert {array.shape for array in result.values()} == {(0, 1)}
+        with conch.Client(server.grpc_url, model) as client:
+            assert client.infer_batch(X=none)["Y"].shape == (0, 1)
+    assert server.infer("rows", {"X": [[1.0], [2.0]]})["ROWS"].tolist() == [[2], [2]]
+
+
+def test_a_number_that_is_too_large_for_its_input_is_refused(server: conch.Server) -> None:
+    server.bind("same", conch.batch(lambda X: X), [conch.Tensor("X", np.float32, (1,))], [Y])
+    with pytest.raises(conch.InvalidArgumentError, match=r"input 'X' .*not all of its values fit FP32"):
+        server.infer("same", {"X": [[1e300]]})

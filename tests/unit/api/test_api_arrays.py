@@ -39,6 +39,10 @@ WAYS = pytest.mark.parametrize("way", [directly, over_a_client])
         ("INT32", [2**40]),
         ("INT64", [2**70]),
         ("BOOL", [2]),
+        ("FP32", [[1e300]]),
+        ("FP32", -1e39),
+        ("FP32", [float("nan"), np.float64(1e39)]),
+        ("FP16", [1.0, 70_000]),
         ("FP32", ["1.5"]),
         ("FP32", [None]),
         ("FP32", [1j]),
@@ -67,6 +71,7 @@ def test_what_would_be_another_value_is_refused(way: Any, datatype: str, value: 
         ("FP32", [1, 2.5]),
         ("FP16", [[0.5], [1]]),
         ("FP64", 3),
+        ("FP32", [float("inf"), -float("inf")]),
         ("BYTES", []),
     ],
 )

@@ -49,6 +49,17 @@ def test_batch_joins_and_splits_what_it_gets_in_order(sizes: list[int]) -> None:
         np.testing.assert_array_equal(answer["Y"], 2 * asked["X"])
 
 
+@pytest.mark.parametrize("sizes", [[0], [0, 2], [1, 0], [0, 0]])
+def test_requests_without_rows_get_answers_without_rows(sizes: list[int]) -> None:
+    answers = conch.batch(conch.pad_batch(sizes=[4])(lambda X: 2 * X))(rows_of(*sizes))
+    assert [answer.shape for answer in answers] == [(size, 1) for size in sizes]
+
+
+def test_no_rows_have_no_first_value() -> None:
+    with pytest.raises(InvalidArgumentError, match="input 'X' has no rows"):
+        conch.batch(conch.first_value("X")(lambda X: X))(rows_of(0))
+
+
 @pytest.mark.parametrize("form", [list, tuple, lambda pair: {"A": pair[0], "B": pair[1]}])
 def test_batch_splits_outputs_in_every_form(form: Any) -> None:
     answers = conch.batch(lambda X: form([X, -X]))(rows_of(2, 1))

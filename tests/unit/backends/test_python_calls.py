@@ -37,7 +37,7 @@ import numpy as np
 
 
 def make(decoupled=False):
-    return pb_utils.InferenceRequest("b", ["OUT"], [pb_utils.Tensor("IN", np.ones(1, np.float32))])
+    return pb_utils.InferenceRequest("", 0, [pb_utils.Tensor("IN", np.ones(1, np.float32))], ["OUT"], "b")
 
 
 def here(function):
@@ -144,7 +144,7 @@ def test_an_answer_is_a_copy(calling: Calling) -> None:
     response = calling.module.make().exec()
     array[0] = 9
     assert response.output_tensors()[0].as_numpy().tolist() == [1, 2]
-    assert response.parameters() == {"x": 1}
+    assert response.parameters() == '{"x":1}'
     assert calling.server.submitted[0].inputs["IN"].numpy().tolist() == [1]
 
 

@@ -128,7 +128,7 @@ def test_strings_and_optional_inputs(harness: Harness) -> None:
 def test_outputs_are_those_asked_for(harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     source = model_with("""
         make = lambda name: pb_utils.Tensor(name, np.zeros((1, 2), np.float32))
-        assert requests[0].requested_output_names() in (["B", "C"], ["C"])
+        assert requests[0].requested_output_names() in ({"B", "C"}, {"C"})
         return [pb_utils.InferenceResponse([make("C"), make("B"), make("EXTRA")]) for _ in requests]
     """)
     model = load(harness, source, outputs=tensor_specs(B=("FP32", (2,)), C=("FP32", (2,))))
@@ -191,20 +191,26 @@ def test_codes_of_errors(harness: Harness, code: int) -> None:
             "'<class 'str'>'.",
         ),
         (
-            "return [pb_utils.InferenceResponse([1])] * 2",
+            "tensors = []\nresponse = pb_utils.InferenceResponse(tensors)\ntensors.append(1)\n"
+            "return [response] * 2",
             "Expected a list of 'Tensor' objects in the output_tensors of an InferenceResponse, found an "
             "element of type '<class 'int'>'.",
-        ),
-        (
-            "return [pb_utils.InferenceResponse(7)] * 2",
-            "Expected a list of 'Tensor' objects in the output_tensors of an InferenceResponse, found type "
-            "'<class 'int'>'.",
         ),
     ],
 )
 def test_wrong_returns_fail_the_batch(harness: Harness, execute: str, message: str) -> None:
     answers = run_two(harness, model_with(execute))
     expected = f"Failed to process the request(s) for model 'm_0_0', message: {message}"
+    assert [answer.error for answer in answers] == [expected, expected]
+
+
+def test_what_no_response_can_have_is_told_at_the_model_s_line(harness: Harness) -> None:
+    answers = run_two(harness, model_with("made = pb_utils.InferenceResponse([7])\nreturn [made] * 2"))
+    expected = (
+        "Failed to process the request(s) for model 'm_0_0', message: TypeError: Expected a list of 'Tensor' "
+        "objects in the output_tensors of an InferenceResponse, found an element of type '<class 'int'>'."
+        f"\n\nAt:\n  {harness.root / 'm/1/model.py'}(7): execute\n"
+    )
     assert [answer.error for answer in answers] == [expected, expected]
 
 

@@ -54,12 +54,12 @@ class TritonPythonModel:
                 responses.append(pb_utils.InferenceResponse(error=error))
                 continue
             array = tensor.as_numpy().astype(self.dtype)
-            other = pb_utils.InferenceRequest("other", ["B"], [pb_utils.Tensor("A", array)]).exec()
+            other = pb_utils.InferenceRequest("", 0, [pb_utils.Tensor("A", array)], ["B"], "other").exec()
             if other.has_error():
                 message = other.error()
                 assert message is not None
                 raise pb_utils.TritonModelException(message.message())
-            for each in pb_utils.InferenceRequest("other", ["B"], []).exec(decoupled=True):
+            for each in pb_utils.InferenceRequest("", 0, [], ["B"], "other").exec(decoupled=True):
                 pb_utils.Logger.log_info(str(each.output_tensors()[0].shape()))
             self.seen.increment(1)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("B", np.square(array))]))
@@ -70,7 +70,8 @@ class Streaming:
     async def execute(
         self, requests: list[pb_utils.InferenceRequest]
     ) -> AsyncIterator[list[pb_utils.InferenceResponse]]:
-        other = await pb_utils.InferenceRequest("other", ["B"], []).async_exec()
+        asked = pb_utils.InferenceRequest("id", model_name="other", requested_output_names=["B"], inputs=[])
+        other = await asked.async_exec()
         yield [other for _ in requests]
         sender = requests[0].get_response_sender()
         if not sender.is_cancelled():
@@ -80,9 +81,11 @@ class Streaming:
 WRONG = """
 import triton_python_backend_utils as pb_utils
 
-tensor: pb_utils.Tensor = pb_utils.get_input_tensor_by_name(pb_utils.InferenceRequest("m", [], []), "A")
+request = pb_utils.InferenceRequest("id", 7, [], [], "m")
+tensor: pb_utils.Tensor = pb_utils.get_input_tensor_by_name(request, "A")
 pb_utils.Tensor("A", [1, 2])
-pb_utils.InferenceRequest("m", [], []).exec().cancel()
+request.exec().cancel()
+pb_utils.InferenceRequest("m", [], [])
 """
 
 
@@ -216,7 +219,9 @@ def test_a_typical_model_passes(tmp_path: Path, cache: Path) -> None:
 def test_mistakes_are_found(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(WRONG)
     lines = checked(tmp_path / "model.py", cache).stdout.splitlines()
-    assert [line.rpartition("[")[2] for line in lines[:3]] == ["assignment]", "arg-type]", "attr-defined]"]
+    assert [line.rpartition("[")[2] for line in lines[:4]] == [
+        *("assignment]", "arg-type]", "attr-defined]", "call-overload]"),
+    ]
 
 
 def test_it_is_shipped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_received_request(harness: Harness) -> None:
     )
     assert request.timeout() == 5
     assert json.loads(request.parameters()) == {"a": 1, "b": "x"}
-    assert request.requested_output_names() == ["B"]
+    assert request.requested_output_names() == {"B"}
     assert request.preferred_memory().preferred_memory_type() == pb_utils.TRITONSERVER_MEMORY_CPU
     assert request.preferred_memory().preferred_device_id() == 0
     assert request.trace().get_context() is None
@@ -63,12 +64,15 @@ def test_received_request(harness: Harness) -> None:
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
     with pytest.raises(pb_utils.TritonModelException, match="Unknown request release flags 8"):
         request.set_release_flags(8)
-    with pytest.raises(pb_utils.TritonModelException, match="cannot be set"):
-        request.set_flags(1)
+    request.set_flags(0)
+    assert request.flags() == 0 and request._core.sequence_start  # as it was, for the scheduler
 
 
 def test_nobody_but_a_model_calls_the_server() -> None:
-    request = pb_utils.InferenceRequest("m", ["B"], [pb_utils.Tensor("A", rows(1))], parameters={"a": 1})
+    request = pb_utils.InferenceRequest(
+        "", 0, [pb_utils.Tensor("A", rows(1))], ["B"], "m", parameters={"a": 1}
+    )
+    assert request.requested_output_names() == {"B"}
     assert request.inputs()[0].name() == "A" and json.loads(request.parameters()) == {"a": 1}
     assert pb_utils.get_input_tensor_by_name(request, "A") is request.inputs()[0]
     request.set_flags(1)
@@ -160,7 +164,7 @@ def test_brain_floats_go_through_dlpack() -> None:
 def test_response() -> None:
     response = pb_utils.InferenceResponse([pb_utils.Tensor("A", rows(1))], parameters={"a": True})
     assert not response.has_error() and response.error() is None
-    assert response.parameters() == {"a": True}
+    assert response.parameters() == '{"a":true}'
     assert pb_utils.get_output_tensor_by_name(response, "A") is response.output_tensors()[0]
     assert pb_utils.get_output_tensor_by_name(response, "B") is None
     failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("no"))
@@ -168,6 +172,14 @@ def test_response() -> None:
     assert failed.has_error() and error is not None
     assert (error.message(), error.code(), str(error)) == ("no", pb_utils.TritonError.INTERNAL, "no")
     assert pb_utils.get_output_tensor_by_name(failed, "A") is None
+    assert failed.parameters() == "{}"
+    nothing: Any = None
+    # Triton's texts, or as much as its bindings say, at the line of the model that is wrong.
+    with pytest.raises(
+        pb_utils.TritonModelException, match=r"^Output tensor for inference response should not be empty\.$"
+    ):
+        pb_utils.InferenceResponse([pb_utils.Tensor("A", rows(1)), nothing])
+    assert pb_utils.InferenceResponse(nothing, pb_utils.TritonError("no")).output_tensors() == []
 
 
 @pytest.mark.parametrize(
@@ -201,7 +213,10 @@ def test_byte_tensors() -> None:
     encoded = pb_utils.serialize_byte_tensor(np.array([b"a\0", "é"], dtype=object))
     assert encoded == b"\x02\0\0\0a\0\x02\0\0\0\xc3\xa9"
     assert pb_utils.deserialize_bytes_tensor(encoded).tolist() == [b"a\0", "é".encode()]
-    assert pb_utils.serialize_byte_tensor(np.zeros(0, dtype=object)) is None
+    for dtype in (np.object_, np.float32):
+        assert pb_utils.serialize_byte_tensor(np.zeros((2, 0), dtype)) == ()
+    with pytest.raises(struct.error, match="ends inside an element"):
+        pb_utils.deserialize_bytes_tensor(b"\5\0\0\0a")
     assert pb_utils.serialize_byte_tensor(np.zeros(1)) is None
 
 

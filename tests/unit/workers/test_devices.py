@@ -446,7 +446,7 @@ class Called(NoCalls):
 
 
 CALL = """given = pb_utils.Tensor.from_dlpack("IN", TENSOR)
-        answer = pb_utils.InferenceRequest("other", ["OUT"], [given]).exec()
+        answer = pb_utils.InferenceRequest("", 0, [given], ["OUT"], "other").exec()
         if answer.has_error():
             raise pb_utils.TritonModelException(answer.error().message())
         return answer.output_tensors()[0]"""

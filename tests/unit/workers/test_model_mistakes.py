@@ -17,24 +17,36 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 
 MISTAKES = [
-    "pb_utils.InferenceRequest(5, ['OUT'], [])",
-    "pb_utils.InferenceRequest(None, ['OUT'], [])",
-    "pb_utils.InferenceRequest('b', None, [])",
-    "pb_utils.InferenceRequest('b', 'OUT', [])",
-    "pb_utils.InferenceRequest('b', [1], [])",
-    "pb_utils.InferenceRequest('b', ['OUT'], None)",
-    "pb_utils.InferenceRequest('b', ['OUT'], [], request_id=5)",
-    "pb_utils.InferenceRequest('b', ['OUT'], [], model_version='1')",
-    "pb_utils.InferenceRequest('b', ['OUT'], [], flags='1')",
-    "pb_utils.InferenceRequest('b', ['OUT'], [], priority=1.5)",
-    "pb_utils.InferenceRequest('b', ['OUT'], [], priority='high')",
-    "pb_utils.InferenceRequest('b', ['OUT'], []).set_flags(1.5)",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 5)",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], None)",
+    "pb_utils.InferenceRequest('', 0, [], None, 'b')",
+    "pb_utils.InferenceRequest('', 0, [], 'OUT', 'b')",
+    "pb_utils.InferenceRequest('', 0, [], [1], 'b')",
+    "pb_utils.InferenceRequest('', 0, None, ['OUT'], 'b')",
+    "pb_utils.InferenceRequest('b', ['OUT'], [])",
+    "pb_utils.InferenceRequest()",
+    "pb_utils.InferenceRequest(5, 0, [], ['OUT'], 'b')",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', model_version='1')",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', flags='1')",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', priority=1.5)",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b', priority='high')",
+    "pb_utils.InferenceRequest('', 0, [], ['OUT'], 'b').set_flags(1.5)",
+    "pb_utils.InferenceResponse([1])",
+    "pb_utils.InferenceResponse(7)",
+    "pb_utils.InferenceResponse(None)",
+    "pb_utils.InferenceResponse(pb_utils.Tensor('A', np.ones(1)))",
+    "pb_utils.InferenceResponse([], 'text')",
+    "pb_utils.InferenceResponse(error=ValueError('no'))",
+    "pb_utils.Tensor('A', None)",
+    "pb_utils.Tensor('A', object())",
     "pb_utils.Tensor(5, np.ones(1))",
     "pb_utils.Tensor(None, np.ones(1))",
     "pb_utils.Tensor.from_dlpack(5, np.ones(1))",
     "pb_utils.TritonError(ValueError('what'))",
     "pb_utils.TritonError(5)",
     "pb_utils.TritonError('what', 'INTERNAL')",
+    "pb_utils.TritonError('what', 99)",
+    "pb_utils.TritonError('what', -1)",
     "pb_utils.MetricFamily(5, '')",
     "pb_utils.MetricFamily('a_family', None)",
     "pb_utils.MetricFamily('a_family', '', 2).Metric(buckets=['x'])",
@@ -74,13 +86,13 @@ def test_wrong_types_are_told_to_the_model(tmp_path: Path) -> None:
         for _ in range(2):
             told = said(running)
             assert [text.split(":")[0] for text in told] == ["TypeError"] * len(MISTAKES)
-            assert "requested_output_names" in told[3] and "priority" in told[9]
+            assert "requested_output_names" in told[3] and "priority" in told[11]
         assert running.process.poll() is None
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_wrong_types_are_told_to_models_in_process_too(mistake: str) -> None:
-    with pytest.raises(TypeError, match=r"must be|not iterable"):
+    with pytest.raises(TypeError, match=r"must be|Expected a list of 'Tensor' objects"):
         eval(mistake, {"pb_utils": pb_utils, "np": np})
 
 
@@ -90,7 +102,7 @@ def test_types_that_are_taken_for_others(tmp_path: Path) -> None:
     def execute(self, requests):
         one = np.int64(1)
         pb_utils.InferenceRequest(
-            b"b", (b"OUT",), [pb_utils.Tensor(b"IN", np.ones(1))], request_id=b"id", correlation_id=True,
+            b"id", True, (pb_utils.Tensor(b"IN", np.ones(1)),), (b"OUT",), b"b",
             model_version=one, flags=one, timeout=True, priority=one).exec()
         family = pb_utils.MetricFamily(b"of_a_test", b"what it is", pb_utils.MetricFamily.HISTOGRAM)
         family.Metric({}, np.array([1, 2], np.float32)).observe(np.float32(1))
@@ -160,7 +172,7 @@ def test_a_model_that_has_gone_since_it_was_called(tmp_path: Path) -> None:
 
     model = """
     def execute(self, requests):
-        request = pb_utils.InferenceRequest("b", ["OUT"], [])
+        request = pb_utils.InferenceRequest("", 0, [], ["OUT"], "b")
         response = request.exec()
         return [pb_utils.InferenceResponse([], error=response.error()) if response.has_error() else answer()]
 """

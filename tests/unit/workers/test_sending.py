@@ -178,7 +178,7 @@ def test_a_reply_that_can_not_be_encoded_is_an_error_and_leaves_nothing(tmp_path
 
     body = """
 array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
-request = pb_utils.InferenceRequest("other", ["OUT"], [pb_utils.Tensor("IN", array)])
+request = pb_utils.InferenceRequest("", 0, [pb_utils.Tensor("IN", array)], ["OUT"], "other")
 response = request.exec(decoupled=True)
 return [pb_utils.InferenceResponse([], error=next(response).error())]
 """
@@ -439,7 +439,7 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
 
     body = """
 array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
-request = pb_utils.InferenceRequest("other", ["OUT"], [pb_utils.Tensor("IN", array)])
+request = pb_utils.InferenceRequest("", 0, [pb_utils.Tensor("IN", array)], ["OUT"], "other")
 count = sum(bool(response.output_tensors()) for response in request.exec(decoupled=True))
 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.float32))])]
 """

@@ -96,7 +96,7 @@ calls = next(item for item in gc.get_objects() if type(item).__name__ == "Worker
 def test_what_a_call_was_given_stays_as_it_was(tmp_path: Path, given: str) -> None:
     body = f"""
 tensor = requests[0].inputs()[0]
-answers = pb_utils.InferenceRequest("other", ["OUT"], [{given}]).exec(decoupled=True)
+answers = pb_utils.InferenceRequest("", 0, [{given}], ["OUT"], "other").exec(decoupled=True)
 tensor.as_numpy()[:] = 666
 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([len(list(answers))], np.float32))])]
 """
@@ -163,7 +163,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps(
 def test_a_model_is_looked_up_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
     body = """
 array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
-request = pb_utils.InferenceRequest("other", ["OUT"], [pb_utils.Tensor("IN", array)])
+request = pb_utils.InferenceRequest("", 0, [pb_utils.Tensor("IN", array)], ["OUT"], "other")
 response = request.exec()
 if response.has_error():
     return [pb_utils.InferenceResponse([], error=response.error())]

@@ -42,6 +42,10 @@ class TritonError:
     def __init__(self, message: str, code: int = INTERNAL) -> None:
         self._message = text_of(message, "message of a TritonError")
         self._code = whole_of(code, "code of a TritonError")
+        if self._code not in _ERRORS:
+            raise TypeError(
+                f"code of a TritonError must be one of its codes, 0 to {max(_ERRORS)}, not {code}"
+            )
 
     def message(self) -> str:
         """The text, as clients get it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Mapping, Sequence
 from operator import index
 from typing import Any, SupportsIndex
@@ -13,7 +12,7 @@ from conch.backends.python.awaiting import awaited, awaited_responses
 from conch.backends.python.call import WaitingCall
 from conch.backends.python.caller import current_caller, find_caller
 from conch.backends.python.errors import TritonModelException
-from conch.backends.python.response import InferenceResponse, check_parameters
+from conch.backends.python.response import InferenceResponse, as_json, check_parameters
 from conch.backends.python.responses import ResponseIterator
 from conch.backends.python.sender import ResponseSender, SenderContext
 from conch.backends.python.tensor import Tensor
@@ -33,11 +32,6 @@ from conch.core.scheduler.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
 
 
-def _as_json(parameters: Mapping[str, Parameter]) -> str:
-    """Parameters in the form in which Triton gives them: some models compare the text."""
-    return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
-
-
 class InferenceTrace:
     """The trace a request belongs to; there is none yet."""
 
@@ -49,7 +43,10 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """A request: one that a model received, or one that it makes for another model."""
+    """A request: one that a model received, or one that it makes for another model.
+
+    Its arguments are in Triton's order, in which those that must be given stand behind some that need not.
+    """
 
     __slots__ = (
         "_caller",
@@ -69,11 +66,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        model_name: str,
-        requested_output_names: Sequence[str],
-        inputs: Sequence[Tensor],
         request_id: str = "",
         correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -82,6 +79,11 @@ class InferenceRequest:
         parameters: Mapping[str, Parameter] | None = None,
         priority: int = 0,
     ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError(
+                "an InferenceRequest must be given inputs, requested_output_names and model_name; the order "
+                "of its arguments is request_id, correlation_id, inputs, requested_output_names, model_name"
+            )
         if not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
         if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
@@ -140,7 +142,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Sets the sequence flags."""
+        """Sets the sequence flags; those of a request that was received only as the model sees it."""
         self._flags = whole_of(flags, "flags of an InferenceRequest")
 
     def timeout(self) -> int:
@@ -149,11 +151,11 @@ class InferenceRequest:
 
     def parameters(self) -> str:
         """The request's parameters as a JSON object."""
-        return _as_json(self._parameters)
+        return as_json(self._parameters)
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         """The names of the outputs wanted."""
-        return self._outputs
+        return set(self._outputs)
 
     def preferred_memory(self) -> PreferredMemory:
         """Where the response's tensors should be."""
@@ -232,11 +234,11 @@ class ReceivedRequest(InferenceRequest):
     def _again(self) -> InferenceRequest:
         core = self._core
         return InferenceRequest(
-            core.model_name,
-            core.requested or (),
-            self.inputs(),
             core.id,
             core.correlation_id,
+            self.inputs(),
+            core.requested or (),
+            core.model_name,
             int(core.model_version or -1),
             self.flags(),
             core.timeout_us,
@@ -284,14 +286,13 @@ class ReceivedRequest(InferenceRequest):
         return self._core.correlation_id
 
     def flags(self) -> int:
-        """The sequence flags."""
+        """The sequence flags: its client's, unless the model has set others."""
+        flags: int | None = getattr(self, "_flags", None)  # not set in every request, to save the time
+        if flags is not None:
+            return flags
         return (TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._core.sequence_start else 0) | (
             TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if self._core.sequence_end else 0
         )
-
-    def set_flags(self, flags: int) -> None:
-        """Refused: a received request has the flags its client gave it."""
-        raise TritonModelException("The flags of a request that was received cannot be set.")
 
     def timeout(self) -> int:
         """The request's timeout in microseconds; 0 for none."""
@@ -299,12 +300,12 @@ class ReceivedRequest(InferenceRequest):
 
     def parameters(self) -> str:
         """The request's parameters as a JSON object."""
-        return _as_json(self._core.parameters or {})
+        return as_json(self._core.parameters or {})
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         """The names of the outputs wanted: all of the model's where the client named none."""
         requested = self._core.requested
-        return list(self._context.output_names if requested is None else requested)
+        return set(self._context.output_names if requested is None else requested)
 
     def preferred_memory(self) -> PreferredMemory:
         """Where the response's tensors should be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
@@ -15,6 +16,8 @@ from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
+_EXPECTED = "Expected a list of 'Tensor' objects in the output_tensors of an InferenceResponse, found "
+
 
 class InferenceResponse:
     """One response to one request: tensors, or an error."""
@@ -27,6 +30,11 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Mapping[str, Parameter] | None = None,
     ) -> None:
+        for tensor in output_tensors if type(output_tensors) is list else _listed(output_tensors, error):
+            if type(tensor) is not Tensor:
+                _check_tensor(tensor)
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(f"the error of an InferenceResponse must be a TritonError, not {type(error)}")
         self._tensors = output_tensors
         self._error = error
         if parameters is not None:
@@ -45,9 +53,14 @@ class InferenceResponse:
         """The error, or None."""
         return self._error
 
-    def parameters(self) -> dict[str, Parameter]:
-        """The parameters for the client."""
-        return dict(self._parameters or {})
+    def parameters(self) -> str:
+        """The parameters for the client as a JSON object."""
+        return as_json(self._parameters or {})
+
+
+def as_json(parameters: Mapping[str, Parameter]) -> str:
+    """Parameters in the form in which Triton gives them: some models compare the text."""
+    return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
 
 
 def check_parameters(parameters: object) -> None:
@@ -100,10 +113,7 @@ class Converter:
                 outputs = [core for tensor in tensors if (core := tensor._core).name in wanted]
             dropped = len(tensors) != len(outputs)
         except (AttributeError, TypeError):
-            raise TritonModelException(
-                f"Expected a list of 'Tensor' objects in the output_tensors of an InferenceResponse, found "
-                f"{_found(response._tensors)}."
-            ) from None
+            raise TritonModelException(f"{_EXPECTED}{_found(response._tensors)}.") from None
         if dropped:
             self._warn(tensors)
         return CoreResponse(outputs, None, response._parameters)
@@ -121,6 +131,32 @@ class Converter:
                 self._spec.name,
                 name,
             )
+
+
+def _listed(tensors: object, error: object) -> Collection[object]:
+    """The tensors of a response where they are in no list; an error needs none.
+
+    Raises:
+        TypeError: They can't be any.
+    """
+    if isinstance(tensors, Collection) and not isinstance(tensors, str | bytes | Mapping):
+        return tensors
+    if tensors is None and error is not None:
+        return ()
+    raise TypeError(_EXPECTED + _found(tensors) + ".")
+
+
+def _check_tensor(tensor: object) -> None:
+    """Checks one of the tensors of a response.
+
+    Raises:
+        TritonModelException: It is None; the text is Triton's.
+        TypeError: It is something else.
+    """
+    if tensor is None:
+        raise TritonModelException("Output tensor for inference response should not be empty.")
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{_EXPECTED}an element of type '{type(tensor)}'.")
 
 
 def _found(tensors: object) -> str:

@@ -22,6 +22,22 @@ _WORKER_ONLY = (
 )
 
 
+class NeedsWorkerError(InvalidArgumentError):
+    """A model is to run in the server's process, but can't.
+
+    Args:
+        need: Which model needs a process of its own, and what for.
+        advice: What has it run in the server's process, and what to do about it.
+
+    Attributes:
+        need: As given.
+    """
+
+    def __init__(self, need: str, advice: str) -> None:
+        super().__init__(f"{need}, {advice}")
+        self.need = need
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of one model; a parameter of its config comes before an option of the backend.
@@ -71,15 +87,15 @@ class Settings:
         """Checks that nothing is set which only a worker has.
 
         Raises:
-            InvalidArgumentError: Something is; the text names it.
+            NeedsWorkerError: Something is; the text names it.
         """
         values = _Values(spec.name, spec.parameters, spec.backend_options)
         for parameter, option in _WORKER_ONLY:
             found = values.find(parameter, option)
             if found is not None:
-                raise InvalidArgumentError(
-                    f"{found[1]} needs a process of the model's own, and the model runs in the server's: set "
-                    f"parameter 'CONCH_PLACEMENT' to 'worker'"
+                raise NeedsWorkerError(
+                    f"{found[1]} needs a process of the model's own",
+                    "and the model runs in the server's: set parameter 'CONCH_PLACEMENT' to 'worker'",
                 )
 
 

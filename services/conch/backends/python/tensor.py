@@ -51,7 +51,7 @@ class Tensor:
             name = text_of(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        array = numpy_array if type(numpy_array) is np.ndarray else np.asarray(numpy_array)
+        array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         try:
             self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
         except UnsupportedError as error:
@@ -226,6 +226,18 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self._core.name!r}, {self.triton_dtype()}, {list(self._core.shape)})"
+
+
+def _made_array(name: str, value: Any) -> Array:
+    """An array of what is none.
+
+    Raises:
+        TypeError: No array of a type that tensors may have can be meant.
+    """
+    array = np.asarray(value)
+    if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray | bytes | str):
+        raise TypeError(f"the array of Tensor '{name}' must be a numpy array, not {type(value)}")
+    return array
 
 
 def _array_of(core: CoreTensor, dtype: np.dtype[Any]) -> Array:

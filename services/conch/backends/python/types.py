@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array, Buffer, decode_bytes, encode_bytes
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -90,16 +92,28 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
         return None
 
 
-def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
-    """The elements of an array of bytes or str, each behind its length; None for an empty or other array."""
-    if input_tensor.size == 0 or input_tensor.dtype.kind not in "OS":
+def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
+    """The elements of an array of bytes or str, each behind its length.
+
+    As in Triton it is no bytes for an empty array, whatever its type, and None for one of another type.
+    """
+    if input_tensor.size == 0:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
         return None
     return encode_bytes(input_tensor.ravel())
 
 
 def deserialize_bytes_tensor(encoded_tensor: Buffer) -> Array:
-    """The elements in what `serialize_byte_tensor` returns, as a flat object array of bytes."""
-    return decode_bytes(encoded_tensor)
+    """The elements in what `serialize_byte_tensor` returns, as a flat object array of bytes.
+
+    Raises:
+        struct.error: It ends inside an element.
+    """
+    try:
+        return decode_bytes(encoded_tensor)
+    except InvalidArgumentError as error:
+        raise struct.error(error.message) from None  # what models may know to catch
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conch.backends.python.settings import Placement, Settings
-from conch.core.errors import InvalidArgumentError
+from conch.backends.python.settings import NeedsWorkerError, Placement, Settings
 from conch.core.spec import ModelSpec
 from conch.workers.environments.asked import Asked
 
@@ -17,7 +16,7 @@ def placement_of(spec: ModelSpec) -> Placement:
     model works as it does in Triton, without a word in its config.
 
     Raises:
-        InvalidArgumentError: It asks for an environment, but is to run in the server's process.
+        NeedsWorkerError: It asks for an environment, but is to run in the server's process.
     """
     return placement_as_asked(spec.name, Asked.of(spec), spec.parameters, spec.backend_options)
 
@@ -35,8 +34,9 @@ def placement_as_asked(
         said = "--backend-config=python,placement"
     else:
         return "worker"
-    raise InvalidArgumentError(
-        f"model '{name}': {asked.reason} asks for an environment of its own, which only a worker "
-        f"process can have, but {said} has it run in the server's process ('{placement}'); set "
-        f"CONCH_PLACEMENT to 'worker' for the model"
+    raise NeedsWorkerError(
+        f"model '{name}': {asked.reason} asks for an environment of its own, which only a worker process can "
+        f"have",
+        f"but {said} has it run in the server's process ('{placement}'); set CONCH_PLACEMENT to 'worker' for "
+        f"the model",
     )
