@@ -1,4 +1,4 @@
-"""The name of Triton's extension module: some models import from it what `triton_python_backend_utils` has."""
+"""The name of Triton's extension module, from which some models import parts of the API."""
 
 from conch.backends.python.metrics import Metric, MetricFamily
 from conch.backends.python.sender import ResponseSender as InferenceResponseSender

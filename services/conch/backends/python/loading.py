@@ -27,12 +27,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
+from conch.backends.python import directories
 from conch.backends.python.plain import NotTheirsError, StandIn, UnknownError, rename
 
 _PREFIX = "conch_model_"
 _packages: dict[str, ModelCode] = {}
-_path_users: dict[str, int] = {}
-_path_added: set[str] = set()
 _plain_names: set[str] = set()
 _only_one = False
 _OURS = ("conch", "triton_python_backend_utils", "c_python_backend_utils")
@@ -79,14 +78,11 @@ class ModelCode:
             if _FINDER not in sys.meta_path:
                 # First, for the standard finder would find the same files and load them without us.
                 sys.meta_path.insert(0, _FINDER)
-            for directory in self._directories:
-                _path_users[directory] = _path_users.get(directory, 0) + 1
-                if _only_one and directory not in sys.path:
-                    sys.path.append(directory)
-                    _path_added.add(directory)
+            directories.use(self._directories, for_all=_only_one)
             _packages[self.package] = self
-        # A file written just before the load may be newer than what the importer remembers of the folder.
-        importlib.invalidate_caches()
+            # A file written just before the load may be newer than what the importer remembers of the folder.
+            # One at a time: two may want to forget the same folder.
+            importlib.invalidate_caches()
         try:
             self.module = self._load(path)
         except BaseException:
@@ -103,11 +99,7 @@ class ModelCode:
                 if name == self.package or name.startswith(inside):
                     del sys.modules[name]
             _forget_plain_names()
-            for directory in self._directories:
-                _path_users[directory] -= 1
-                if not _path_users[directory]:
-                    del _path_users[directory]
-                    _forget(directory)
+            directories.leave(self._directories)
             if not _packages and _FINDER in sys.meta_path:
                 sys.meta_path.remove(_FINDER)
 
@@ -179,7 +171,7 @@ class ModelCode:
                     self.keep_plain(name)  # unpickling imports, and then looks there
                 return module if fromlist else sys.modules[f"{self.package}.{top}"]
             if isinstance(sys.modules.get(top), StandIn):
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+                raise ModuleNotFoundError(f"No module named {top!r}", name=top)
         return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     def owns(self, top: str) -> bool:
@@ -187,7 +179,9 @@ class ModelCode:
         owned = self._owned.get(top)
         if owned is None:
             found = PathFinder.find_spec(top, self._directories) is not None
-            owned = found and not (top in sys.builtin_module_names or top in _OURS or _installed(top))
+            owned = found and not (
+                top in sys.builtin_module_names or top in _OURS or directories.installed(top)
+            )
             if found or top in sys.modules:  # else it may be written yet
                 self._owned[top] = owned
         return owned
@@ -202,8 +196,14 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__builtins__"] = self._code.builtins
-        super().exec_module(module)
         name = self.name.removeprefix(f"{self._code.package}.")
+        try:
+            super().exec_module(module)
+        except BaseException:
+            if name in _plain_names and sys.modules.get(name) is module:
+                _plain_names.discard(name)
+                del sys.modules[name]  # it had imported its submodules
+            raise
         # Not those of the model's file: Triton has that in a package named after the version.
         if name != self._code.main and self._code.keep_plain(name):
             rename(vars(module), self.name, name)
@@ -338,24 +338,3 @@ def _forget_plain_names() -> None:
         if not any(f"{package}.{name}" in sys.modules for package in _packages):
             _plain_names.remove(name)
             sys.modules.pop(name, None)
-
-
-def _installed(top: str) -> bool:
-    """Whether a name is importable without the directories of any model, and not just a folder's name."""
-    # The working directory is left out: it is where the server was started, not what it was installed with.
-    places = [entry for entry in sys.path if entry not in _path_users and entry not in ("", ".")]
-    spec = PathFinder.find_spec(top, places)
-    return spec is not None and spec.origin is not None
-
-
-def _forget(directory: str) -> None:
-    """Takes a directory out of the import system, and modules that came from it by other means."""
-    if directory in _path_added:
-        _path_added.remove(directory)
-        if directory in sys.path:
-            sys.path.remove(directory)
-    sys.path_importer_cache.pop(directory, None)
-    start = directory.rstrip("/") + "/"
-    for name, module in list(sys.modules.items()):
-        if not isinstance(module, StandIn) and (getattr(module, "__file__", None) or "").startswith(start):
-            del sys.modules[name]
