@@ -107,6 +107,7 @@ RULES = (
     rule("conch_control", "conch.core", "conch.protocol", "conch_control", "google.protobuf"),
     # pb_utils, the module that Triton's Python models import.
     rule("triton_python_backend_utils", "numpy", "conch.core", "conch.backends"),
+    rule("c_python_backend_utils", "conch.backends"),
     rule("conch"),
 )
 

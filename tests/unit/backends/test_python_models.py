@@ -369,6 +369,7 @@ def test_models_have_their_own_helpers(harness: Harness) -> None:
             assert parameters is not None
             assert parameters["who"] == f"h{name} h{name} s{name} s{name} l{name} *{name}"
             assert parameters["calls"] == calls
+    harness.close()
     assert "helper" not in sys.modules
     assert not list(harness.root.rglob("__pycache__"))
 
@@ -637,3 +638,18 @@ def test_ragged_requests_share_a_batch_and_come_as_they_are(
     assert "'batch_input' and 'batch_output' have no effect" in caplog.text
     answers = harness.batch(model, [{"A": np.array([values], np.float32)} for values in ([1], [2, 3, 4])])
     assert [answer.array("B").tolist() for answer in answers] == [[[1]], [[2, 3, 4]]]
+
+
+def test_names_of_tritons_extension_module(harness: Harness) -> None:
+    source = (
+        IDENTITY.replace(
+            "import triton",
+            "import c_python_backend_utils\n"
+            "from c_python_backend_utils import InferenceRequest, InferenceResponse, Tensor\n"
+            "import triton",
+            1,
+        )
+        .replace("pb_utils.Tensor(", "Tensor(")
+        .replace("pb_utils.InferenceResponse(", "InferenceResponse(")
+    )
+    assert harness.infer(load(harness, source), {"A": rows(1)}).array("B").tolist() == [[1, 1]]

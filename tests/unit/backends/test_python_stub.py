@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import c_python_backend_utils
 import pytest
 import triton_python_backend_utils as pb_utils
 
@@ -231,4 +232,26 @@ def test_it_is_shipped() -> None:
     assert (
         shipped["services/triton_python_backend_utils.pyi"]
         == "triton_python_backend_utils-stubs/__init__.pyi"
+    )
+    assert shipped["services/c_python_backend_utils.py"] == "c_python_backend_utils.py"
+    assert shipped["services/c_python_backend_utils.pyi"] == "c_python_backend_utils-stubs/__init__.pyi"
+
+
+def test_the_extension_module_has_the_same_objects() -> None:
+    """Some models import from Triton's extension module what `triton_python_backend_utils` has."""
+    for name in c_python_backend_utils.__all__:
+        if hasattr(pb_utils, name):
+            assert getattr(c_python_backend_utils, name) is getattr(pb_utils, name)
+    own = {"COUNTER", "GAUGE", "HISTOGRAM", "InferenceResponseSender", "Metric"}
+    assert own == {name for name in c_python_backend_utils.__all__ if not hasattr(pb_utils, name)}
+    family = c_python_backend_utils.MetricFamily("f", "a family", c_python_backend_utils.GAUGE)
+    assert type(family.Metric()) is c_python_backend_utils.Metric
+    assert c_python_backend_utils.InferenceResponseSender is pb_utils.ResponseSender
+
+
+def test_types_of_the_extension_module() -> None:
+    body = ast.parse(STUB.with_name("c_python_backend_utils.pyi").read_text()).body
+    imported = {each.asname for part in body if isinstance(part, ast.ImportFrom) for each in part.names}
+    assert imported | {name for name in definitions(body) if name != "__all__"} == set(
+        c_python_backend_utils.__all__
     )

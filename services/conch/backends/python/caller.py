@@ -294,5 +294,10 @@ def find_caller(known: bool = False) -> Caller | None:
                 raise TritonModelException(NOWHERE)
             return None
         frame = frame.f_back
+    return running_caller()
+
+
+def running_caller() -> Caller | None:
+    """Whose coroutine runs, or None."""
     running = _here.get()
     return None if running is None else running.caller

@@ -4,7 +4,11 @@ Triton gives each instance a process with the version directory, then the model 
 `sys.path`, and loads the file as a module of a package that is the version directory. Here instances share
 a process, and two models may each have a ``helper.py``. So every load gets a package with a unique name,
 and within its modules an import of a name that only the model's directories have resolves inside that
-package. The directories are at the end of `sys.path` as well, for imports that are made by other means.
+package. Imports that are made by other means find the same modules: under a plain name `sys.modules` has a
+stand-in (see `plain`) which is the module of the model that asks, and pickles have the plain names.
+
+A worker process has one model only. There a plain name is the module itself, and the directories are at the
+end of `sys.path` as well, which processes that the model starts inherit.
 """
 
 from __future__ import annotations
@@ -16,18 +20,22 @@ import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
+
+from conch.backends.python import directories
+from conch.backends.python.plain import NotTheirsError, StandIn, UnknownError, rename
 
 _PREFIX = "conch_model_"
 _packages: dict[str, ModelCode] = {}
-_path_users: dict[str, int] = {}
-_path_added: set[str] = set()
-_lock = threading.Lock()
+_plain_names: set[str] = set()
+_only_one = False
+_OURS = ("conch", "triton_python_backend_utils", "c_python_backend_utils")
+_lock = threading.RLock()  # what is collected meanwhile may import
 _numbers = itertools.count()
 
 
@@ -43,6 +51,7 @@ class ModelCode:
     Attributes:
         version_directory: Where the model's file is.
         module: The model's module.
+        main: What it is called inside the package.
         owner: On whose behalf the modules run, or None.
 
     Raises:
@@ -69,14 +78,11 @@ class ModelCode:
             if _FINDER not in sys.meta_path:
                 # First, for the standard finder would find the same files and load them without us.
                 sys.meta_path.insert(0, _FINDER)
-            for directory in self._directories:
-                _path_users[directory] = _path_users.get(directory, 0) + 1
-                if directory not in sys.path:
-                    sys.path.append(directory)
-                    _path_added.add(directory)
+            directories.use(self._directories, for_all=_only_one)
             _packages[self.package] = self
-        # A file written just before the load may be newer than what the importer remembers of the folder.
-        importlib.invalidate_caches()
+            # A file written just before the load may be newer than what the importer remembers of the folder.
+            # One at a time: two may want to forget the same folder.
+            importlib.invalidate_caches()
         try:
             self.module = self._load(path)
         except BaseException:
@@ -92,11 +98,8 @@ class ModelCode:
             for name in list(sys.modules):  # a copy: other threads import at the same time
                 if name == self.package or name.startswith(inside):
                     del sys.modules[name]
-            for directory in self._directories:
-                _path_users[directory] -= 1
-                if not _path_users[directory]:
-                    del _path_users[directory]
-                    _forget(directory)
+            _forget_plain_names()
+            directories.leave(self._directories)
             if not _packages and _FINDER in sys.meta_path:
                 sys.meta_path.remove(_FINDER)
 
@@ -104,15 +107,46 @@ class ModelCode:
         """The spec of one of the package's modules."""
         spec = PathFinder.find_spec(full_name, path)
         if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(full_name, spec.loader.path, self.builtins)
+            spec.loader = _Loader(full_name, spec.loader.path, self)
         return spec
+
+    def find_plain(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """The spec of what a plain name stands for, of one of the package's modules."""
+        if self.find(f"{self.package}.{name}", self._directories if path is None else path) is None:
+            return None
+        # Under another name: the import system takes a module out of `sys.modules` for a moment when it has
+        # been run, and other threads may look there just then.
+        return ModuleSpec(f"{self.package}.{name}:plain", _PlainLoader(self, name))
+
+    def keep_plain(self, name: str) -> bool:
+        """Has `sys.modules` know a module of the package, which has been imported, by its plain name.
+
+        Returns:
+            Whether it does; if not, there is another module with this name.
+        """
+        top, *inner = name.split(".")
+        names = [top]
+        for each in inner:
+            names.append(f"{names[-1]}.{each}")
+        if not self.owns(top):
+            return False
+        with _lock:
+            if self.package not in _packages:
+                return False
+            for each in names:
+                if each not in sys.modules:
+                    module = sys.modules[f"{self.package}.{each}"]
+                    sys.modules[each] = module if _only_one else StandIn(each, _module_of_caller)
+                    _plain_names.add(each)
+            return name in _plain_names
 
     def _load(self, path: Path) -> ModuleType:
         package = ModuleType(self.package)
         package.__path__ = self._directories
         sys.modules[self.package] = package
-        name = f"{self.package}.{path.stem.replace('.', '_')}"
-        spec = ModuleSpec(name, _Loader(name, str(path), self.builtins), origin=str(path))
+        self.main = path.stem.replace(".", "_")
+        name = f"{self.package}.{self.main}"
+        spec = ModuleSpec(name, _Loader(name, str(path), self), origin=str(path))
         spec.has_location = True
         module = module_from_spec(spec)
         sys.modules[name] = module
@@ -131,50 +165,93 @@ class ModelCode:
         """What `import` statements of the model's modules call."""
         if level == 0:
             top = name.partition(".")[0]
-            if self._owns(top):
+            if self.owns(top):
                 module = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or (), 0)
+                if name not in sys.modules:
+                    self.keep_plain(name)  # unpickling imports, and then looks there
                 return module if fromlist else sys.modules[f"{self.package}.{top}"]
+            if isinstance(sys.modules.get(top), StandIn):
+                raise ModuleNotFoundError(f"No module named {top!r}", name=top)
         return builtins.__import__(name, globals, locals, fromlist or (), level)
 
-    def _owns(self, top: str) -> bool:
+    def owns(self, top: str) -> bool:
         """Whether a top-level name is the model's: in its directories, and nowhere before them."""
         owned = self._owned.get(top)
         if owned is None:
-            owned = self._owned[top] = (
-                top not in sys.builtin_module_names
-                and PathFinder.find_spec(top, self._directories) is not None
-                and not _installed(top)
+            found = PathFinder.find_spec(top, self._directories) is not None
+            owned = found and not (
+                top in sys.builtin_module_names or top in _OURS or directories.installed(top)
             )
+            if found or top in sys.modules:  # else it may be written yet
+                self._owned[top] = owned
         return owned
 
 
 class _Loader(SourceFileLoader):
     """Runs a module with a model's own `__import__`."""
 
-    def __init__(self, full_name: str, path: str, names: dict[str, Any]) -> None:
+    def __init__(self, full_name: str, path: str, code: ModelCode) -> None:
         super().__init__(full_name, path)
-        self._names = names
+        self._code = code
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["__builtins__"] = self._names
-        super().exec_module(module)
+        module.__dict__["__builtins__"] = self._code.builtins
+        name = self.name.removeprefix(f"{self._code.package}.")
+        try:
+            super().exec_module(module)
+        except BaseException:
+            if name in _plain_names and sys.modules.get(name) is module:
+                _plain_names.discard(name)
+                del sys.modules[name]  # it had imported its submodules
+            raise
+        # Not those of the model's file: Triton has that in a package named after the version.
+        if name != self._code.main and self._code.keep_plain(name):
+            rename(vars(module), self.name, name)
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
         # No byte code is written: the repository is not ours, and a change in it may cause a reload.
         return
 
 
+class _PlainLoader(Loader):
+    """Imports a module of a model's, which is then known by its plain name, too."""
+
+    def __init__(self, code: ModelCode, name: str) -> None:
+        self._code = code
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        importlib.import_module(f"{self._code.package}.{self._name}")
+        self._code.keep_plain(self._name)
+        # What is here now is what is imported; the module that was made for it is let go.
+        sys.modules[module.__name__] = sys.modules[self._name]
+
+
 class _Finder(MetaPathFinder):
-    """Finds modules inside the packages of loaded models."""
+    """Finds modules inside the packages of loaded models, and by their plain names for whoever asks."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        code = _packages.get(fullname.partition(".")[0])
-        return None if code is None else code.find(fullname, path)
+        top = fullname.partition(".")[0]
+        code = _packages.get(top)
+        if code is not None:
+            return code.find(fullname, path)
+        if path is not None and top not in _plain_names:
+            return None
+        try:
+            return _whose(top).find_plain(fullname, path)
+        except UnknownError:
+            return None
 
 
 _FINDER = _Finder()
+
+
+def only_one_model() -> None:
+    """Says that this process is for one model, to which all plain names of its modules belong."""
+    global _only_one
+    _only_one = True
 
 
 def directory_of(module_name: str) -> Path | None:
@@ -200,22 +277,64 @@ def owners() -> list[object]:
         return [code.owner for code in _packages.values() if code.owner is not None]
 
 
-def _installed(top: str) -> bool:
-    """Whether a name is importable without the directories of any model, and not just a folder's name."""
-    # The working directory is left out: it is where the server was started, not what it was installed with.
-    places = [entry for entry in sys.path if entry not in _path_users and entry not in ("", ".")]
-    spec = PathFinder.find_spec(top, places)
-    return spec is not None and spec.origin is not None
+def _whose(top: str) -> ModelCode:
+    """The load whose module a top-level plain name stands for, as whoever asks sees it.
+
+    Raises:
+        UnknownError: There is none.
+    """
+    # No lock: the import system asks, whoever may hold it.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if isinstance(module, str) and is_model_module(module):
+            return _checked(_packages.get(module.partition(".")[0]), top)
+        frame = frame.f_back
+    from conch.backends.python.caller import running_caller  # which needs this module
+
+    caller = running_caller()
+    if caller is not None:
+        return _checked(next((code for code in [*_packages.values()] if code.owner is caller), None), top)
+    known = [*_packages.values()]
+    if len(known) == 1:
+        return _checked(known[0], top)
+    raise UnknownError(
+        f"it is not known which of {len(known)} instances of models asks for '{top}': let a function in a "
+        "module of the model ask, or run the model in a worker process"
+    )
 
 
-def _forget(directory: str) -> None:
-    """Takes a directory out of the import system, and modules that came from it by other means."""
-    if directory in _path_added:
-        _path_added.remove(directory)
-        if directory in sys.path:
-            sys.path.remove(directory)
-    sys.path_importer_cache.pop(directory, None)
-    start = directory.rstrip("/") + "/"
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(start):
-            del sys.modules[name]
+def _checked(code: ModelCode | None, top: str) -> ModelCode:
+    if code is None:
+        raise NotTheirsError(f"'{top}' is asked for by a model that has been unloaded")
+    if not code.owns(top):
+        raise NotTheirsError(f"'{top}' is a module of other models, not of the one that asks")
+    return code
+
+
+def _module_of_caller(name: str, load: bool) -> ModuleType:
+    """The module that a stand-in is for whoever asks it.
+
+    Raises:
+        UnknownError: There is none.
+    """
+    code = _whose(name.partition(".")[0])
+    full_name = f"{code.package}.{name}"
+    module = sys.modules.get(full_name)
+    if load:
+        try:
+            module = importlib.import_module(full_name)  # waits for a thread that is about it
+        except ModuleNotFoundError as error:
+            if error.name != full_name:
+                raise
+    if module is None:
+        raise NotTheirsError(f"the model that asks has not imported '{name}', or has no such module")
+    return module
+
+
+def _forget_plain_names() -> None:
+    """Takes the plain names of modules out of the import system that no load has any more."""
+    for name in list(_plain_names):
+        if not any(f"{package}.{name}" in sys.modules for package in _packages):
+            _plain_names.remove(name)
+            sys.modules.pop(name, None)

@@ -1,6 +1,6 @@
 """Where a worker process begins: ``python -X faulthandler main.py ROLE FD PACKAGE MODULE PATH...``.
 
-The interpreter may be another one than the server's, in another environment. So the two packages that are
+The interpreter may be another one than the server's, in another environment. So the few packages that are
 needed are found at the paths that are given here, and of the server's environment nothing else is but the
 further paths, behind everything that is installed here.
 """
@@ -45,10 +45,15 @@ def main(arguments: Sequence[str]) -> None:
     own = os.path.dirname(os.path.realpath(__file__))  # Python, too, follows links on the way to a script
     sys.path[:] = [path for path in sys.path if path != own]  # its modules have names that models' may have
     sys.path += [path for path in paths if path not in sys.path]
-    sys.meta_path.insert(0, Finder({"conch": package, "triton_python_backend_utils": module}))
+    stub = os.path.join(os.path.dirname(module), "c_python_backend_utils.py")
+    found = {"conch": package, "triton_python_backend_utils": module, "c_python_backend_utils": stub}
+    sys.meta_path.insert(0, Finder(found))
     from conch.workers.host.parent import end_with_parent
 
     end_with_parent()
+    from conch.backends.python.loading import only_one_model
+
+    only_one_model()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a model prints is in the log when it prints it
     if role == "complete":
