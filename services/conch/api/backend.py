@@ -22,7 +22,13 @@ from conch.backends.gather import gather
 from conch.backends.scatter import rows_of, scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
-from conch.core.errors import ConchError, DeadlineExceededError, InternalError, InvalidArgumentError
+from conch.core.errors import (
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    message_of,
+)
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -238,7 +244,7 @@ class FunctionInstance(BackendInstance):
             try:
                 return encoded(value if isinstance(value, np.ndarray) else np.asarray(value, object))
             except ValueError as error:
-                raise InternalError(f"output '{name}' of model '{self._name}': {error}") from None
+                raise InternalError(f"output '{name}' of model '{self._name}': {message_of(error)}") from None
         array = np.asarray(value)
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -252,4 +258,5 @@ class FunctionInstance(BackendInstance):
         if isinstance(error, ConchError):
             return error
         log.error("the function of model '%s' failed", self._name, exc_info=error)
-        return InternalError(f"the function of model '{self._name}' failed: {type(error).__name__}: {error}")
+        what = f"{type(error).__name__}: {message_of(error)}"
+        return InternalError(f"the function of model '{self._name}' failed: {what}")

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+NO_MESSAGE = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+"""What is shown of an exception that can't say what it is; Triton's text."""
+
 
 class ConchError(Exception):
     """An error with a message for the client.
@@ -157,11 +160,19 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
 }
 
 
+def message_of(error: object) -> str:
+    """The text of an exception that anybody may have written: its own way to say it may fail as well."""
+    try:
+        return str(error)
+    except BaseException:
+        return NO_MESSAGE
+
+
 def as_conch_error(error: BaseException) -> ConchError:
     """The error as a client may see it: itself if it is ours, else an internal error with its message."""
     if isinstance(error, ConchError):
         return error
-    return InternalError(str(error) or type(error).__name__)
+    return InternalError(message_of(error) or type(error).__name__)
 
 
 def without_traceback(error: ConchError) -> ConchError:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.sending import at_fault
 from conch.core.tensor import Tensor
 from conch.memory.keys import check_part
 from conch.memory.region import Region
@@ -122,9 +123,11 @@ class Uses:
             try:
                 response = self._placed(response)
             except Exception as error:  # an output may be anything that a model calls one
-                if not isinstance(error, ConchError):
+                shown = error if isinstance(error, ConchError) else at_fault(request.model_name, response)
+                if shown is None:
                     log.exception("an output of model '%s' could not be written", request.model_name)
-                response = InferenceResponse([], without_traceback(as_conch_error(error)))
+                    shown = as_conch_error(error)
+                response = InferenceResponse([], without_traceback(shown))
         try:
             self.responder(request, response, final)
         finally:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conch.core.errors import ConchError, InternalError
+from conch.core.errors import ConchError, InternalError, message_of
 from conch.core.request import InferenceResponse, Parameter
 from conch.core.spec import TensorSpec
 from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
@@ -76,8 +76,8 @@ def as_core_error(error: BaseException) -> ConchError:
         return error
     if isinstance(error, ModelError):
         kinds = {kind.code: kind for kind in _kinds(ConchError)}
-        return kinds.get(error.code, InternalError)(str(error))
-    return InternalError(f"{type(error).__name__}: {error}")
+        return kinds.get(error.code, InternalError)(message_of(error))
+    return InternalError(f"{type(error).__name__}: {message_of(error)}")
 
 
 def _kinds(kind: type[ConchError]) -> Iterator[type[ConchError]]:

@@ -104,3 +104,19 @@ def test_a_deadline_that_passes_while_it_yields_is_no_end() -> None:
     assert second is not None
     assert isinstance(second.error, DeadlineExceededError)
     assert handover.over
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_exception_that_can_not_say_what_it_is(decoupled: bool) -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fails(requests: list[Any]) -> list[Any]:
+        raise Silent
+
+    instance = FunctionInstance(spec(decoupled=decoupled), "m_0", fails, lambda function: None)
+    with pytest.raises(InternalError) as raised:
+        instance.execute(Batch([request(Handover())], 1))
+    text = "the function of model 'm' failed: Silent: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
+    assert raised.value.message == text

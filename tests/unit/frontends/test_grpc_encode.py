@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.core import make_request
 from tritonclient.grpc import service_pb2 as their_pb
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.grpc import encode
@@ -142,9 +142,10 @@ def test_two_versions_of_a_model_are_told_apart() -> None:
 
 
 def test_a_parameter_of_another_type_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError) as caught:
-        encode_parameters({"x": None})
-    assert caught.value.message == "response parameter 'x' must be a bool, int, float or str, not NoneType"
+    with pytest.raises(InternalError) as caught:
+        encode_parameters({"x": None}, "m")
+    text = "response parameter 'x' of model 'm' must be a bool, int, float or str, not NoneType"
+    assert caught.value.message == text
 
 
 def test_a_response_that_grpc_can_not_send(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,6 +255,22 @@ class Asked:
         return self.responses
 
 
+def test_exceptions_that_can_not_say_what_they_are(tmp_path: Path) -> None:
+    body = """
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def execute(self, requests):
+        raise self.Silent()
+"""
+    with conch.testing.load(model(tmp_path, body)) as loaded:
+        for _ in range(2):
+            with pytest.raises(Exception) as raised:
+                loaded.run({"A": ROW})
+            assert type(raised.value).__name__ == "Silent"
+
+
 def ask(repository: Repository, name: str, values: list[float]) -> list[InferenceResponse]:
     asked = Asked()
     tensor = Tensor.from_array("A", np.array([values], np.float32))
@@ -277,8 +293,16 @@ def test_stand_ins(tmp_path: Path) -> None:
     def wrong(inputs: dict[str, Any]) -> Any:
         return [1]
 
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def silent(inputs: dict[str, Any]) -> dict[str, Any]:
+        raise Silent
+
     repository = Repository("in_process")
-    for name, stand_in in {"double": double, "count": count, "refuse": refuse, "wrong": wrong}.items():
+    stand_ins = {"double": double, "count": count, "refuse": refuse, "wrong": wrong, "silent": silent}
+    for name, stand_in in stand_ins.items():
         repository.add(name, stand_in)
     repository.add("m", model(tmp_path))
     (response,) = ask(repository, "double", [1, 2])
@@ -288,10 +312,11 @@ def test_stand_ins(tmp_path: Path) -> None:
     }
     assert [each.outputs[0].numpy().item() for each in ask(repository, "count", [5, 6, 7])] == [5, 6, 7]
     assert ask(repository, "m", [1, 2])[0].outputs[0].numpy().tolist() == [[2, 4]]
-    errors = [ask(repository, name, [1])[0].error for name in ("refuse", "wrong")]
+    errors = [ask(repository, name, [1])[0].error for name in ("refuse", "wrong", "silent")]
     assert [(error.code, error.message) for error in errors if error is not None] == [
         ("UNAVAILABLE", "full"),
         ("INTERNAL", "TypeError: a stand-in must return a dict of arrays by output name, not list"),
+        ("INTERNAL", "Silent: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"),
     ]
     assert repository.calls.model_ready("count", "")
     assert not repository.calls.model_ready("nobody", "")

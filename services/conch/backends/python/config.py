@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from conch.backends.python.errors import TritonModelException, describe, in_model
-from conch.core.errors import ConchError, InternalError
+from conch.core.errors import ConchError, InternalError, message_of
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def auto_complete(model_class: type[Any], config: dict[str, Any]) -> dict[str, A
     except ConchError:
         raise
     except TritonModelException as error:
-        raise InternalError(str(error)) from error
+        raise InternalError(message_of(error)) from error
     except BaseException as error:
         name = config.get("name", "")
         log.error("auto_complete_config of model '%s' failed", name, exc_info=in_model(error))

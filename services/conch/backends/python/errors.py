@@ -19,6 +19,7 @@ from conch.core.errors import (
     UnavailableError,
     UnknownError,
     UnsupportedError,
+    message_of,
 )
 
 _OURS = str(Path(__file__).parent)
@@ -90,7 +91,7 @@ def as_core_error(error: object) -> ConchError:
     """A model's error as the core has it, its message unchanged."""
     if isinstance(error, TritonError):
         return _ERRORS.get(error.code(), InternalError)(error.message())
-    return InternalError(str(error))
+    return InternalError(message_of(error))
 
 
 _CODES = {error.code: code for code, error in _ERRORS.items()} | {
@@ -110,14 +111,15 @@ def describe(error: BaseException) -> str:
 
     Only frames of the model and of what it called are shown; those of the server would mislead.
     """
-    text = f"{type(error).__name__}: {error}{memory_hint(error)}"
+    text = f"{type(error).__name__}: {message_of(error)}{memory_hint(error)}"
     frames = _frames(error)
     return f"{text}\n\nAt:\n{frames}" if frames else text
 
 
 def failure_text(instance: str, error: BaseException) -> str:
     """What clients are told where `execute` of an instance has failed."""
-    what = str(error) if isinstance(error, TritonModelException) and is_ours(error) else describe(error)
+    ours = isinstance(error, TritonModelException) and is_ours(error)
+    what = message_of(error) if ours else describe(error)
     return f"Failed to process the request(s) for model '{instance}', message: {what}"
 
 

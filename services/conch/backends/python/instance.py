@@ -37,6 +37,7 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
     as_conch_error,
+    message_of,
 )
 from conch.core.instances.placement import Placement
 from conch.core.instances.shaping import Shaper
@@ -359,9 +360,9 @@ class PythonInstance(BackendInstance):
         """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
         message = failure_text(self._name, error)
         ended = isinstance(error, CallsEnded)
-        failure: ConchError = CancelledError(str(error)) if ended else InternalError(message)
+        failure: ConchError = CancelledError(message_of(error)) if ended else InternalError(message)
         if not ended:
-            log.error(FAILED, self._name, type(error).__name__, error, exc_info=in_model(error))
+            log.error(FAILED, self._name, type(error).__name__, message_of(error), exc_info=in_model(error))
         self._context.rescheduled = False
         for request in requests:
             if request._sender is not None:

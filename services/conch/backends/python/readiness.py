@@ -14,6 +14,7 @@ import numpy as np
 
 from conch.backends.python.errors import in_model
 from conch.backends.python.eventloop import EventLoop
+from conch.core.errors import message_of
 
 log = logging.getLogger(__name__)
 
@@ -104,4 +105,6 @@ class ReadyCheck:
                 raise TypeError(f"is_ready must return a bool, not {type(answer).__name__}")
             self._answer = bool(answer)
         except BaseException as error:  # the thread is the server's, whatever a model raises
-            log.error("is_ready of model '%s' failed: %s", self._name, error, exc_info=in_model(error))
+            log.error(
+                "is_ready of model '%s' failed: %s", self._name, message_of(error), exc_info=in_model(error)
+            )

@@ -6,6 +6,7 @@ from typing import Any
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.sending import wrong_parameter
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.wire import length_header
 from conch.protocol import inference_pb2
@@ -50,7 +51,7 @@ class ResponseEncoder:
         if response is None:
             return parts
         if response.parameters:
-            parts.append(encode_parameters(response.parameters))
+            parts.append(encode_parameters(response.parameters, key[0]))
         raw: list[Buffer] = []
         outputs = self._outputs
         for tensor in response.outputs:
@@ -83,11 +84,15 @@ def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
     cache[key] = value
 
 
-def encode_parameters(parameters: Any) -> bytes:
+def encode_parameters(parameters: Any, model: str = "") -> bytes:
     """Response parameters as the ``parameters`` field of a serialised ModelInferResponse.
 
+    Args:
+        parameters: They.
+        model: The name of the model that gave them.
+
     Raises:
-        InvalidArgumentError: A value is not a bool, integer of 64 bits, float or string.
+        InternalError: A value is not a bool, integer of 64 bits, float or string.
     """
     message = inference_pb2.ModelInferResponse()
     for key, value in parameters.items():
@@ -96,18 +101,14 @@ def encode_parameters(parameters: Any) -> bytes:
             slot.bool_param = value
         elif isinstance(value, int):
             if not -(2**63) <= value < 2**63:
-                raise InvalidArgumentError(
-                    f"response parameter '{key}' must fit into 64 bits, {value} does not"
-                )
+                raise wrong_parameter(model, key, value)
             slot.int64_param = value
         elif isinstance(value, float):
             slot.double_param = value
         elif isinstance(value, str):
             slot.string_param = value
         else:
-            raise InvalidArgumentError(
-                f"response parameter '{key}' must be a bool, int, float or str, not {type(value).__name__}"
-            )
+            raise wrong_parameter(model, key, value)
     return message.SerializeToString()
 
 

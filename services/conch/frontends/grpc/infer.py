@@ -8,6 +8,7 @@ from collections.abc import Callable
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.sending import unsendable
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, UnaryCall
@@ -130,5 +131,5 @@ class InferHandler:
         except ConchError as error:
             call.abort(error.grpc_status, error.message)
         except Exception as error:
-            log.exception("a response of model '%s' could not be sent", request.model_name)
-            call.abort(InternalError.grpc_status, f"the response could not be sent: {error}")
+            shown = unsendable(request.model_name, response, error)
+            call.abort(shown.grpc_status, shown.message)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.sending import unsendable
 from conch.core.server_core import ServerCore
 from conch.core.tensor import Buffer
 from conch.core.watch import watch_of
@@ -271,8 +272,7 @@ class StreamInferHandler:
         except ConchError as shown:
             self._say_error(place, shown)
         except Exception as failure:
-            log.exception("a response of model '%s' could not be sent", request.model_name)
-            self._say_error(place, InternalError(f"the response could not be sent: {failure}"))
+            self._say_error(place, unsendable(request.model_name, response, failure))
 
 
 def _size(part: Buffer) -> int:

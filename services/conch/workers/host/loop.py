@@ -18,10 +18,11 @@ from conch.backends.python.limits import limit_memory
 from conch.backends.python.metrics import keep_metrics_in
 from conch.backends.python.settings import Settings
 from conch.core.backend import Outcome
-from conch.core.errors import ConchError, InternalError, as_conch_error
+from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
 from conch.core.instances.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
+from conch.core.sending import at_fault
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers import wire
@@ -74,6 +75,7 @@ class Host:
         self._load: tuple[ModelSpec, Placement] | None = None
         self._requests: Requests | None = None
         self._instance: PythonInstance | None = None
+        self._name = ""
         self._decoupled = False
         self._over = False  # nothing is said any more, and threads that wait for something are told
         self._forked = False
@@ -127,7 +129,7 @@ class Host:
 
     def _open(self, spec: ModelSpec, placement: Placement) -> bool:
         keep_metrics_in(self._families)
-        self._decoupled = spec.decoupled
+        self._name, self._decoupled = spec.name, spec.decoupled
         settings = Settings.of(spec)
         if settings.memory_limit_mb is not None:
             limit_memory(settings.memory_limit_mb)
@@ -193,22 +195,37 @@ class Host:
         try:
             self._exchange.send(Kind.DONE, number, fields, payload)
         except (OSError, MemoryError, ConchError) as error:  # there is no room for it
-            text = wire.encode_error(InternalError(f"responses can't be sent: {error}"))
+            text = wire.encode_error(InternalError(f"responses can't be sent: {message_of(error)}"))
             self._exchange.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
         self._families.flush()
 
     def _outcome(self, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
         if not isinstance(outcome, BaseException):
             try:
-                return self._responses(batch, outcome)
+                try:
+                    return self._responses(batch, outcome)
+                except Exception:
+                    if not self._blame(outcome):
+                        raise
+                    return self._responses(batch, outcome)
             except Exception as error:  # no memory for them, or they are not what they say they are
-                outcome = InternalError(f"responses can't be sent: {error}")
+                outcome = InternalError(f"responses can't be sent: {message_of(error)}")
         assert self._requests is not None, "batches come when the model is loaded"
         text = wire.encode_error(as_conch_error(outcome))
         for request in batch.requests:
             assert isinstance(request, HostRequest)
             self._requests.remove(request.number)
         return _times(batch, 0, len(text)) + text, None
+
+    def _blame(self, responses: Sequence[InferenceResponse | None] | None) -> bool:
+        """Makes errors of the responses that can't be sent, so that the others can; whether there are any."""
+        blamed = False
+        for response in responses or ():
+            error = at_fault(self._name, response)
+            if response is not None and error is not None:
+                response.outputs, response.error = [], error
+                blamed = True
+        return blamed
 
     def _responses(
         self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
@@ -267,7 +284,11 @@ class Host:
                 raise
             except Exception as error:  # no memory for it, or it is not what it says it is
                 record.present, record.parameters = True, None
-                record.error = InternalError(f"a response can't be sent: {error}")
+                record.error = at_fault(self._name, response)
+                if record.error is None:
+                    record.error = InternalError(f"a response can't be sent: {message_of(error)}")
+                # Nothing may follow an error; what the model goes on to send goes nowhere.
+                record.final = request.answered = True
                 self._send_response(request, record, ())
         except ChannelClosedError:
             pass  # whoever reads notices, and ends the process

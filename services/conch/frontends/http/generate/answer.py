@@ -10,6 +10,7 @@ import orjson
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceResponse, Parameter
+from conch.core.sending import wrong_parameter
 from conch.core.tensor import Tensor, decode_bytes
 
 _PIECE: Final = 16 * 1024
@@ -25,7 +26,7 @@ def answer_object(model_name: str, model_version: str, request_id: str, response
     if request_id:
         members["id"] = orjson.dumps(request_id)
     for key, value in (response.parameters or {}).items():
-        members[key] = _parameter(key, value)
+        members[key] = _parameter(model_name, key, value)
     for tensor in response.outputs:
         members[tensor.name] = _tensor(tensor)
     # Triton sorts by bytes.
@@ -33,13 +34,11 @@ def answer_object(model_name: str, model_version: str, request_id: str, response
     return b"{" + b",".join(orjson.dumps(key) + b":" + value for key, value in ordered) + b"}"
 
 
-def _parameter(key: str, value: Parameter) -> bytes:
+def _parameter(model: str, key: str, value: Parameter) -> bytes:
     if isinstance(value, float):
         return _dumps(value, bool(np.isfinite(value)))
     if not isinstance(value, bool | int | str) or not _is_64_bits(value):
-        raise InvalidArgumentError(
-            f"response parameter '{key}' must be a bool, int of 64 bits, float or str, not {value!r:.100}"
-        )
+        raise wrong_parameter(model, key, value)
     return _dumps(value)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -12,8 +11,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.sending import unsendable
 from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
@@ -27,8 +27,6 @@ from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import JSON, error_body
 from conch.frontends.http.routing import ApiRoute, route
 from conch.frontends.http.unframed import sender
-
-log = logging.getLogger(__name__)
 
 _PROTOCOL = "http"
 EVENTS = "text/event-stream; charset=utf-8"
@@ -134,8 +132,8 @@ class Exchange:
         except ConchError as error:
             item = _failure(error, final)
         except Exception as error:
-            log.exception("a response of model '%s' could not be sent", request.model_name)
-            item = _failure(InternalError(f"the response could not be sent: {error}"), final)
+            # The client would miss it among the others: this is the end, as it is where a worker's fails.
+            item = _failure(unsendable(request.model_name, response, error), True)
         if self._core.request_log is not None and (watch := watch_of(request)) is not None:
             watch.bytes_out += len(item.body or b"")
         self.outbox.put(item)

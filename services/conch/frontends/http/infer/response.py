@@ -10,6 +10,7 @@ import orjson
 
 from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.sending import wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.turns import give_way
@@ -56,7 +57,7 @@ class ResponseEncoder:
             _remember(self._models, key, head)
         parts = [b'{"id":%b,%b' % (orjson.dumps(request.id), head) if request.id else b"{" + head]
         if response.parameters:
-            parts.append(b',"parameters":' + _parameters(response.parameters))
+            parts.append(b',"parameters":' + _parameters(response.parameters, key[0]))
         binary: list[Buffer] = []
         separator = b',"outputs":['
         named = wanted.named
@@ -109,18 +110,16 @@ def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
     cache[key] = value
 
 
-def _parameters(parameters: Any) -> bytes:
+def _parameters(parameters: Any, model: str) -> bytes:
     for key, value in parameters.items():
         if isinstance(value, bytes):
             raise UnsupportedError(
                 "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
             )
         if not isinstance(value, bool | int | float | str):
-            raise InvalidArgumentError(
-                f"response parameter '{key}' must be a bool, int, float or str, not {type(value).__name__}"
-            )
+            raise wrong_parameter(model, key, value)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise InvalidArgumentError(f"response parameter '{key}' must fit into 64 bits, {value} does not")
+            raise wrong_parameter(model, key, value)
     return b"{%b}" % b",".join(
         b"%b:%b" % (orjson.dumps(key), _scalar(value)) for key, value in parameters.items()
     )

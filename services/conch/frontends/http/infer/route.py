@@ -11,6 +11,7 @@ from conch.core.buffers import copied
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.sending import unsendable
 from conch.core.server_core import ServerCore
 from conch.core.tensor import Buffer
 from conch.core.watch import watch_of
@@ -247,8 +248,7 @@ class InferRoute:
         except ConchError as error:
             answer = failure(error)
         except Exception as error:
-            log.exception("a response of model '%s' could not be sent", request.model_name)
-            answer = failure(InternalError(f"the response could not be sent: {error}"))
+            answer = failure(unsendable(request.model_name, response, error))
         if self._log is not None and (watch := watch_of(request)) is not None:
             # What a worker has yet to make is told by its tensors: the line does not wait for it.
             watch.bytes_out += (
@@ -272,7 +272,12 @@ class InferRoute:
         return lambda: success(head, behind, encoding)
 
     def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
-        head, tail = self._encode(request, response, call.wanted)
+        try:
+            head, tail = self._encode(request, response, call.wanted)
+        except ConchError:
+            raise
+        except Exception as error:
+            raise unsendable(request.model_name, response, error) from None
         return success(head, tail, call.encoding)
 
 

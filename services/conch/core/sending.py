@@ -1,0 +1,78 @@
+"""Responses that no message can be made of: whose fault that is, and what their clients are told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from conch.core.errors import InternalError, message_of
+from conch.core.request import InferenceResponse
+
+log = logging.getLogger(__name__)
+
+_MOST_SHOWN_BITS = 256
+
+
+def unsendable(model: str, response: InferenceResponse | None, error: Exception) -> InternalError:
+    """Logs that a response could not be sent, and says what its client is told.
+
+    Args:
+        model: The name of the model.
+        response: The response.
+        error: What came of trying.
+    """
+    fault = at_fault(model, response)
+    if fault is not None:
+        return fault
+    log.error("a response of model '%s' could not be sent", model, exc_info=error)
+    return InternalError(f"the response could not be sent: {message_of(error)}")
+
+
+def at_fault(model: str, response: InferenceResponse | None) -> InternalError | None:
+    """What is wrong with a response as its model made it, which is logged; None if nothing is.
+
+    It is only to be asked when sending has failed: it takes as long as sending does.
+    """
+    if response is None or response.error is not None:
+        return None
+    fault = _fault(model, response)
+    if fault is not None:
+        log.error("%s", fault.message)
+    return fault
+
+
+def wrong_parameter(model: str, key: str, value: object) -> InternalError:
+    """What a client is told of a response parameter that its protocol has no form for."""
+    what = f"response parameter '{key}' of model '{model}'"
+    if not isinstance(value, int):
+        return InternalError(f"{what} must be a bool, int, float or str, not {type(value).__name__}")
+    bits = value.bit_length()
+    shown = str(value) if bits <= _MOST_SHOWN_BITS else f"a number of {bits} bits"
+    return InternalError(f"{what} must fit into 64 bits, {shown} does not")
+
+
+def _fault(model: str, response: InferenceResponse) -> InternalError | None:
+    for key, value in (response.parameters or {}).items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            return wrong_parameter(model, key, value)
+        for text in (key, value):
+            if isinstance(text, str) and (reason := _failure(text.encode)) is not None:
+                return InternalError(f"response parameter '{key}' of model '{model}' can't be sent: {reason}")
+    for tensor in response.outputs:
+        if tensor.datatype != "BYTES":
+            continue
+        if (reason := _failure(partial(getattr, tensor, "data"))) is not None:
+            return InternalError(f"output '{tensor.name}' of model '{model}' can't be sent: {reason}")
+    return None
+
+
+def _failure(make: Callable[[], object]) -> str | None:
+    """Why something can't be made; None if it can."""
+    try:
+        make()
+    except MemoryError:
+        return None  # that is nobody's fault
+    except Exception as error:
+        return message_of(error)
+    return None
