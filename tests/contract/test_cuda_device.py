@@ -55,7 +55,9 @@ CUPY = """import cupy
         return pb_utils.Tensor.from_dlpack("OUT", doubled)"""
 CALLS = """given = pb_utils.Tensor.from_dlpack("IN", TENSOR)
         name = "anywhere" if tensor.is_cpu() else "near"
-        response = pb_utils.InferenceRequest(name, ["OUT"], [given]).exec()
+        response = pb_utils.InferenceRequest(
+            model_name=name, requested_output_names=["OUT"], inputs=[given]
+        ).exec()
         assert not response.has_error(), response.error().message()
         return pb_utils.Tensor("OUT", response.output_tensors()[0].as_numpy())"""
 ANYWHERE = """

@@ -116,10 +116,9 @@ def test_while_somebody_reads_the_next_one_does_not(tmp_path: Path) -> None:
         first = pool.submit(begin_here, running, 0.2, LONG_NS)
         eventually(lambda: bool(running.link.in_flight()), "the first batch begins")
         second = begin_here(running, 0, LONG_NS)
-        assert second.outcomes == []  # begun, and left to who reads
         second.result()
         first.result().result()
-        assert second.thread not in (0, threading.get_ident())
+        assert second.thread not in (0, threading.get_ident())  # it was left to who reads
 
 
 @pytest.mark.parametrize(("how", "says"), [(-1, "its process has ended"), (-2, "can't be understood")])
