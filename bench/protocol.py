@@ -94,14 +94,35 @@ class Probe:
     def _index(self) -> Any:
         return self._call("RepositoryIndex", messages.RepositoryIndexRequest(), 60.0).models
 
+    def batches(self, model: str) -> tuple[int, int]:
+        """How many inferences the model has made since the server's start, and in how many batches.
+
+        Raises:
+            grpc.RpcError: the server is gone or does not have the model.
+        """
+        reply = self._call("ModelStatistics", messages.ModelStatisticsRequest(name=model), 10.0)
+        counts = reply.model_stats[0]
+        return int(counts.inference_count), int(counts.execution_count)
+
+    def dimensions(self, model: str) -> int:
+        """How many dimensions the model's first input has.
+
+        Raises:
+            grpc.RpcError: the server is gone or does not have the model.
+        """
+        reply = self._call("ModelMetadata", messages.ModelMetadataRequest(name=model), 10.0)
+        return len(reply.inputs[0].shape)
+
     def infer(self, model: str, values: npt.NDArray[np.float32]) -> float:
-        """The first element of OUTPUT0 for an INPUT0.
+        """The first element of OUTPUT0 for an INPUT0; the request says what perf_analyzer's say.
 
         Raises:
             grpc.RpcError: it failed.
         """
         request = messages.ModelInferRequest(model_name=model, raw_input_contents=[values.tobytes()])
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
         request.inputs.add(name="INPUT0", datatype="FP32", shape=values.shape)
+        request.outputs.add(name="OUTPUT0")
         reply = self._call("ModelInfer", request, 30.0)
         return float(np.frombuffer(reply.raw_output_contents[0], np.float32)[0])
 
