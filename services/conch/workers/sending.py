@@ -150,6 +150,4 @@ def _flags_of(request: InferenceRequest, again: bool) -> int:
         flags |= wire.CANCELLED
     if again:
         flags |= wire.AGAIN
-    if request.empty_final:
-        flags |= wire.EMPTY_FINAL
     return flags

@@ -549,6 +549,7 @@ FILLER = 4
 CANCELLED = 8
 AGAIN = 16
 EMPTY_FINAL = 32
+"""Of a call: it wants a final response even where that says nothing."""
 BELIEVED_SINGLE = 64
 """Of a call: who calls believes that the model answers every request once."""
 BELIEVED_DECOUPLED = 128
@@ -765,7 +766,6 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
             or request.timeout_us
             or request.sequence_start
             or request.sequence_end
-            or request.empty_final
             or request.cancelled
             or request.filler
         ):
