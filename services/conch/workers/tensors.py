@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conch.core.tensor import POSITIONS, Tensor
+from conch.core.tensor import POSITIONS, Buffer, Tensor
 from conch.workers.wire import RETURNED, Place, TensorLayout
 
 
@@ -49,13 +49,11 @@ class ReceivedTensor(Tensor):
 
 
 def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor from a worker: a view, but a copy where nobody may change the bytes any more.
+    """A tensor in a block from a worker: a view, but a copy where nobody may change the bytes any more.
 
     Strings are counted before they are taken apart; for numbers that kernels take for positions see
     `POSITIONS`.
     """
-    if not place.source:
-        return Tensor(layout.name, layout.datatype, layout.shape, memory)
     if layout.datatype == "BYTES" or layout.datatype in POSITIONS:
         # Through an array: that copies without the interpreter's lock.
         memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
@@ -64,8 +62,15 @@ def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
     return kind(layout.name, layout.datatype, layout.shape, memory)
 
 
+def small_worker_tensor(name: str, datatype: str, shape: tuple[int, ...], data: Buffer) -> Tensor:
+    """A tensor that has come from the server in the message itself."""
+    tensor = ReceivedTensor(name, datatype, shape, data)
+    tensor.block = tensor.offset = 0
+    return tensor
+
+
 def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor from the server."""
+    """A tensor in a block from the server."""
     tensor = ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
     tensor.block, tensor.offset = place.source, place.offset
     return tensor
