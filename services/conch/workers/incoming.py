@@ -89,13 +89,12 @@ class Incoming:
         self._offset = start + count * nbytes
         if self._offset > len(data):
             raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
-        lists: list[list[Tensor]] = []
-        for _ in range(count):
-            tensors: list[Tensor] = []
-            for (name, datatype, shape, _nbytes), first, end in inline:
-                tensors.append(small(name, datatype, shape, data[start + first : start + end]))
-            lists.append(tensors)
-            start += nbytes
+        lists: list[list[Tensor]] = [[] for _ in range(count)]
+        for (name, datatype, shape, _), first, end in inline:
+            at, size = start + first, end - first
+            for tensors in lists:
+                tensors.append(small(name, datatype, shape, data[at : at + size]))
+                at += nbytes
         return lists
 
     def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:

@@ -778,6 +778,7 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
         None if one of them says what most do not: they need records of their own then.
     """
     requested = requests[0].requested
+    pack = _ROW.pack
     rows: list[bytes] = []
     names: list[bytes] = []
     for request, number in zip(requests, numbers, strict=True):
@@ -793,18 +794,21 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
             or request.filler
         ):
             return None
-        name = request.id.encode("utf-8", "surrogatepass") if request.id else b""
+        length = 0
+        if request.id:
+            name = request.id.encode("utf-8", "surrogatepass")
+            names.append(name)
+            length = len(name)
         rows.append(
-            _ROW.pack(
+            pack(
                 number,
                 request.received_ns,
                 request.queued_ns,
-                _deadline(request.deadline_ns),
+                -1 if request.deadline_ns is None else _deadline(request.deadline_ns),
                 request.batch_size,
-                len(name),
+                length,
             )
         )
-        names.append(name)
     rare = _common(requested, ())
     return b"".join([_ALIKE.pack(len(rare)), rare, *rows, *names])
 
