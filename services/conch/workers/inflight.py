@@ -88,8 +88,8 @@ class InFlightTable:
 
     Batches come on any thread, one at a time; their outcomes on the one that receives; the end on any.
 
-    Most requests are answered with their batch. What hands over the responses of others is made when the first
-    of them comes, or when somebody else asks for it.
+    Most requests are answered with their batch. What hands over the responses of others is made when the
+    first of them comes, or when somebody else asks for it.
 
     Args:
         opened: Makes what hands over the responses of a request, with its number.

@@ -51,21 +51,24 @@ def pack_alike(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layo
     Returns:
         Whether that is so.
     """
-    counts = list(map(len, lists))
-    if not counts or counts.count(counts[0]) != len(counts):
+    length = len(lists)
+    if not length:
         return False
     tensors = [tensor for each in lists for tensor in each]
     keys = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
-    key = keys[: counts[0]]
-    if len(counts) > 1 and key * len(counts) != keys:
+    if length > 1:
+        counts = list(map(len, lists))
+        first = keys[: counts[0]]
+        if counts.count(counts[0]) != length or first * length != keys:
+            return False
+        keys = first
+    inline, _, _, nbytes, aligned = sent.encode(tuple(keys))
+    if not 0 <= nbytes * length <= wire.MOST_INLINE:
         return False
-    description = sent.encode(tuple(key))
-    if not 0 <= description.nbytes * len(counts) <= wire.MOST_INLINE:
-        return False
-    payload.alike = description.inline
-    payload.lists = [description.inline] * len(counts)
-    parts = [tensor.data for tensor in tensors]
-    payload.data = [b"".join(parts)] if description.aligned else parts
+    payload.alike = inline
+    payload.lists = [inline] * length
+    parts: list[Buffer] = [tensor.data for tensor in tensors]
+    payload.data = [b"".join(parts)] if aligned else parts
     return True
 
 

@@ -143,8 +143,9 @@ def encode(
     header = HEADER.pack(MAGIC, kind, flags, len(released), length, subject, block, block_size)
     if not released and not data:
         return header + fields
-    head = HEADER.size + 4 * len(released) + length
-    parts: list[Buffer] = [header, struct.pack(f"<{len(released)}I", *released), fields, bytes(-head % 8)]
+    numbers = encode_numbers(released) if released else b""
+    head = HEADER.size + len(numbers) + length
+    parts: list[Buffer] = [header, numbers, fields, _PADDING[head & 7]]
     for part in data:
         parts.append(part)
         if rest := len(part) & 7:

@@ -98,6 +98,32 @@ def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way
     assert len(answers.calls) == 1
 
 
+def test_what_hands_responses_over_is_made_once_and_goes_with_its_request() -> None:
+    entered = Entered()
+    table = entered.table
+    sent = entered.enter(one("a"), one("b"), one("c"))
+    first, second, third = sent.numbers
+    entry = table.entry(first)
+    assert entry is not None and table.entry(first) is entry
+    assert table.entry(99) is None
+    table.over([first, second])
+    assert table.entry(first) is None and table.entry(second) is None and list(table.open) == [third]
+    last = table.entry(third)
+    _, opened = table.close()
+    assert opened == {third: last}
+    assert table.entry(third) is None
+
+
+def test_who_cancels_a_request_that_runs_tells_its_worker() -> None:
+    entered = Entered()
+    a, over, b = one("a"), one("over"), one("b")
+    over.answered = True
+    sent = entered.enter(a, over, b)
+    for request in (b, over, a, a):
+        request.tell_cancelled()
+    assert entered.cancelled == [sent.numbers[2], sent.numbers[0]]
+
+
 def test_a_closed_table_takes_nothing_and_tells_what_there_was() -> None:
     entered = Entered()
     sent = entered.enter(one("a"))
