@@ -98,6 +98,8 @@ NEW_BLOCK = 1
 OUTLINE = 2
 """Flag: the message is in the file whose descriptor comes with this one."""
 
+_HEADER_BYTES = HEADER.size
+_NO_FLAGS = ~(NEW_BLOCK | OUTLINE)
 _PADDING = [bytes(-size % 8) for size in range(8)]
 _HELLO = struct.Struct("<4sHI")
 _HELLO_MAGIC = b"conc"
@@ -144,7 +146,7 @@ def encode(
     if not released and not data:
         return header + fields
     numbers = encode_numbers(released) if released else b""
-    head = HEADER.size + len(numbers) + length
+    head = _HEADER_BYTES + len(numbers) + length
     parts: list[Buffer] = [header, numbers, fields, _PADDING[head & 7]]
     for part in data:
         parts.append(part)
@@ -164,27 +166,28 @@ def decode(packet: memoryview) -> Message:
     Raises:
         WireError: It is none.
     """
-    if len(packet) < HEADER.size:
-        raise WireError(f"a message of {len(packet)} bytes is too short")
+    size = len(packet)
+    if size < _HEADER_BYTES:
+        raise WireError(f"a message of {size} bytes is too short")
     magic, number, flags, released, length, subject, block, block_size = HEADER.unpack_from(packet)
     if magic != MAGIC:
         raise WireError(f"a message begins with {magic:#x}, not {MAGIC:#x}")
     kind = _KINDS.get(number)
     if kind is None:
         raise WireError(f"there is no message of kind {number}")
-    start = HEADER.size + 4 * released
+    start = _HEADER_BYTES + 4 * released
     end = start + length
-    if end > len(packet) or flags & ~(NEW_BLOCK | OUTLINE):
+    if end > size or flags & _NO_FLAGS:
         raise WireError(f"the header of a message {kind.name} does not fit it")
-    numbers: tuple[int, ...] = struct.unpack_from(f"<{released}I", packet, HEADER.size) if released else ()
+    numbers: tuple[int, ...] = struct.unpack_from(f"<{released}I", packet, _HEADER_BYTES) if released else ()
     return Message(
         kind,
         subject,
         packet[start:end],
-        packet[end + -end % 8 :],
+        packet[end + (-end & 7) :],
         block,
         block_size,
-        bool(flags & NEW_BLOCK),
+        flags & NEW_BLOCK != 0,
         numbers,
     )
 
@@ -909,6 +912,9 @@ _PLAIN = ResponseRecord(True)
 
 PLAIN_RESPONSE = _PLAIN.encode()
 """A response that is nothing but its tensors."""
+
+LAST_RESPONSE = ResponseRecord(True, final=True).encode()
+"""Such a response, after which nothing follows."""
 
 _DONE = struct.Struct("<QQQII?")
 
