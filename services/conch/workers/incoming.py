@@ -9,7 +9,7 @@ from conch.core.tensor import Array, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Pool
 from conch.workers.gpu_tensors import Devices, UnreachableError
-from conch.workers.wire import RETURNED, Layouts, Message, Place, Reader, TensorLayout, WireError
+from conch.workers.wire import RETURNED, Layout, Layouts, Message, Place, Reader, TensorLayout, WireError
 
 _HERE = Place(0, 0, 0)
 
@@ -92,6 +92,21 @@ class Incoming:
             )
             start += nbytes
         return lists
+
+    def lists_alike(self, count: int) -> tuple[Layout, memoryview]:
+        """Reads what so many lists of small tensors have in common, which nothing else goes with.
+
+        Returns:
+            What is in each list, and the memory in which they follow one another.
+
+        Raises:
+            WireError: It is something else, or there is less memory.
+        """
+        layout = self._side.received.decode_fixed(self.reader)
+        end = count * layout.nbytes
+        if end > len(self._data):
+            raise WireError(f"tensors end at {end}, but there are {len(self._data)} bytes")
+        return layout, self._data
 
     def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
         make = self._side.make

@@ -6,8 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from conch.core.tensor import POSITIONS, Tensor
-from conch.workers.wire import RETURNED, Place, TensorLayout
+from conch.core.tensor import NUMPY_DTYPES, POSITIONS, Tensor
+from conch.workers.wire import RETURNED, Layout, Place, TensorLayout
+
+_MOST_DIMS = 32
+"""Arrays of so many dimensions every numpy has."""
 
 
 class BlockTensor(Tensor):
@@ -33,16 +36,22 @@ class ReturnedTensor(BlockTensor):
 
 
 class ReceivedTensor(Tensor):
-    """An input in a worker: a model may write to it, as nobody else has it.
+    """An input in a worker: a model may write to it, as nobody else has it."""
+
+    __slots__ = ()
+
+    writable: ClassVar[bool] = True
+
+
+class LentTensor(ReceivedTensor):
+    """An input in a worker that is in a block.
 
     Attributes:
-        block: Number of the block that it came in; 0 for none.
+        block: Number of the block that it came in.
         offset: Where it begins there.
     """
 
     __slots__ = ("block", "offset")
-
-    writable: ClassVar[bool] = True
 
     block: int
     offset: int
@@ -66,6 +75,35 @@ def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
 
 def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
     """A tensor from the server."""
-    tensor = ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
+    if not place.source:
+        return ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
+    tensor = LentTensor(layout.name, layout.datatype, layout.shape, memory)
     tensor.block, tensor.offset = place.source, place.offset
     return tensor
+
+
+def worker_inputs(layout: Layout, memory: memoryview, count: int) -> list[dict[str, Tensor]]:
+    """So many lists of small tensors from the server, which are all the same and follow one another.
+
+    Their arrays are made at once: hardly a model does not ask for them.
+    """
+    columns: list[list[ReceivedTensor]] = []
+    step = layout.nbytes
+    for (name, datatype, shape, nbytes), start, _ in layout.spans:
+        starts = range(start, start + count * step, step) if step else [start] * count
+        dtype = NUMPY_DTYPES.get(datatype)
+        if dtype is None or not nbytes or len(shape) > _MOST_DIMS:  # perhaps there is no such array
+            tensors = [ReceivedTensor(name, datatype, shape, memory[each : each + nbytes]) for each in starts]
+        else:
+            make = np.ndarray
+            tensors = [
+                ReceivedTensor(name, datatype, shape, None, make(shape, dtype, memory, each))
+                for each in starts
+            ]
+        columns.append(tensors)
+    if len(columns) == 1:
+        return [{name: tensor} for tensor in columns[0]]
+    names = [tensor.name for tensor in layout.tensors]
+    if not columns:
+        return [{} for _ in range(count)]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
