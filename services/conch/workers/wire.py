@@ -415,7 +415,8 @@ class Layouts:
             length, count, inline = whole.unpack(_LIST)
             layout = self.decode(bytes(whole.take(length)))
             whole.end()
-            _check_count(layout, count, inline)
+            if count != len(layout.tensors) or inline > 1:
+                raise _miscounted(count, layout)
             if layout.strings or not inline:
                 raise WireError("lists of strings, and of tensors in blocks, can't be alike")
             if len(self._fixed) >= _MOST_LAYOUTS:
@@ -504,7 +505,8 @@ def decode_tensors(
     """
     length, count, inline = reader.unpack(_LIST)
     layout = layouts.decode(bytes(reader.take(length)))
-    _check_count(layout, count, inline)
+    if count != len(layout.tensors) or inline > 1:
+        raise _miscounted(count, layout)
     if inline:
         if not layout.strings:
             return layout.spans, layout.nbytes, ()
@@ -524,9 +526,8 @@ def decode_tensors(
     return (), 0, tensors
 
 
-def _check_count(layout: Layout, count: int, inline: int) -> None:
-    if count != len(layout.tensors) or inline > 1:
-        raise WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
+def _miscounted(count: int, layout: Layout) -> WireError:
+    return WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
 
 
 def _check_size(tensor: TensorLayout, nbytes: int) -> None:

@@ -90,8 +90,9 @@ class Requests:
         lists = worker_inputs(*incoming.lists_alike(length), length)
         model, version, responder, by_number = self._name, self._version, self._responder, self._by_number
         requests: list[InferenceRequest] = []
-        for row, request_id, inputs in zip(rows, ids, lists, strict=True):
-            number, received, queued, deadline, size, _ = row
+        for (number, received, queued, deadline, size, _), request_id, inputs in zip(
+            rows, ids, lists, strict=True
+        ):
             request = HostRequest(model, version, inputs, responder, received, request_id, requested)
             request.number = number
             request.granted, request.spent = wire.WINDOW, 0
@@ -137,7 +138,8 @@ class Requests:
         request.correlation_id = record.correlation_id
         request.priority = record.priority
         request.timeout_us = record.timeout_us
-        request.sequence_start = bool(flags & wire.SEQUENCE_START)
-        request.sequence_end = bool(flags & wire.SEQUENCE_END)
-        request.cancelled = bool(flags & wire.CANCELLED)
+        if flags:
+            request.sequence_start = bool(flags & wire.SEQUENCE_START)
+            request.sequence_end = bool(flags & wire.SEQUENCE_END)
+            request.cancelled = bool(flags & wire.CANCELLED)
         return request
