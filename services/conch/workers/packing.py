@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -40,7 +40,36 @@ class Payload:
         self.lent: list[int] = []
 
 
-def pack_inline(payload: Payload, lists: Sequence[Sequence[Tensor]], sent: Layouts) -> None:
+def pack_alike(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> bool:
+    """Puts tensors into the message itself if they are small and one description holds for all lists.
+
+    Args:
+        payload: Takes them.
+        lists: The tensors.
+        sent: The layouts that the other side has been told.
+
+    Returns:
+        Whether that is so.
+    """
+    counts = list(map(len, lists))
+    if not counts or counts.count(counts[0]) != len(counts):
+        return False
+    tensors = [tensor for each in lists for tensor in each]
+    keys = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
+    key = keys[: counts[0]]
+    if len(counts) > 1 and key * len(counts) != keys:
+        return False
+    description = sent.encode(tuple(key))
+    if not 0 <= description.nbytes * len(counts) <= wire.MOST_INLINE:
+        return False
+    payload.alike = description.inline
+    payload.lists = [description.inline] * len(counts)
+    parts = [tensor.data for tensor in tensors]
+    payload.data = [b"".join(parts)] if description.aligned else parts
+    return True
+
+
+def pack_inline(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> None:
     """Puts small tensors into the message itself.
 
     Args:
@@ -48,24 +77,17 @@ def pack_inline(payload: Payload, lists: Sequence[Sequence[Tensor]], sent: Layou
         lists: The tensors.
         sent: The layouts that the other side has been told.
     """
-    keys = [_key(tensors) for tensors in lists]
-    if keys and keys.count(keys[0]) == len(keys):
-        payload.alike = wire.encode_fixed(sent, keys[0])
-    if payload.alike is not None:
-        payload.lists = [payload.alike] * len(keys)
-        payload.data = [tensor.data for tensors in lists for tensor in tensors]
-        return
     described: list[bytes] = []
-    for tensors, key in zip(lists, keys, strict=True):
+    for tensors in lists:
         parts = [tensor.data for tensor in tensors]
         payload.data += parts
-        described.append(wire.encode_inline(sent, key, parts))
+        described.append(wire.encode_inline(sent, _key(tensors), parts))
     payload.lists = described
 
 
 def pack_block(
     payload: Payload,
-    lists: Sequence[Sequence[Tensor]],
+    lists: Sequence[Collection[Tensor]],
     size: int,
     sent: Layouts,
     pool: Pool,
@@ -126,7 +148,7 @@ def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
     return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
 
 
-def _key(tensors: Sequence[Tensor]) -> wire.LayoutKey:
+def _key(tensors: Collection[Tensor]) -> wire.LayoutKey:
     return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
 
 

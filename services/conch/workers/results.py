@@ -174,4 +174,4 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _alike(incoming: Incoming, length: int) -> list[InferenceResponse]:
     """Responses that are nothing but tensors, which one list describes."""
-    return [InferenceResponse(outputs) for outputs in incoming.tensors_alike(length)]
+    return list(map(InferenceResponse, incoming.tensors_alike(length)))

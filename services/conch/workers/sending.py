@@ -67,7 +67,7 @@ class BatchSender:
                 lends = not only_cpu_inputs(self._spec)
                 tell = partial(self._exchange.send, Kind.DEVICES, 0)
                 self._devices = use_on_server(self._exchange, self._gpus, lends, tell)
-            payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests], True)
+            payload = self._exchange.pack([request.inputs.values() for request in batch.requests], True)
             batch.bytes_copied += payload.bytes_copied
             flags = self._send_packed(sent, payload)
         except BaseException as error:

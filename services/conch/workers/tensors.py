@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conch.core.tensor import NUMPY_DTYPES, POSITIONS, Tensor
+from conch.core.tensor import NUMPY_DTYPES, POSITIONS, Buffer, Tensor
 from conch.workers.wire import RETURNED, Layout, Place, TensorLayout
 
 _MOST_DIMS = 32
@@ -58,13 +58,11 @@ class LentTensor(ReceivedTensor):
 
 
 def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor from a worker: a view, but a copy where nobody may change the bytes any more.
+    """A tensor in a block from a worker: a view, but a copy where nobody may change the bytes any more.
 
     Strings are counted before they are taken apart; for numbers that kernels take for positions see
     `POSITIONS`.
     """
-    if not place.source:
-        return Tensor(layout.name, layout.datatype, layout.shape, memory)
     if layout.datatype == "BYTES" or layout.datatype in POSITIONS:
         # Through an array: that copies without the interpreter's lock.
         memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
@@ -74,15 +72,13 @@ def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
 
 
 def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor from the server."""
-    if not place.source:
-        return ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
+    """A tensor in a block from the server."""
     tensor = LentTensor(layout.name, layout.datatype, layout.shape, memory)
     tensor.block, tensor.offset = place.source, place.offset
     return tensor
 
 
-def worker_inputs(layout: Layout, memory: memoryview, count: int) -> list[dict[str, Tensor]]:
+def worker_inputs(layout: Layout, memory: Buffer, count: int) -> list[dict[str, Tensor]]:
     """So many lists of small tensors from the server, which are all the same and follow one another.
 
     Their arrays are made at once: hardly a model does not ask for them.

@@ -331,6 +331,24 @@ class Layout(NamedTuple):
     nbytes: int
 
 
+class Description(NamedTuple):
+    """A list of tensors, as the other side is told of it.
+
+    Attributes:
+        inline: How it begins where their bytes are in the message.
+        placed: How it begins where they are in blocks.
+        strings: Whether there are some whose sizes have to be said, too.
+        nbytes: Their bytes; -1 where these are not known without them.
+        aligned: Whether each fills a multiple of eight, so that they follow one another as they are.
+    """
+
+    inline: bytes
+    placed: bytes
+    strings: bool
+    nbytes: int
+    aligned: bool
+
+
 class Place(NamedTuple):
     """Where a tensor's bytes are.
 
@@ -366,12 +384,12 @@ class Layouts:
     """The layouts that one side has sent or received; all are forgotten when there are too many."""
 
     def __init__(self) -> None:
-        self._encoded: dict[LayoutKey, tuple[bytes, bytes, bool]] = {}
+        self._encoded: dict[LayoutKey, Description] = {}
         self._decoded: dict[bytes, Layout] = {}
         self._fixed: dict[bytes, Layout] = {}
 
-    def encode(self, key: LayoutKey) -> tuple[bytes, bytes, bool]:
-        """A list's beginning: in a message, in blocks; and whether there are strings in it.
+    def encode(self, key: LayoutKey) -> Description:
+        """How a list is described.
 
         Raises:
             WireError: The other side would not take it.
@@ -379,10 +397,7 @@ class Layouts:
         encoded = self._encoded.get(key)
         if encoded is None:
             _check_key(key)
-            text = encode_json(key)
-            begin = len(text), len(key)
-            strings = any(datatype == "BYTES" for _, datatype, _ in key)
-            encoded = _LIST.pack(*begin, True) + text, _LIST.pack(*begin, False) + text, strings
+            encoded = _description(key)
             if len(self._encoded) >= _MOST_LAYOUTS:
                 self._encoded.clear()
             self._encoded[key] = encoded
@@ -403,7 +418,7 @@ class Layouts:
         return decoded
 
     def decode_fixed(self, reader: Reader) -> Layout:
-        """Reads what `encode_fixed` has made of a list, with which the fields end.
+        """Reads what describes tensors of known sizes in the message, with which the fields end.
 
         Raises:
             WireError: It is something else.
@@ -414,11 +429,11 @@ class Layouts:
             whole = Reader(memoryview(text))
             length, count, inline = whole.unpack(_LIST)
             layout = self.decode(bytes(whole.take(length)))
-            whole.end()
             if count != len(layout.tensors) or inline > 1:
                 raise _miscounted(count, layout)
             if layout.strings or not inline:
                 raise WireError("lists of strings, and of tensors in blocks, can't be alike")
+            whole.end()
             if len(self._fixed) >= _MOST_LAYOUTS:
                 self._fixed.clear()
             self._fixed[text] = layout
@@ -429,6 +444,16 @@ def _check_key(key: LayoutKey) -> None:
     for name, datatype, shape in key:
         if not all(0 <= dim <= _MOST_DIM for dim in shape):
             raise WireError(f"tensor '{name}' can't be sent: {datatype} of shape {list(shape)}")
+
+
+def _description(key: LayoutKey) -> Description:
+    text = encode_json(key)
+    inline, placed = (_LIST.pack(len(text), len(key), there) + text for there in (True, False))
+    strings = any(datatype == "BYTES" for _, datatype, _ in key)
+    if not all(datatype in ELEMENT_SIZES for _, datatype, _ in key):
+        return Description(inline, placed, strings, -1, False)
+    sizes = [prod(shape) * ELEMENT_SIZES[datatype] for _, datatype, shape in key]
+    return Description(inline, placed, strings, sum(sizes), not any(size % 8 for size in sizes))
 
 
 def _layout(tensors: tuple[TensorLayout, ...]) -> Layout:
@@ -476,19 +501,17 @@ def _tensor_layout(entry: object) -> TensorLayout:
 
 def encode_tensors(layouts: Layouts, key: LayoutKey, places: Sequence[Place]) -> bytes:
     """A list of tensors in blocks: what they are and where."""
-    return b"".join([layouts.encode(key)[1], *[_PLACE.pack(*place[:3]) + place.device for place in places]])
+    return b"".join(
+        [layouts.encode(key).placed, *[_PLACE.pack(*place[:3]) + place.device for place in places]]
+    )
 
 
 def encode_inline(layouts: Layouts, key: LayoutKey, parts: Sequence[Buffer]) -> bytes:
     """A list of tensors whose bytes are in the message."""
-    begin, _, strings = layouts.encode(key)
-    return begin + struct.pack(f"<{len(parts)}Q", *map(len, parts)) if strings else begin
-
-
-def encode_fixed(layouts: Layouts, key: LayoutKey) -> bytes | None:
-    """Any list of such tensors whose bytes are in the message; None where strings are among them."""
-    begin, _, strings = layouts.encode(key)
-    return None if strings else begin
+    description = layouts.encode(key)
+    if description.strings:
+        return description.inline + struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    return description.inline
 
 
 def decode_tensors(
