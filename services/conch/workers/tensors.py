@@ -83,23 +83,16 @@ def worker_inputs(layout: Layout, memory: Buffer, count: int) -> list[dict[str, 
 
     Their arrays are made at once: hardly a model does not ask for them.
     """
-    columns: list[list[ReceivedTensor]] = []
-    step = layout.nbytes
-    for (name, datatype, shape, nbytes), start, _ in layout.spans:
-        starts = range(start, start + count * step, step) if step else [start] * count
+    lists: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for (name, datatype, shape, nbytes), first, _ in layout.spans:
+        start = first
         dtype = NUMPY_DTYPES.get(datatype)
-        if dtype is None or not nbytes or len(shape) > _MOST_DIMS:  # perhaps there is no such array
-            tensors = [ReceivedTensor(name, datatype, shape, memory[each : each + nbytes]) for each in starts]
-        else:
-            make = np.ndarray
-            tensors = [
-                ReceivedTensor(name, datatype, shape, None, make(shape, dtype, memory, each))
-                for each in starts
-            ]
-        columns.append(tensors)
-    if len(columns) == 1:
-        return [{name: tensor} for tensor in columns[0]]
-    names = [tensor.name for tensor in layout.tensors]
-    if not columns:
-        return [{} for _ in range(count)]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        certain = dtype is not None and nbytes and len(shape) <= _MOST_DIMS  # that there is such an array
+        for inputs in lists:
+            if certain:
+                array = np.ndarray(shape, dtype, memory, start)
+                inputs[name] = ReceivedTensor(name, datatype, shape, None, array)
+            else:
+                inputs[name] = ReceivedTensor(name, datatype, shape, memory[start : start + nbytes])
+            start += layout.nbytes
+    return lists
