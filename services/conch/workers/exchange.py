@@ -12,7 +12,7 @@ from conch.workers.channel import BUFFER_BYTES, Channel
 from conch.workers.gpu_tensors import Devices
 from conch.workers.incoming import Incoming, Small
 from conch.workers.packing import Payload, pack_alike, pack_block, pack_inline
-from conch.workers.tensors import server_tensor, small_worker_tensor, worker_tensor
+from conch.workers.tensors import ReceivedTensor, server_tensor, worker_tensor
 from conch.workers.wire import RETURNED, Kind, Layouts, Place, TensorLayout, WireError
 
 
@@ -43,7 +43,7 @@ class Exchange:
         self.make: Callable[[TensorLayout, memoryview, Place], Tensor] = (
             worker_tensor if in_worker else server_tensor
         )
-        self.small: Small = small_worker_tensor if in_worker else Tensor
+        self.small: Small = ReceivedTensor if in_worker else Tensor
         self.own: Callable[[memoryview], Buffer] = _writable_copy if in_worker else bytes
         self._returns = in_worker
         self._sent = Layouts()

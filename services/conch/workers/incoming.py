@@ -9,7 +9,7 @@ from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Pool
 from conch.workers.gpu_tensors import Devices, UnreachableError
-from conch.workers.wire import RETURNED, Layouts, Message, Place, Reader, TensorLayout, WireError
+from conch.workers.wire import RETURNED, Layout, Layouts, Message, Place, Reader, TensorLayout, WireError
 
 Small = Callable[[str, str, tuple[int, ...], Buffer], Tensor]
 """Makes a tensor that is in the message itself, of its name, its datatype, its shape and its bytes."""
@@ -71,15 +71,13 @@ class Incoming:
         return self._small(inline, nbytes, 1)[0]
 
     def tensors_alike(self, count: int) -> list[list[Tensor]]:
-        """Reads so many lists of small tensors that have one description.
+        """Reads so many lists of small tensors that have one description, with which the fields end.
 
         Raises:
             WireError: They are none.
         """
-        inline, nbytes, others = wire.decode_tensors(self._side.received, self.reader)
-        if others:
-            raise WireError("lists of tensors in blocks can't be alike")
-        return self._small(inline, nbytes, count)
+        layout, _ = self.lists_alike(count)
+        return self._small(layout.spans, layout.nbytes, count)
 
     def _small(
         self, inline: Sequence[tuple[TensorLayout, int, int]], nbytes: int, count: int
@@ -96,6 +94,21 @@ class Incoming:
                 tensors.append(small(name, datatype, shape, data[at : at + size]))
                 at += nbytes
         return lists
+
+    def lists_alike(self, count: int) -> tuple[Layout, Buffer]:
+        """Reads what so many lists of small tensors have in common, with which the fields end.
+
+        Returns:
+            What is in each list, and the memory in which they follow one another from the beginning.
+
+        Raises:
+            WireError: It is something else, or there is less memory.
+        """
+        layout = self._side.received.decode_fixed(self.reader)
+        end = count * layout.nbytes
+        if end > len(self._data):
+            raise WireError(f"tensors end at {end}, but there are {len(self._data)} bytes")
+        return layout, self._data
 
     def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
         make = self._side.make

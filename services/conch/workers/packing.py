@@ -9,7 +9,7 @@ import numpy as np
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Block, Mappings, Pool
-from conch.workers.tensors import ReceivedTensor
+from conch.workers.tensors import LentTensor, ReceivedTensor
 from conch.workers.wire import RETURNED, Layouts, Place
 
 _ALIGNMENT = 64
@@ -139,7 +139,7 @@ def pack_block(
 def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
     """Where a tensor is in a block of the other side's, if it is an input or a part of one."""
     if isinstance(tensor, ReceivedTensor):
-        if not 0 < tensor.block < RETURNED:
+        if not isinstance(tensor, LentTensor) or tensor.block >= RETURNED:
             return None
         return Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes)
     if tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import repeat
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError
@@ -272,11 +274,17 @@ class Reader:
 
     def take(self, length: int) -> memoryview:
         """So many bytes."""
-        end = self._position + length
-        if length < 0 or end > len(self._fields):
+        start = self._position
+        end = self._position = start + length
+        part = self._fields[start:end]
+        if len(part) != length:
             raise WireError(f"a message ends {end - len(self._fields)} bytes too early")
-        part = self._fields[self._position : end]
-        self._position = end
+        return part
+
+    def rest(self) -> memoryview:
+        """All that has not been read."""
+        part = self._fields[self._position :]
+        self._position = len(self._fields)
         return part
 
     def text(self, length: int) -> str:
@@ -370,6 +378,8 @@ _MOST_KEPT = 256
 _MOST_DIM = (1 << 63) - 1
 _LATEST_NS = (1 << 63) - 1
 """Deadlines beyond this one are as good as none."""
+NO_DEADLINE = -1
+"""Stands for a deadline where there is none."""
 
 LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -380,6 +390,7 @@ class Layouts:
     def __init__(self) -> None:
         self._encoded: dict[LayoutKey, Description] = {}
         self._decoded: dict[bytes, Layout] = {}
+        self._fixed: dict[bytes, Layout] = {}
 
     def encode(self, key: LayoutKey) -> Description:
         """How a list is described.
@@ -409,6 +420,28 @@ class Layouts:
                 self._decoded.clear()
             self._decoded[text] = decoded
         return decoded
+
+    def decode_fixed(self, reader: Reader) -> Layout:
+        """Reads what describes tensors of known sizes in the message, with which the fields end.
+
+        Raises:
+            WireError: It is something else.
+        """
+        text = bytes(reader.rest())
+        layout = self._fixed.get(text)
+        if layout is None:
+            whole = Reader(memoryview(text))
+            length, count, inline = whole.unpack(_LIST)
+            layout = self.decode(bytes(whole.take(length)))
+            if count != len(layout.tensors) or inline > 1:
+                raise _miscounted(count, layout)
+            if layout.strings or not inline:
+                raise WireError("lists of strings, and of tensors in blocks, can't be alike")
+            whole.end()
+            if len(self._fixed) >= _MOST_LAYOUTS:
+                self._fixed.clear()
+            self._fixed[text] = layout
+        return layout
 
 
 def _check_key(key: LayoutKey) -> None:
@@ -500,7 +533,7 @@ def decode_tensors(
     length, count, inline = reader.unpack(_LIST)
     layout = layouts.decode(bytes(reader.take(length)))
     if count != len(layout.tensors) or inline > 1:
-        raise WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
+        raise _miscounted(count, layout)
     if inline:
         if not layout.strings:
             return layout.spans, layout.nbytes, ()
@@ -518,6 +551,10 @@ def decode_tensors(
             place = place._replace(device=bytes(reader.take(UUID_BYTES + HANDLE_BYTES)))
         tensors.append((tensor, place))
     return (), 0, tensors
+
+
+def _miscounted(count: int, layout: Layout) -> WireError:
+    return WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
 
 
 def _check_size(tensor: TensorLayout, nbytes: int) -> None:
@@ -629,20 +666,11 @@ class RequestRecord:
             WireError: It is none.
         """
         number, received, queued, deadline, rows, flags, name, rare = reader.unpack(_REQUEST)
-        record = cls(number, received, queued, None if deadline == -1 else deadline, rows, flags)
-        if name:
-            record.id = reader.text(name)
-        if rare:
-            record._read(_take_rare(reader, rare))
-        return record
-
-    def _read(self, rare: dict[str, Any]) -> None:
-        self.parameters = check_parameters(rare.get("parameters"))
-        self.correlation_id = _checked(rare, "correlation", int | str, 0)
-        self.requested = None if rare.get("requested") is None else _names(rare, "requested")
-        self.model = _names(rare, "model")
-        self.priority = _checked(rare, "priority", int, 0)
-        self.timeout_us = _checked(rare, "timeout", int, 0)
+        until = None if deadline == NO_DEADLINE else deadline
+        request_id = reader.text(name) if name else ""
+        if not rare:
+            return cls(number, received, queued, until, rows, flags, request_id)
+        return cls(number, received, queued, until, rows, flags, request_id, *_take_rare(reader, rare))
 
 
 def encode_request(
@@ -671,7 +699,7 @@ def encode_request(
 
 
 def _deadline(time_ns: int | None) -> int:
-    return -1 if time_ns is None or time_ns > _LATEST_NS else time_ns
+    return NO_DEADLINE if time_ns is None or time_ns > _LATEST_NS else time_ns
 
 
 def _rare(request: RequestRecord | InferenceRequest, model: tuple[str, ...]) -> bytes:
@@ -701,15 +729,36 @@ def _common(requested: tuple[str, ...] | None, model: tuple[str, ...]) -> bytes:
     return encode_json(rare) if rare else b""
 
 
-def _take_rare(reader: Reader, length: int) -> dict[str, Any]:
+class _Rare(NamedTuple):
+    """What few requests say; the last fields of a `RequestRecord`, in their order."""
+
+    parameters: Mapping[str, bool | int | float | str] | None
+    correlation_id: int | str
+    requested: tuple[str, ...] | None
+    priority: int
+    timeout_us: int
+    model: tuple[str, ...]
+
+
+def _take_rare(reader: Reader, length: int) -> _Rare:
     text = bytes(reader.take(length))
-    return _rare_fields(text) if length <= _MOST_KEPT else decode_json(text)
+    return _kept_rare(text) if length <= _MOST_KEPT else _parse_rare(text)
 
 
-@lru_cache(_MOST_LAYOUTS)
-def _rare_fields(text: bytes) -> dict[str, Any]:
-    """What few requests have; shared by all that have the same, so nobody may change it."""
-    return decode_json(text)
+def _parse_rare(text: bytes) -> _Rare:
+    rare = decode_json(text)
+    return _Rare(
+        check_parameters(rare.get("parameters")),
+        _checked(rare, "correlation", int | str, 0),
+        None if rare.get("requested") is None else _names(rare, "requested"),
+        _checked(rare, "priority", int, 0),
+        _checked(rare, "timeout", int, 0),
+        _names(rare, "model"),
+    )
+
+
+_kept_rare = lru_cache(_MOST_LAYOUTS)(_parse_rare)
+"""The same; shared by all requests that say the same, so nobody may change the parameters."""
 
 
 def _names(record: dict[str, Any], key: str) -> tuple[str, ...]:
@@ -762,17 +811,11 @@ class BatchRecord(NamedTuple):
 
 _ALIKE = struct.Struct("<I")
 _ROW = struct.Struct("<QQQqII")
+_ID_BYTES = itemgetter(5)
 
-
-class Row(NamedTuple):
-    """What a request says where a batch's requests are otherwise alike; see `RequestRecord`."""
-
-    number: int
-    received_ns: int
-    queued_ns: int
-    deadline_ns: int | None
-    batch_size: int
-    id: str
+Row = tuple[int, int, int, int, int, int]
+"""What a request says where a batch's requests are otherwise alike, see `RequestRecord`: its number, when it
+was received and queued, its deadline or `NO_DEADLINE`, its rows, and how many bytes its id has."""
 
 
 def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -> bytes | None:
@@ -817,22 +860,18 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
     return b"".join([_ALIKE.pack(len(rare)), rare, *rows, *names])
 
 
-def decode_alike(reader: Reader, length: int) -> tuple[tuple[str, ...] | None, list[Row]]:
-    """Reads requests that are alike: the outputs that all of them want, and what they differ in.
+def decode_alike(reader: Reader, length: int) -> tuple[tuple[str, ...] | None, list[Row], Iterable[str]]:
+    """Reads requests that are alike: the outputs that all of them want, what they differ in, and their ids.
 
     Raises:
         WireError: They are none.
     """
     (rare,) = reader.unpack(_ALIKE)
-    requested: tuple[str, ...] | None = None
-    if rare:
-        record = _take_rare(reader, rare)
-        requested = None if record.get("requested") is None else _names(record, "requested")
-    rows: list[Row] = []
-    for number, received, queued, deadline, size, name in _ROW.iter_unpack(reader.take(length * _ROW.size)):
-        until = None if deadline == -1 else deadline
-        rows.append(Row(number, received, queued, until, size, reader.text(name) if name else ""))
-    return requested, rows
+    requested = _take_rare(reader, rare).requested if rare else None
+    rows: list[Any] = list(_ROW.iter_unpack(reader.take(length * _ROW.size)))
+    if any(map(_ID_BYTES, rows)):
+        return requested, rows, [reader.text(_ID_BYTES(row)) for row in rows]
+    return requested, rows, repeat("", length)
 
 
 # --- responses -------------------------------------------------------------------------------------------
