@@ -133,7 +133,7 @@ class InFlightTable:
             known = [self._number(request) for request in requests]
             again, numbers = [one for one, _ in known], [each for _, each in known]
         else:
-            again, numbers = [False] * len(requests), [next(following) for _ in requests]
+            again, numbers = [False] * len(requests), list(itertools.islice(following, len(requests)))
         sent = SentBatch(number, batch, again, numbers, done, monotonic_ns())
         opened, cancel = self.open, self._cancel
         with self._lock:
