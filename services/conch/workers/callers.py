@@ -39,6 +39,9 @@ _MOST_NESTED = 8
 """So many calls deep, where each is waited for while another one is."""
 
 
+_MOST_SIGNATURES = 256
+
+
 class _Depth(threading.local):
     value = 0
 
@@ -79,6 +82,7 @@ class WorkerCaller:
         self._lock = threading.Lock()
         self._open: dict[int, InferenceRequest] = {}
         self._closed = False
+        self._signatures: dict[object, object] = {}
         self._quick: dict[str, Callable[[Question], dict[str, object]]] = {
             "find": self._find,
             "family": metrics.family,
@@ -124,6 +128,7 @@ class WorkerCaller:
         request.sequence_end = bool(record.flags & wire.SEQUENCE_END)
         request.empty_final = bool(record.flags & wire.EMPTY_FINAL)
         request.deadline_ns = record.deadline_ns
+        request.signature = self._signature(record, inputs)
         with self._lock:
             if self._closed:
                 return
@@ -150,6 +155,18 @@ class WorkerCaller:
                 _lead(leadable)
         except Exception as error:
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
+
+    def _signature(self, record: RequestRecord, inputs: dict[str, Tensor]) -> object:
+        """See `InferenceRequest.signature`: models make the same calls again and again."""
+        if record.parameters or record.correlation_id or record.priority or record.timeout_us:
+            return None
+        if record.flags & ~(wire.BELIEVED_SINGLE | wire.BELIEVED_DECOUPLED):
+            return None
+        tensors = tuple([(each.name, each.datatype, each.shape) for each in inputs.values()])
+        key = record.model, record.requested, tensors
+        if len(self._signatures) >= _MOST_SIGNATURES:
+            self._signatures.clear()
+        return self._signatures.setdefault(key, key)
 
     def _find_model(self, request: InferenceRequest) -> Servable:
         try:
@@ -203,9 +220,6 @@ class WorkerCaller:
     ) -> None:
         if self._open.get(number) is not request:
             return
-        record = ResponseRecord(response is not None, final=final, failed=refused)
-        if response is not None:
-            record.error, record.parameters = response.error, response.parameters
         if final:
             with self._lock:
                 self._open.pop(number, None)
@@ -214,22 +228,30 @@ class WorkerCaller:
             self._exchange.channel.wait_for_room()
         try:
             try:
-                self._send_reply(number, record, response)
+                self._send_reply(number, response, final, refused)
             except ChannelClosedError:
                 raise
             except Exception as error:  # no memory for it, or it is not what it says it is
-                record.error = as_conch_error(error)
-                self._send_reply(number, record, None)
+                self._send_reply(number, InferenceResponse([], as_conch_error(error)), final, refused)
         except ChannelClosedError:
             pass  # whoever reads notices, and cancels what is left
         if self._waits:
             self._waits.over(number)
 
-    def _send_reply(self, number: int, record: ResponseRecord, response: InferenceResponse | None) -> None:
-        lists = [response.outputs] if response is not None and record.has_tensors else []
-        head = record.encode()
+    def _send_reply(
+        self, number: int, response: InferenceResponse | None, final: bool, refused: bool
+    ) -> None:
+        if response is None:
+            head, lists = ResponseRecord(False, final=final, failed=refused).encode(), []
+        else:
+            error, parameters = response.error, response.parameters
+            lists = [response.outputs] if error is None else []
+            if final and not refused and error is None and not parameters:
+                head = wire.LAST_RESPONSE  # as most are
+            else:
+                head = ResponseRecord(True, error, parameters, final, failed=refused).encode()
         payload = self._exchange.pack(lists)
-        self._exchange.send(Kind.REPLY, number, head + b"".join(payload.lists), payload)
+        self._exchange.send(Kind.REPLY, number, b"".join([head, *payload.lists]), payload)
 
     def _answer(
         self, number: int, answer: Callable[[Question], dict[str, object]], question: Question

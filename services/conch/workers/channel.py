@@ -83,7 +83,7 @@ class Channel:
             InternalError: It has more than 2 GB, without the tensors in its block.
             OSError: There is no memory for it, or no descriptor.
         """
-        size = sum(len(part) for part in parts)
+        size = sum(map(len, parts))
         if size <= wire.MOST_PACKET:
             self._send(list(parts), fds)
             return

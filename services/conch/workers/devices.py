@@ -16,7 +16,7 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 from conch.core.device import DeviceMemory, DeviceTensor
@@ -66,7 +66,7 @@ class ServerDevices:
         self._lock = threading.RLock()
         self._kept: OrderedDict[bytes, _Lease] = OrderedDict()
 
-    def describe(self, lists: Sequence[Sequence[Tensor]], payload: Payload) -> dict[int, Place]:
+    def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
         """The places of inputs in clients' regions; what a worker has made is not for another one."""
         places: dict[int, Place] = {}
         for tensor in _on_devices(lists) if self.lends else ():
@@ -177,7 +177,7 @@ class WorkerDevices:
         self._numbers = itertools.count(1)
         self._lent: dict[int, list[DeviceMemory]] = {}
 
-    def describe(self, lists: Sequence[Sequence[Tensor]], payload: Payload) -> dict[int, Place]:
+    def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
         """The places of outputs that the server can open, which is when they are complete."""
         places: dict[int, Place] = {}
         settled: set[int] = set()
@@ -272,7 +272,7 @@ def _end_lease(held: list[CudaMemory], owe: Callable[[], None]) -> None:
     owe()
 
 
-def _on_devices(lists: Sequence[Sequence[Tensor]]) -> Iterator[DeviceTensor]:
+def _on_devices(lists: Sequence[Collection[Tensor]]) -> Iterator[DeviceTensor]:
     for tensors in lists:
         for tensor in tensors:
             if tensor.on_device and isinstance(tensor, DeviceTensor) and tensor.nbytes:

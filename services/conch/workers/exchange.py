@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from conch.core.tensor import Tensor
+from conch.core.tensor import Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Block, Mappings, Pool
 from conch.workers.channel import BUFFER_BYTES, Channel
 from conch.workers.gpu_tensors import Devices
-from conch.workers.incoming import Incoming
-from conch.workers.packing import Payload, pack_block, pack_inline
-from conch.workers.tensors import server_tensor, worker_tensor
+from conch.workers.incoming import Incoming, Small
+from conch.workers.packing import Payload, pack_alike, pack_block, pack_inline
+from conch.workers.tensors import ReceivedTensor, server_tensor, worker_tensor
 from conch.workers.wire import RETURNED, Kind, Layouts, Place, TensorLayout, WireError
 
 
@@ -27,7 +27,8 @@ class Exchange:
         pool: The blocks of this side.
         mappings: The blocks of the other side.
         received: The layouts of tensors that have come.
-        make: Makes a tensor from a message.
+        make: Makes a tensor from where a message says it is.
+        small: Makes one that is in the message itself.
         own: Copies small tensors out of the buffer.
         devices: For tensors on GPUs; None until there are any.
     """
@@ -42,13 +43,14 @@ class Exchange:
         self.make: Callable[[TensorLayout, memoryview, Place], Tensor] = (
             worker_tensor if in_worker else server_tensor
         )
-        self.own: Callable[[memoryview], memoryview] = _writable_copy if in_worker else _copy
+        self.small: Small = ReceivedTensor if in_worker else Tensor
+        self.own: Callable[[memoryview], Buffer] = _writable_copy if in_worker else bytes
         self._returns = in_worker
         self._sent = Layouts()
         self._buffer = bytearray(BUFFER_BYTES)
 
     def pack(
-        self, lists: Sequence[Sequence[Tensor]], on_device: bool = False, returned: bool = False
+        self, lists: Sequence[Collection[Tensor]], on_device: bool = False, returned: bool = False
     ) -> Payload:
         """Puts the tensors of a message where they will travel; what comes of it is to be sent or discarded.
 
@@ -62,14 +64,13 @@ class Exchange:
             OSError: There is no memory for them.
         """
         payload = Payload()
-        size = 0
-        for tensors in lists:
-            for tensor in tensors:
-                size += tensor.nbytes
         described: dict[int, Place] = {}
         try:
             if on_device and self.devices is not None:
                 described = self.devices.describe(lists, payload)
+            if not described and pack_alike(payload, lists, self._sent):
+                return payload
+            size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
             if size <= wire.MOST_INLINE and not described:
                 pack_inline(payload, lists, self._sent)
             else:
@@ -215,10 +216,6 @@ class Exchange:
             self.devices.close()
         self.pool.close()
         self.mappings.close()
-
-
-def _copy(data: memoryview) -> memoryview:
-    return memoryview(bytes(data))
 
 
 def _writable_copy(data: memoryview) -> memoryview:

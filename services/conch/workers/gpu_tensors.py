@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from conch.core.errors import InternalError
@@ -18,7 +18,7 @@ class UnreachableError(InternalError):
 class Devices(Protocol):
     """Sends and receives tensors on GPUs as descriptions; see `conch.workers.devices`."""
 
-    def describe(self, lists: Sequence[Sequence[Tensor]], payload: Payload) -> dict[int, Place]:
+    def describe(self, lists: Sequence[Collection[Tensor]], payload: Payload) -> dict[int, Place]:
         """The places of those tensors that stay where they are, by their identity."""
 
     def received(self, layout: TensorLayout, place: Place) -> Tensor:

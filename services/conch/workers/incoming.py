@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from conch.core.tensor import Array, Tensor
+from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Pool
 from conch.workers.gpu_tensors import Devices, UnreachableError
-from conch.workers.wire import RETURNED, Layouts, Message, Place, Reader, TensorLayout, WireError
+from conch.workers.wire import RETURNED, Layout, Layouts, Message, Place, Reader, TensorLayout, WireError
 
-_HERE = Place(0, 0, 0)
+Small = Callable[[str, str, tuple[int, ...], Buffer], Tensor]
+"""Makes a tensor that is in the message itself, of its name, its datatype, its shape and its bytes."""
 
 
 class Side(Protocol):
@@ -20,7 +21,8 @@ class Side(Protocol):
     Attributes:
         pool: The blocks of this side: tensors may come back in them.
         received: The layouts of tensors that have come.
-        make: Makes a tensor from a message.
+        make: Makes a tensor from where a message says it is.
+        small: Makes one that is in the message itself.
         own: Copies small tensors out of the buffer.
         devices: For tensors on GPUs; None until there are any.
     """
@@ -28,7 +30,8 @@ class Side(Protocol):
     pool: Pool
     received: Layouts
     make: Callable[[TensorLayout, memoryview, Place], Tensor]
-    own: Callable[[memoryview], memoryview]
+    small: Small
+    own: Callable[[memoryview], Buffer]
     devices: Devices | None
 
 
@@ -49,7 +52,7 @@ class Incoming:
         self._root = root
         self._offset = 0  # of the next list of small tensors
         # One copy for all small tensors: the buffer is needed for the next message.
-        self._data = side.own(message.data) if message.data.nbytes else message.data
+        self._data: Buffer = side.own(message.data) if message.data.nbytes else message.data
 
     def tensors(self) -> list[Tensor]:
         """Reads a list of tensors.
@@ -59,39 +62,53 @@ class Incoming:
             UnreachableError: One on a GPU can't be opened here; the next list can be read all the same.
         """
         side = self._side
-        make = side.make
         inline, nbytes, others = wire.decode_tensors(side.received, self.reader)
         if others:
             if side.devices is not None:
                 return self._on_devices(others, side.devices)
+            make = side.make
             return [make(layout, self._memory(place), place) for layout, place in others]
-        data, start = self._data, self._offset
-        self._offset = start + nbytes
-        if self._offset > len(data):
-            raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
-        return [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
+        return self._small(inline, nbytes, 1)[0]
 
     def tensors_alike(self, count: int) -> list[list[Tensor]]:
-        """Reads so many lists of small tensors that have one description.
+        """Reads so many lists of small tensors that have one description, with which the fields end.
 
         Raises:
             WireError: They are none.
         """
-        make = self._side.make
-        inline, nbytes, others = wire.decode_tensors(self._side.received, self.reader)
-        if others:
-            raise WireError("lists of tensors in blocks can't be alike")
-        data, start = self._data, self._offset
+        layout, _ = self.lists_alike(count)
+        return self._small(layout.spans, layout.nbytes, count)
+
+    def _small(
+        self, inline: Sequence[tuple[TensorLayout, int, int]], nbytes: int, count: int
+    ) -> list[list[Tensor]]:
+        """The next lists of tensors in the message, which are so many and take so many bytes each."""
+        small, data, start = self._side.small, self._data, self._offset
         self._offset = start + count * nbytes
         if self._offset > len(data):
             raise WireError(f"tensors end at {self._offset}, but there are {len(data)} bytes")
-        lists: list[list[Tensor]] = []
-        for _ in range(count):
-            lists.append(
-                [make(layout, data[start + first : start + end], _HERE) for layout, first, end in inline]
-            )
-            start += nbytes
+        lists: list[list[Tensor]] = [[] for _ in range(count)]
+        for (name, datatype, shape, _), first, end in inline:
+            at, size = start + first, end - first
+            for tensors in lists:
+                tensors.append(small(name, datatype, shape, data[at : at + size]))
+                at += nbytes
         return lists
+
+    def lists_alike(self, count: int) -> tuple[Layout, Buffer]:
+        """Reads what so many lists of small tensors have in common, with which the fields end.
+
+        Returns:
+            What is in each list, and the memory in which they follow one another from the beginning.
+
+        Raises:
+            WireError: It is something else, or there is less memory.
+        """
+        layout = self._side.received.decode_fixed(self.reader)
+        end = count * layout.nbytes
+        if end > len(self._data):
+            raise WireError(f"tensors end at {end}, but there are {len(self._data)} bytes")
+        return layout, self._data
 
     def _on_devices(self, others: Sequence[tuple[TensorLayout, Place]], devices: Devices) -> list[Tensor]:
         make = self._side.make

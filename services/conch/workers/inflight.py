@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
@@ -77,7 +78,7 @@ class KeptRequest(Kept):
 
     def end(self, request: InferenceRequest, error: ConchError) -> None:
         """See `Kept.end`."""
-        entry = self.table.open.get(self.number)
+        entry = self.table.entry(self.number)
         if entry is not None:  # else what ends it is on its way to its client
             entry.fail(error)
 
@@ -87,8 +88,12 @@ class InFlightTable:
 
     Batches come on any thread, one at a time; their outcomes on the one that receives; the end on any.
 
+    Most requests are answered with their batch. What hands over the responses of others is made when the
+    first of them comes, or when somebody else asks for it.
+
     Args:
-        opened: Makes the entry of a request that is about to be sent, with its number.
+        opened: Makes what hands over the responses of a request, with its number.
+        cancel: Tells the worker that nobody waits for a request any more, by its number.
         refuse: Ends a batch that has come when the table was closed.
 
     Attributes:
@@ -100,12 +105,15 @@ class InFlightTable:
     def __init__(
         self,
         opened: Callable[[InferenceRequest, int], OpenRequest],
+        cancel: Callable[[int], None],
         refuse: Callable[[SentBatch], None],
     ) -> None:
         self.batches: dict[int, SentBatch] = {}
-        self.open: dict[int, OpenRequest] = {}
+        self.open: dict[int, InferenceRequest] = {}
         self.again: set[int] = set()
+        self._entries: dict[int, OpenRequest] = {}  # of some of those
         self._opened = opened
+        self._cancel = cancel
         self._refuse = refuse
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -125,15 +133,17 @@ class InFlightTable:
             known = [self._number(request) for request in requests]
             again, numbers = [one for one, _ in known], [each for _, each in known]
         else:
-            again, numbers = [False] * len(requests), [next(following) for _ in requests]
+            again, numbers = [False] * len(requests), list(itertools.islice(following, len(requests)))
         sent = SentBatch(number, batch, again, numbers, done, monotonic_ns())
+        opened, cancel = self.open, self._cancel
         with self._lock:
             closed = self._closed
             if not closed:
                 self.batches[number] = sent
                 for request, each in zip(requests, numbers, strict=True):
-                    if not request.filler and not request.answered and each not in self.open:
-                        self.open[each] = self._opened(request, each)
+                    if not request.filler and not request.answered:
+                        opened[each] = request
+                        request.on_cancel = partial(cancel, each)
         if closed:
             self._refuse(sent)
             return None
@@ -146,8 +156,27 @@ class InFlightTable:
 
     def request(self, number: int) -> InferenceRequest | None:
         """The request of a number, if it is not over."""
-        entry = self.open.get(number)
-        return None if entry is None else entry.request
+        return self.open.get(number)
+
+    def entry(self, number: int) -> OpenRequest | None:
+        """What hands over the responses of a request, if that is not over."""
+        entry = self._entries.get(number)
+        if entry is None:
+            with self._lock:
+                entry = self._entries.get(number)
+                if entry is None and (request := self.open.get(number)) is not None:
+                    entry = self._entries[number] = self._opened(request, number)
+        return entry
+
+    def over(self, numbers: Sequence[int]) -> None:
+        """Forgets requests that have got their last response."""
+        forget = self.open.pop
+        with self._lock:
+            for number in numbers:
+                forget(number, None)
+            if self._entries:
+                for number in numbers:
+                    self._entries.pop(number, None)
 
     def answered(self) -> Iterator[int]:
         """Forgets the requests that wait to run again and have been answered without the worker.
@@ -156,10 +185,10 @@ class InFlightTable:
             The number of each, when it is forgotten.
         """
         for number in list(self.again):
-            entry = self.open.get(number)
-            if entry is None or entry.request.answered:
+            request = self.open.get(number)
+            if request is None or request.answered:
                 self.again.discard(number)
-                self.open.pop(number, None)
+                self.over((number,))
                 yield number
 
     def in_flight(self) -> list[InFlight]:
@@ -170,7 +199,8 @@ class InFlightTable:
     def kept(self, batch: Batch) -> list[OpenRequest]:
         """The requests of a batch that is done which the worker has and has not answered."""
         requests = {id(request) for request in batch.requests if not request.rescheduled}
-        return [entry for entry in list(self.open.values()) if id(entry.request) in requests]
+        numbers = [number for number, request in list(self.open.items()) if id(request) in requests]
+        return [entry for number in numbers if (entry := self.entry(number)) is not None]
 
     def close(self) -> tuple[list[SentBatch], dict[int, OpenRequest]]:
         """Has nothing come in any more, and forgets everything; to be called once.
@@ -181,9 +211,14 @@ class InFlightTable:
         with self._lock:
             self._closed = True
             self._last = self._in_flight()
-            batches, opened = list(self.batches.values()), dict(self.open)
+            batches, entries = list(self.batches.values()), self._entries
+            opened = {
+                number: entries.get(number) or self._opened(request, number)
+                for number, request in self.open.items()
+            }
             self.batches.clear()
             self.open.clear()
+            self._entries = {}
         return batches, opened
 
     def _number(self, request: InferenceRequest) -> tuple[bool, int]:
@@ -202,6 +237,14 @@ class InFlightTable:
             InFlight(each.since_ns, tuple(one.id for one in each.batch.requests if not one.filler))
             for each in begun
         ]
-        left = [entry for number, entry in list(self.open.items()) if number not in numbers]
-        kept = [InFlight(entry.since_ns, (entry.request.id,)) for entry in left if not entry.request.answered]
+        left = {
+            number: request
+            for number, request in list(self.open.items())
+            if number not in numbers and not request.answered
+        }
+        kept = [InFlight(self._since_ns(number), (request.id,)) for number, request in left.items()]
         return sorted(kept + batches, key=lambda each: each.since_ns)
+
+    def _since_ns(self, number: int) -> int:
+        entry = self._entries.get(number)
+        return 0 if entry is None else entry.since_ns

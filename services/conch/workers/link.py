@@ -94,7 +94,7 @@ class Link:
         self._exchange = Exchange(channel, in_worker=False)
         self._turns = Turns(channel, self._exchange)
         self._loss = Loss(name)
-        self._table = InFlightTable(self._opened, self._loss.refuse)
+        self._table = InFlightTable(self._opened, self._cancel, self._loss.refuse)
         self._results = Results(self._table, spec)
         self._log = WorkerLog(spec.name)
         gpus = cuda_devices() if gpus is None else gpus
@@ -196,9 +196,10 @@ class Link:
         self._exchange.tidy()
 
     def _opened(self, request: InferenceRequest, number: int) -> OpenRequest:
-        sender = self._sender
-        request.on_cancel = partial(sender.cancel, number)
-        return OpenRequest(request, number, self._handing, self._response_hands, sender.credit)
+        return OpenRequest(request, number, self._handing, self._response_hands, self._sender.credit)
+
+    def _cancel(self, number: int) -> None:
+        self._sender.cancel(number)
 
     # --- what comes from there -----------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Block, Mappings, Pool
-from conch.workers.tensors import ReceivedTensor
+from conch.workers.tensors import LentTensor, ReceivedTensor
 from conch.workers.wire import RETURNED, Layouts, Place
 
 _ALIGNMENT = 64
@@ -40,7 +40,39 @@ class Payload:
         self.lent: list[int] = []
 
 
-def pack_inline(payload: Payload, lists: Sequence[Sequence[Tensor]], sent: Layouts) -> None:
+def pack_alike(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> bool:
+    """Puts tensors into the message itself if they are small and one description holds for all lists.
+
+    Args:
+        payload: Takes them.
+        lists: The tensors.
+        sent: The layouts that the other side has been told.
+
+    Returns:
+        Whether that is so.
+    """
+    length = len(lists)
+    if not length:
+        return False
+    tensors = [tensor for each in lists for tensor in each]
+    keys = [(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors]
+    if length > 1:
+        counts = list(map(len, lists))
+        first = keys[: counts[0]]
+        if counts.count(counts[0]) != length or first * length != keys:
+            return False
+        keys = first
+    inline, _, _, nbytes, aligned = sent.encode(tuple(keys))
+    if not 0 <= nbytes * length <= wire.MOST_INLINE:
+        return False
+    payload.alike = inline
+    payload.lists = [inline] * length
+    parts: list[Buffer] = [tensor.data for tensor in tensors]
+    payload.data = [b"".join(parts)] if aligned else parts
+    return True
+
+
+def pack_inline(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layouts) -> None:
     """Puts small tensors into the message itself.
 
     Args:
@@ -48,24 +80,17 @@ def pack_inline(payload: Payload, lists: Sequence[Sequence[Tensor]], sent: Layou
         lists: The tensors.
         sent: The layouts that the other side has been told.
     """
-    keys = [_key(tensors) for tensors in lists]
-    if keys and keys.count(keys[0]) == len(keys):
-        payload.alike = wire.encode_fixed(sent, keys[0])
-    if payload.alike is not None:
-        payload.lists = [payload.alike] * len(keys)
-        payload.data = [tensor.data for tensors in lists for tensor in tensors]
-        return
     described: list[bytes] = []
-    for tensors, key in zip(lists, keys, strict=True):
+    for tensors in lists:
         parts = [tensor.data for tensor in tensors]
         payload.data += parts
-        described.append(wire.encode_inline(sent, key, parts))
+        described.append(wire.encode_inline(sent, _key(tensors), parts))
     payload.lists = described
 
 
 def pack_block(
     payload: Payload,
-    lists: Sequence[Sequence[Tensor]],
+    lists: Sequence[Collection[Tensor]],
     size: int,
     sent: Layouts,
     pool: Pool,
@@ -114,7 +139,7 @@ def pack_block(
 def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
     """Where a tensor is in a block of the other side's, if it is an input or a part of one."""
     if isinstance(tensor, ReceivedTensor):
-        if not 0 < tensor.block < RETURNED:
+        if not isinstance(tensor, LentTensor) or tensor.block >= RETURNED:
             return None
         return Place(tensor.block | RETURNED, tensor.offset, tensor.nbytes)
     if tensor.has_data or tensor.datatype == "BYTES" or tensor.on_device:
@@ -126,7 +151,7 @@ def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
     return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
 
 
-def _key(tensors: Sequence[Tensor]) -> wire.LayoutKey:
+def _key(tensors: Collection[Tensor]) -> wire.LayoutKey:
     return tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
 
 

@@ -73,9 +73,9 @@ class Results:
         record = ResponseRecord.decode(incoming.reader)
         outputs: Sequence[Tensor] = incoming.tensors() if record.has_tensors else []
         incoming.reader.end()
-        entry = self._table.open.get(number)
+        entry = self._table.entry(number)
         if record.final:
-            self._table.open.pop(number, None)
+            self._table.over((number,))
         if entry is None:
             return  # it has been answered with an error meanwhile
         if record.final and entry.watched is not None:
@@ -96,7 +96,7 @@ class Results:
             error: The error.
             opened: Where its requests are, if not in the table.
         """
-        self._leave_to_queues(sent, self._table.open if opened is None else opened)
+        self._leave_to_queues(sent, opened)
         sent.done(error)
 
     def _responses(self, sent: SentBatch, incoming: Incoming) -> list[InferenceResponse | None]:
@@ -129,28 +129,36 @@ class Results:
 
     def _settle(self, sent: SentBatch, outcome: Outcome) -> None:
         """Forgets the requests of a batch that have got their answers with it."""
-        opened = self._table.open
+        table = self._table
         if isinstance(outcome, BaseException):
-            self._leave_to_queues(sent, opened)
+            self._leave_to_queues(sent)
             return
         if self._decoupled and any(request.rescheduled for request in sent.batch.requests):
             # Those that must not run again are told so after what they have been sent.
-            _end_in_queues(sent, [opened.get(number) for number in sent.numbers])
-        responses = outcome or itertools.repeat(None)
-        for number, response in zip(sent.numbers, responses, strict=False):
-            if response is not None:
-                opened.pop(number, None)
-            elif (entry := opened.get(number)) is not None:
-                entry.since_ns = sent.since_ns
+            _end_in_queues(sent, [table.entry(number) for number in sent.numbers])
+        if not outcome or None in outcome:
+            responses = outcome or itertools.repeat(None)
+            pairs = list(zip(sent.numbers, responses, strict=False))
+            table.over([number for number, response in pairs if response is not None])
+            for number, response in pairs:
+                if response is None and (entry := table.entry(number)) is not None:
+                    entry.since_ns = sent.since_ns
+        else:
+            table.over(sent.numbers)
 
-    def _leave_to_queues(self, sent: SentBatch, opened: dict[int, OpenRequest]) -> None:
+    def _leave_to_queues(self, sent: SentBatch, opened: dict[int, OpenRequest] | None = None) -> None:
         """Forgets the requests of a batch that has failed.
 
         What those of a decoupled model have been sent before comes first, and to hand that over may block.
         """
-        entries = [opened.pop(number, None) for number in sent.numbers]
         if self._decoupled:
-            _end_in_queues(sent, entries)
+            find = self._table.entry if opened is None else opened.get
+            _end_in_queues(sent, [find(number) for number in sent.numbers])
+        if opened is None:
+            self._table.over(sent.numbers)
+            return
+        for number in sent.numbers:
+            opened.pop(number, None)
 
 
 def _end_in_queues(sent: SentBatch, entries: Sequence[OpenRequest | None]) -> None:
@@ -174,4 +182,4 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _alike(incoming: Incoming, length: int) -> list[InferenceResponse]:
     """Responses that are nothing but tensors, which one list describes."""
-    return [InferenceResponse(outputs) for outputs in incoming.tensors_alike(length)]
+    return list(map(InferenceResponse, incoming.tensors_alike(length)))

@@ -67,9 +67,9 @@ class BatchSender:
                 lends = not only_cpu_inputs(self._spec)
                 tell = partial(self._exchange.send, Kind.DEVICES, 0)
                 self._devices = use_on_server(self._exchange, self._gpus, lends, tell)
-            payload = self._exchange.pack([list(request.inputs.values()) for request in batch.requests], True)
+            payload = self._exchange.pack([request.inputs.values() for request in batch.requests], True)
             batch.bytes_copied += payload.bytes_copied
-            flags = self._send_packed(sent, payload)
+            self._send_packed(sent, payload)
         except BaseException as error:
             if payload is not None:
                 self._exchange.discard(payload)
@@ -77,9 +77,9 @@ class BatchSender:
             if not isinstance(error, ChannelClosedError) and self._table.take(sent.number) is not None:
                 self._fail(sent, as_conch_error(error))
             return
-        for request, number, flag in zip(batch.requests, sent.numbers, flags, strict=True):
-            # It may have been cancelled before the worker knew it.
-            if request.cancelled and not flag & wire.CANCELLED:
+        for request, number in zip(batch.requests, sent.numbers, strict=True):
+            # It may have been cancelled before the worker knew it; being told twice does no harm.
+            if request.cancelled:
                 self.cancel(number)
 
     def unreachable(self, number: int, incoming: Incoming) -> None:
@@ -112,29 +112,23 @@ class BatchSender:
         except ChannelClosedError:
             pass  # the reader notices
 
-    def _send_packed(self, sent: SentBatch, payload: Payload) -> list[int]:
-        """Sends a batch whose tensors are packed; returns the flags of its requests."""
+    def _send_packed(self, sent: SentBatch, payload: Payload) -> None:
+        """Sends a batch whose tensors are packed."""
         batch, again = sent.batch, sent.again
         requests = batch.requests
         instance = -1 if batch.instance is None else batch.instance
         begin = len(requests), batch.size, instance, batch.compute_start_ns
-        if payload.alike is not None and not any(again):
+        if payload.alike is not None and True not in again:
             rows = wire.encode_alike(requests, sent.numbers)
             if rows is not None:
                 fields = b"".join([BatchRecord(*begin, True).encode(), rows, payload.alike])
                 self._exchange.send(Kind.EXECUTE, sent.number, fields, payload)
-                return [0] * len(requests)
+                return
         parts = [BatchRecord(*begin).encode()]
-        flags: list[int] = []
         for request, number, known, tensors in zip(requests, sent.numbers, again, payload.lists, strict=True):
-            if known:
-                request.on_cancel = partial(self.cancel, number)
-            flag = _flags_of(request, known)
-            flags.append(flag)
-            parts.append(wire.encode_request(request, number, flag))
+            parts.append(wire.encode_request(request, number, _flags_of(request, known)))
             parts.append(tensors)
         self._exchange.send(Kind.EXECUTE, sent.number, b"".join(parts), payload)
-        return flags
 
 
 def _flags_of(request: InferenceRequest, again: bool) -> int:
@@ -150,6 +144,4 @@ def _flags_of(request: InferenceRequest, again: bool) -> int:
         flags |= wire.CANCELLED
     if again:
         flags |= wire.AGAIN
-    if request.empty_final:
-        flags |= wire.EMPTY_FINAL
     return flags

@@ -6,8 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from conch.core.tensor import POSITIONS, Tensor
-from conch.workers.wire import RETURNED, Place, TensorLayout
+from conch.core.tensor import NUMPY_DTYPES, POSITIONS, Buffer, Tensor
+from conch.workers.wire import RETURNED, Layout, Place, TensorLayout
+
+_MOST_DIMS = 32
+"""Arrays of so many dimensions every numpy has."""
 
 
 class BlockTensor(Tensor):
@@ -33,29 +36,33 @@ class ReturnedTensor(BlockTensor):
 
 
 class ReceivedTensor(Tensor):
-    """An input in a worker: a model may write to it, as nobody else has it.
+    """An input in a worker: a model may write to it, as nobody else has it."""
+
+    __slots__ = ()
+
+    writable: ClassVar[bool] = True
+
+
+class LentTensor(ReceivedTensor):
+    """An input in a worker that is in a block.
 
     Attributes:
-        block: Number of the block that it came in; 0 for none.
+        block: Number of the block that it came in.
         offset: Where it begins there.
     """
 
     __slots__ = ("block", "offset")
-
-    writable: ClassVar[bool] = True
 
     block: int
     offset: int
 
 
 def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor from a worker: a view, but a copy where nobody may change the bytes any more.
+    """A tensor in a block from a worker: a view, but a copy where nobody may change the bytes any more.
 
     Strings are counted before they are taken apart; for numbers that kernels take for positions see
     `POSITIONS`.
     """
-    if not place.source:
-        return Tensor(layout.name, layout.datatype, layout.shape, memory)
     if layout.datatype == "BYTES" or layout.datatype in POSITIONS:
         # Through an array: that copies without the interpreter's lock.
         memory = np.frombuffer(memory, np.uint8).copy().data if memory.nbytes else memory
@@ -65,7 +72,27 @@ def server_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Ten
 
 
 def worker_tensor(layout: TensorLayout, memory: memoryview, place: Place) -> Tensor:
-    """A tensor from the server."""
-    tensor = ReceivedTensor(layout.name, layout.datatype, layout.shape, memory)
+    """A tensor in a block from the server."""
+    tensor = LentTensor(layout.name, layout.datatype, layout.shape, memory)
     tensor.block, tensor.offset = place.source, place.offset
     return tensor
+
+
+def worker_inputs(layout: Layout, memory: Buffer, count: int) -> list[dict[str, Tensor]]:
+    """So many lists of small tensors from the server, which are all the same and follow one another.
+
+    Their arrays are made at once: hardly a model does not ask for them.
+    """
+    lists: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    for (name, datatype, shape, nbytes), first, _ in layout.spans:
+        start = first
+        dtype = NUMPY_DTYPES.get(datatype)
+        certain = dtype is not None and nbytes and len(shape) <= _MOST_DIMS  # that there is such an array
+        for inputs in lists:
+            if certain:
+                array = np.ndarray(shape, dtype, memory, start)
+                inputs[name] = ReceivedTensor(name, datatype, shape, None, array)
+            else:
+                inputs[name] = ReceivedTensor(name, datatype, shape, memory[start : start + nbytes])
+            start += layout.nbytes
+    return lists

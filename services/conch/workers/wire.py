@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from itertools import repeat
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from conch.core.errors import ERRORS_BY_CODE, ConchError, InternalError
@@ -98,6 +100,8 @@ NEW_BLOCK = 1
 OUTLINE = 2
 """Flag: the message is in the file whose descriptor comes with this one."""
 
+_HEADER_BYTES = HEADER.size
+_NO_FLAGS = ~(NEW_BLOCK | OUTLINE)
 _PADDING = [bytes(-size % 8) for size in range(8)]
 _HELLO = struct.Struct("<4sHI")
 _HELLO_MAGIC = b"conc"
@@ -143,8 +147,9 @@ def encode(
     header = HEADER.pack(MAGIC, kind, flags, len(released), length, subject, block, block_size)
     if not released and not data:
         return header + fields
-    head = HEADER.size + 4 * len(released) + length
-    parts: list[Buffer] = [header, struct.pack(f"<{len(released)}I", *released), fields, bytes(-head % 8)]
+    numbers = encode_numbers(released) if released else b""
+    head = _HEADER_BYTES + len(numbers) + length
+    parts: list[Buffer] = [header, numbers, fields, _PADDING[head & 7]]
     for part in data:
         parts.append(part)
         if rest := len(part) & 7:
@@ -163,27 +168,28 @@ def decode(packet: memoryview) -> Message:
     Raises:
         WireError: It is none.
     """
-    if len(packet) < HEADER.size:
-        raise WireError(f"a message of {len(packet)} bytes is too short")
+    size = len(packet)
+    if size < _HEADER_BYTES:
+        raise WireError(f"a message of {size} bytes is too short")
     magic, number, flags, released, length, subject, block, block_size = HEADER.unpack_from(packet)
     if magic != MAGIC:
         raise WireError(f"a message begins with {magic:#x}, not {MAGIC:#x}")
     kind = _KINDS.get(number)
     if kind is None:
         raise WireError(f"there is no message of kind {number}")
-    start = HEADER.size + 4 * released
+    start = _HEADER_BYTES + 4 * released
     end = start + length
-    if end > len(packet) or flags & ~(NEW_BLOCK | OUTLINE):
+    if end > size or flags & _NO_FLAGS:
         raise WireError(f"the header of a message {kind.name} does not fit it")
-    numbers: tuple[int, ...] = struct.unpack_from(f"<{released}I", packet, HEADER.size) if released else ()
+    numbers: tuple[int, ...] = struct.unpack_from(f"<{released}I", packet, _HEADER_BYTES) if released else ()
     return Message(
         kind,
         subject,
         packet[start:end],
-        packet[end + -end % 8 :],
+        packet[end + (-end & 7) :],
         block,
         block_size,
-        bool(flags & NEW_BLOCK),
+        flags & NEW_BLOCK != 0,
         numbers,
     )
 
@@ -268,11 +274,17 @@ class Reader:
 
     def take(self, length: int) -> memoryview:
         """So many bytes."""
-        end = self._position + length
-        if length < 0 or end > len(self._fields):
+        start = self._position
+        end = self._position = start + length
+        part = self._fields[start:end]
+        if len(part) != length:
             raise WireError(f"a message ends {end - len(self._fields)} bytes too early")
-        part = self._fields[self._position : end]
-        self._position = end
+        return part
+
+    def rest(self) -> memoryview:
+        """All that has not been read."""
+        part = self._fields[self._position :]
+        self._position = len(self._fields)
         return part
 
     def text(self, length: int) -> str:
@@ -323,6 +335,24 @@ class Layout(NamedTuple):
     nbytes: int
 
 
+class Description(NamedTuple):
+    """A list of tensors, as the other side is told of it.
+
+    Attributes:
+        inline: How it begins where their bytes are in the message.
+        placed: How it begins where they are in blocks.
+        strings: Whether there are some whose sizes have to be said, too.
+        nbytes: Their bytes; -1 where these are not known without them.
+        aligned: Whether each fills a multiple of eight, so that they follow one another as they are.
+    """
+
+    inline: bytes
+    placed: bytes
+    strings: bool
+    nbytes: int
+    aligned: bool
+
+
 class Place(NamedTuple):
     """Where a tensor's bytes are.
 
@@ -348,6 +378,8 @@ _MOST_KEPT = 256
 _MOST_DIM = (1 << 63) - 1
 _LATEST_NS = (1 << 63) - 1
 """Deadlines beyond this one are as good as none."""
+NO_DEADLINE = -1
+"""Stands for a deadline where there is none."""
 
 LayoutKey = tuple[tuple[str, str, tuple[int, ...]], ...]
 
@@ -356,11 +388,12 @@ class Layouts:
     """The layouts that one side has sent or received; all are forgotten when there are too many."""
 
     def __init__(self) -> None:
-        self._encoded: dict[LayoutKey, tuple[bytes, bytes, bool]] = {}
+        self._encoded: dict[LayoutKey, Description] = {}
         self._decoded: dict[bytes, Layout] = {}
+        self._fixed: dict[bytes, Layout] = {}
 
-    def encode(self, key: LayoutKey) -> tuple[bytes, bytes, bool]:
-        """A list's beginning: in a message, in blocks; and whether there are strings in it.
+    def encode(self, key: LayoutKey) -> Description:
+        """How a list is described.
 
         Raises:
             WireError: The other side would not take it.
@@ -368,10 +401,7 @@ class Layouts:
         encoded = self._encoded.get(key)
         if encoded is None:
             _check_key(key)
-            text = encode_json(key)
-            begin = len(text), len(key)
-            strings = any(datatype == "BYTES" for _, datatype, _ in key)
-            encoded = _LIST.pack(*begin, True) + text, _LIST.pack(*begin, False) + text, strings
+            encoded = _description(key)
             if len(self._encoded) >= _MOST_LAYOUTS:
                 self._encoded.clear()
             self._encoded[key] = encoded
@@ -391,11 +421,43 @@ class Layouts:
             self._decoded[text] = decoded
         return decoded
 
+    def decode_fixed(self, reader: Reader) -> Layout:
+        """Reads what describes tensors of known sizes in the message, with which the fields end.
+
+        Raises:
+            WireError: It is something else.
+        """
+        text = bytes(reader.rest())
+        layout = self._fixed.get(text)
+        if layout is None:
+            whole = Reader(memoryview(text))
+            length, count, inline = whole.unpack(_LIST)
+            layout = self.decode(bytes(whole.take(length)))
+            if count != len(layout.tensors) or inline > 1:
+                raise _miscounted(count, layout)
+            if layout.strings or not inline:
+                raise WireError("lists of strings, and of tensors in blocks, can't be alike")
+            whole.end()
+            if len(self._fixed) >= _MOST_LAYOUTS:
+                self._fixed.clear()
+            self._fixed[text] = layout
+        return layout
+
 
 def _check_key(key: LayoutKey) -> None:
     for name, datatype, shape in key:
         if not all(0 <= dim <= _MOST_DIM for dim in shape):
             raise WireError(f"tensor '{name}' can't be sent: {datatype} of shape {list(shape)}")
+
+
+def _description(key: LayoutKey) -> Description:
+    text = encode_json(key)
+    inline, placed = (_LIST.pack(len(text), len(key), there) + text for there in (True, False))
+    strings = any(datatype == "BYTES" for _, datatype, _ in key)
+    if not all(datatype in ELEMENT_SIZES for _, datatype, _ in key):
+        return Description(inline, placed, strings, -1, False)
+    sizes = [prod(shape) * ELEMENT_SIZES[datatype] for _, datatype, shape in key]
+    return Description(inline, placed, strings, sum(sizes), not any(size % 8 for size in sizes))
 
 
 def _layout(tensors: tuple[TensorLayout, ...]) -> Layout:
@@ -443,19 +505,17 @@ def _tensor_layout(entry: object) -> TensorLayout:
 
 def encode_tensors(layouts: Layouts, key: LayoutKey, places: Sequence[Place]) -> bytes:
     """A list of tensors in blocks: what they are and where."""
-    return b"".join([layouts.encode(key)[1], *[_PLACE.pack(*place[:3]) + place.device for place in places]])
+    return b"".join(
+        [layouts.encode(key).placed, *[_PLACE.pack(*place[:3]) + place.device for place in places]]
+    )
 
 
 def encode_inline(layouts: Layouts, key: LayoutKey, parts: Sequence[Buffer]) -> bytes:
     """A list of tensors whose bytes are in the message."""
-    begin, _, strings = layouts.encode(key)
-    return begin + struct.pack(f"<{len(parts)}Q", *map(len, parts)) if strings else begin
-
-
-def encode_fixed(layouts: Layouts, key: LayoutKey) -> bytes | None:
-    """Any list of such tensors whose bytes are in the message; None where strings are among them."""
-    begin, _, strings = layouts.encode(key)
-    return None if strings else begin
+    description = layouts.encode(key)
+    if description.strings:
+        return description.inline + struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    return description.inline
 
 
 def decode_tensors(
@@ -473,7 +533,7 @@ def decode_tensors(
     length, count, inline = reader.unpack(_LIST)
     layout = layouts.decode(bytes(reader.take(length)))
     if count != len(layout.tensors) or inline > 1:
-        raise WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
+        raise _miscounted(count, layout)
     if inline:
         if not layout.strings:
             return layout.spans, layout.nbytes, ()
@@ -491,6 +551,10 @@ def decode_tensors(
             place = place._replace(device=bytes(reader.take(UUID_BYTES + HANDLE_BYTES)))
         tensors.append((tensor, place))
     return (), 0, tensors
+
+
+def _miscounted(count: int, layout: Layout) -> WireError:
+    return WireError(f"a list of {count} tensors has a layout of {len(layout.tensors)}")
 
 
 def _check_size(tensor: TensorLayout, nbytes: int) -> None:
@@ -549,6 +613,7 @@ FILLER = 4
 CANCELLED = 8
 AGAIN = 16
 EMPTY_FINAL = 32
+"""Of a call: it wants a final response even where that says nothing."""
 BELIEVED_SINGLE = 64
 """Of a call: who calls believes that the model answers every request once."""
 BELIEVED_DECOUPLED = 128
@@ -601,20 +666,11 @@ class RequestRecord:
             WireError: It is none.
         """
         number, received, queued, deadline, rows, flags, name, rare = reader.unpack(_REQUEST)
-        record = cls(number, received, queued, None if deadline == -1 else deadline, rows, flags)
-        if name:
-            record.id = reader.text(name)
-        if rare:
-            record._read(_take_rare(reader, rare))
-        return record
-
-    def _read(self, rare: dict[str, Any]) -> None:
-        self.parameters = check_parameters(rare.get("parameters"))
-        self.correlation_id = _checked(rare, "correlation", int | str, 0)
-        self.requested = None if rare.get("requested") is None else _names(rare, "requested")
-        self.model = _names(rare, "model")
-        self.priority = _checked(rare, "priority", int, 0)
-        self.timeout_us = _checked(rare, "timeout", int, 0)
+        until = None if deadline == NO_DEADLINE else deadline
+        request_id = reader.text(name) if name else ""
+        if not rare:
+            return cls(number, received, queued, until, rows, flags, request_id)
+        return cls(number, received, queued, until, rows, flags, request_id, *_take_rare(reader, rare))
 
 
 def encode_request(
@@ -643,7 +699,7 @@ def encode_request(
 
 
 def _deadline(time_ns: int | None) -> int:
-    return -1 if time_ns is None or time_ns > _LATEST_NS else time_ns
+    return NO_DEADLINE if time_ns is None or time_ns > _LATEST_NS else time_ns
 
 
 def _rare(request: RequestRecord | InferenceRequest, model: tuple[str, ...]) -> bytes:
@@ -673,15 +729,36 @@ def _common(requested: tuple[str, ...] | None, model: tuple[str, ...]) -> bytes:
     return encode_json(rare) if rare else b""
 
 
-def _take_rare(reader: Reader, length: int) -> dict[str, Any]:
+class _Rare(NamedTuple):
+    """What few requests say; the last fields of a `RequestRecord`, in their order."""
+
+    parameters: Mapping[str, bool | int | float | str] | None
+    correlation_id: int | str
+    requested: tuple[str, ...] | None
+    priority: int
+    timeout_us: int
+    model: tuple[str, ...]
+
+
+def _take_rare(reader: Reader, length: int) -> _Rare:
     text = bytes(reader.take(length))
-    return _rare_fields(text) if length <= _MOST_KEPT else decode_json(text)
+    return _kept_rare(text) if length <= _MOST_KEPT else _parse_rare(text)
 
 
-@lru_cache(_MOST_LAYOUTS)
-def _rare_fields(text: bytes) -> dict[str, Any]:
-    """What few requests have; shared by all that have the same, so nobody may change it."""
-    return decode_json(text)
+def _parse_rare(text: bytes) -> _Rare:
+    rare = decode_json(text)
+    return _Rare(
+        check_parameters(rare.get("parameters")),
+        _checked(rare, "correlation", int | str, 0),
+        None if rare.get("requested") is None else _names(rare, "requested"),
+        _checked(rare, "priority", int, 0),
+        _checked(rare, "timeout", int, 0),
+        _names(rare, "model"),
+    )
+
+
+_kept_rare = lru_cache(_MOST_LAYOUTS)(_parse_rare)
+"""The same; shared by all requests that say the same, so nobody may change the parameters."""
 
 
 def _names(record: dict[str, Any], key: str) -> tuple[str, ...]:
@@ -734,17 +811,11 @@ class BatchRecord(NamedTuple):
 
 _ALIKE = struct.Struct("<I")
 _ROW = struct.Struct("<QQQqII")
+_ID_BYTES = itemgetter(5)
 
-
-class Row(NamedTuple):
-    """What a request says where a batch's requests are otherwise alike; see `RequestRecord`."""
-
-    number: int
-    received_ns: int
-    queued_ns: int
-    deadline_ns: int | None
-    batch_size: int
-    id: str
+Row = tuple[int, int, int, int, int, int]
+"""What a request says where a batch's requests are otherwise alike, see `RequestRecord`: its number, when it
+was received and queued, its deadline or `NO_DEADLINE`, its rows, and how many bytes its id has."""
 
 
 def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -> bytes | None:
@@ -754,6 +825,7 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
         None if one of them says what most do not: they need records of their own then.
     """
     requested = requests[0].requested
+    pack = _ROW.pack
     rows: list[bytes] = []
     names: list[bytes] = []
     for request, number in zip(requests, numbers, strict=True):
@@ -765,43 +837,41 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
             or request.timeout_us
             or request.sequence_start
             or request.sequence_end
-            or request.empty_final
             or request.cancelled
             or request.filler
         ):
             return None
-        name = request.id.encode("utf-8", "surrogatepass") if request.id else b""
+        length = 0
+        if request.id:
+            name = request.id.encode("utf-8", "surrogatepass")
+            names.append(name)
+            length = len(name)
         rows.append(
-            _ROW.pack(
+            pack(
                 number,
                 request.received_ns,
                 request.queued_ns,
-                _deadline(request.deadline_ns),
+                -1 if request.deadline_ns is None else _deadline(request.deadline_ns),
                 request.batch_size,
-                len(name),
+                length,
             )
         )
-        names.append(name)
     rare = _common(requested, ())
     return b"".join([_ALIKE.pack(len(rare)), rare, *rows, *names])
 
 
-def decode_alike(reader: Reader, length: int) -> tuple[tuple[str, ...] | None, list[Row]]:
-    """Reads requests that are alike: the outputs that all of them want, and what they differ in.
+def decode_alike(reader: Reader, length: int) -> tuple[tuple[str, ...] | None, list[Row], Iterable[str]]:
+    """Reads requests that are alike: the outputs that all of them want, what they differ in, and their ids.
 
     Raises:
         WireError: They are none.
     """
     (rare,) = reader.unpack(_ALIKE)
-    requested: tuple[str, ...] | None = None
-    if rare:
-        record = _take_rare(reader, rare)
-        requested = None if record.get("requested") is None else _names(record, "requested")
-    rows: list[Row] = []
-    for number, received, queued, deadline, size, name in _ROW.iter_unpack(reader.take(length * _ROW.size)):
-        until = None if deadline == -1 else deadline
-        rows.append(Row(number, received, queued, until, size, reader.text(name) if name else ""))
-    return requested, rows
+    requested = _take_rare(reader, rare).requested if rare else None
+    rows: list[Any] = list(_ROW.iter_unpack(reader.take(length * _ROW.size)))
+    if any(map(_ID_BYTES, rows)):
+        return requested, rows, [reader.text(_ID_BYTES(row)) for row in rows]
+    return requested, rows, repeat("", length)
 
 
 # --- responses -------------------------------------------------------------------------------------------
@@ -881,6 +951,9 @@ _PLAIN = ResponseRecord(True)
 
 PLAIN_RESPONSE = _PLAIN.encode()
 """A response that is nothing but its tensors."""
+
+LAST_RESPONSE = ResponseRecord(True, final=True).encode()
+"""Such a response, after which nothing follows."""
 
 _DONE = struct.Struct("<QQQII?")
 

@@ -295,7 +295,7 @@ def test_a_worker_can_not_name_blocks_that_it_does_not_have() -> None:
 def test_small_tensors_must_be_in_their_message() -> None:
     with exchanges() as (server, worker):
         for key, size in (((("A", "FP32", (3,)),), 12), ((("A", "BYTES", (1,)),), 2**64 - 8)):
-            begin, _, strings = wire.Layouts().encode(key)
+            begin, _, strings, _, _ = wire.Layouts().encode(key)
             payload = Payload()
             payload.data = [bytes(8)]
             worker.send(Kind.DONE, 0, begin + size.to_bytes(8, "little") * strings, payload)

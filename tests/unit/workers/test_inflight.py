@@ -21,7 +21,8 @@ class Entered:
 
     def __init__(self) -> None:
         self.refused: list[SentBatch] = []
-        self.table = InFlightTable(self._opened, self.refused.append)
+        self.cancelled: list[int] = []
+        self.table = InFlightTable(self._opened, self.cancelled.append, self.refused.append)
 
     def enter(self, *requests: InferenceRequest) -> SentBatch:
         sent = self.table.enter(batch_of(*requests), Begun(batch_of()).done)
@@ -45,14 +46,13 @@ def test_a_batch_is_there_until_it_is_taken_and_its_requests_until_they_are_over
     first, second = entered.enter(a, FillerRequest(a, dict(a.inputs)), over), entered.enter(b)
     assert first.number != second.number and first.again == [False] * 3
     assert table.batches == {first.number: first, second.number: second}
-    assert {number: entry.request for number, entry in table.open.items()} == {
-        first.numbers[0]: a,
-        second.numbers[0]: b,
-    }
+    assert table.open == {first.numbers[0]: a, second.numbers[0]: b}
     assert [each.request_ids for each in table.in_flight()] == [("a", "over"), ("b",)]
     assert table.take(first.number) is first and table.take(first.number) is None
     # A request outlasts its batch, until it is answered.
-    table.open[first.numbers[0]].since_ns = first.since_ns
+    entry = table.entry(first.numbers[0])
+    assert entry is not None and entry.request is a
+    entry.since_ns = first.since_ns
     assert [each.request_ids for each in table.in_flight()] == [("a",), ("b",)]
     assert [entry.request for entry in table.kept(first.batch)] == [a]
     assert table.request(first.numbers[0]) is a and table.request(first.numbers[2]) is None
@@ -66,7 +66,8 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
     for _ in range(3):
         there.enter(one("other"))
     sent = here.enter(a, b)
-    entry = here.table.open[sent.numbers[0]]
+    entry = here.table.entry(sent.numbers[0])
+    assert entry is not None
     for request, number in zip((a, b), sent.numbers, strict=True):
         request.kept = KeptRequest(here.table, number)
         here.table.again.add(number)
@@ -74,7 +75,7 @@ def test_a_request_that_runs_again_keeps_its_number_with_the_worker_that_kept_it
     assert there.enter(b).again == [False]
     again = here.enter(a, one("new"))
     assert (again.again, again.numbers[0]) == ([True, False], sent.numbers[0])
-    assert a.kept is None and here.table.open[sent.numbers[0]] is entry
+    assert a.kept is None and here.table.entry(sent.numbers[0]) is entry
     # The other one does not come back; once it is answered elsewhere it is forgotten.
     assert here.table.again == {sent.numbers[1]}
     assert list(here.table.answered()) == []
@@ -92,9 +93,35 @@ def test_a_request_that_waits_to_run_again_is_ended_unless_its_end_is_on_its_way
     ((_, response, final),) = answers.calls
     assert final and response is not None and response.error is not None
     assert response.error.message == "no"
-    entered.table.open.clear()
+    entered.table.over(sent.numbers)
     kept.end(request, InvalidArgumentError("again"))
     assert len(answers.calls) == 1
+
+
+def test_what_hands_responses_over_is_made_once_and_goes_with_its_request() -> None:
+    entered = Entered()
+    table = entered.table
+    sent = entered.enter(one("a"), one("b"), one("c"))
+    first, second, third = sent.numbers
+    entry = table.entry(first)
+    assert entry is not None and table.entry(first) is entry
+    assert table.entry(99) is None
+    table.over([first, second])
+    assert table.entry(first) is None and table.entry(second) is None and list(table.open) == [third]
+    last = table.entry(third)
+    _, opened = table.close()
+    assert opened == {third: last}
+    assert table.entry(third) is None
+
+
+def test_who_cancels_a_request_that_runs_tells_its_worker() -> None:
+    entered = Entered()
+    a, over, b = one("a"), one("over"), one("b")
+    over.answered = True
+    sent = entered.enter(a, over, b)
+    for request in (b, over, a, a):
+        request.tell_cancelled()
+    assert entered.cancelled == [sent.numbers[2], sent.numbers[0]]
 
 
 def test_a_closed_table_takes_nothing_and_tells_what_there_was() -> None:

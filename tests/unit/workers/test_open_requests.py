@@ -74,7 +74,8 @@ def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, siz
         quick, answers = request_of(IN=np.array([500, 4], np.float32))
         running.run(quick)
         assert answers.wait(1)
-        (entry,) = running.link._table.open.values()
+        (entry,) = map(running.link._table.entry, running.link._table.open)
+        assert entry is not None
         waiting = len(entry._queue)
         # The window holds: whole small responses, or large ones until it is used up.
         assert waiting <= 96

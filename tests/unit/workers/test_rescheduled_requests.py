@@ -80,7 +80,8 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
         request = InferenceRequest("m", "", inputs, blocked, monotonic_ns(), "again")
         try:
             running.run(request)
-            (entry,) = running.link._table.open.values()
+            (entry,) = map(running.link._table.entry, running.link._table.open)
+            assert entry is not None
             eventually(lambda: len(entry._queue) == 95, "the window is used up")
             request.answered = True
             other, others = request_of("other", IN=ONE)

@@ -126,12 +126,13 @@ def test_requests_that_are_alike_come_back(
     fields = wire.encode_alike(requests, [row[0] for row in rows])
     assert fields is not None
     reader = Reader(memoryview(fields))
-    wanted, read = wire.decode_alike(reader, len(rows))
+    wanted, read, ids = wire.decode_alike(reader, len(rows))
     reader.end()
     assert wanted == requested
     # A deadline in 292 years is none.
-    assert [tuple(row) for row in read] == [
-        (*row[:3], None if row[3] is not None and row[3] >= 2**63 else row[3], *row[4:]) for row in rows
+    assert [(*row[:5], name) for row, name in zip(read, ids, strict=True)] == [
+        (*row[:3], wire.NO_DEADLINE if row[3] is None or row[3] >= 2**63 else row[3], *row[4:])
+        for row in rows
     ]
 
 
@@ -146,7 +147,6 @@ def test_requests_that_are_alike_come_back(
         ("timeout_us", 1),
         ("sequence_start", True),
         ("sequence_end", True),
-        ("empty_final", True),
         ("cancelled", True),
     ],
 )
@@ -155,6 +155,13 @@ def test_a_request_that_says_more_than_others_is_not_like_them(name: str, value:
     assert wire.encode_alike(requests, [1, 2, 3]) is not None
     setattr(requests[1], name, value)
     assert wire.encode_alike(requests, [1, 2, 3]) is None
+
+
+def test_what_only_front_ends_look_at_makes_no_difference() -> None:
+    requests = [_plain("a"), _plain("b")]
+    fields = wire.encode_alike(requests, [1, 2])
+    requests[1].empty_final = True
+    assert fields is not None and wire.encode_alike(requests, [1, 2]) == fields
 
 
 def test_there_are_not_more_requests_than_fields_for_them() -> None:
@@ -298,6 +305,7 @@ DECODERS: list[Callable[[memoryview], object]] = [
     lambda packet: BatchRecord.decode(Reader(packet)),
     lambda packet: wire.decode_tensors(Layouts(), Reader(packet)),
     lambda packet: wire.decode_alike(Reader(packet), 2),
+    lambda packet: Layouts().decode_fixed(Reader(packet)),
     wire.decode_error,
     wire.decode_json,
     wire.decode_numbers,
@@ -350,9 +358,40 @@ def test_another_version_is_named() -> None:
 
 
 def test_what_few_requests_have_is_not_kept_where_it_is_long() -> None:
-    before = wire._rare_fields.cache_info().currsize
+    before = wire._kept_rare.cache_info().currsize
     for length in (100_000, 100_001):
         record = RequestRecord(1, parameters={"text": "x" * length})
         fields = memoryview(record.encode())
         assert RequestRecord.decode(Reader(fields)) == record
-    assert wire._rare_fields.cache_info().currsize == before
+    assert wire._kept_rare.cache_info().currsize == before
+
+
+FLOATS = wire.encode_inline(Layouts(), (("IN", "FP32", (4,)),), [bytes(16)])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"",
+        FLOATS[:-1],
+        FLOATS + b"\0",
+        wire.encode_inline(Layouts(), (("IN", "BYTES", (1,)),), [bytes(16)]),
+        wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), [Place(7, 0, 16)]),
+        wire.encode_tensors(Layouts(), (("IN", "FP32", (4,)),), []),
+        FLOATS[:4] + b"\2\0\0\0" + FLOATS[8:],
+    ],
+)
+def test_only_one_list_of_small_tensors_holds_for_many(fields: bytes) -> None:
+    layouts = Layouts()
+    for _ in range(2):
+        with pytest.raises(WireError):
+            layouts.decode_fixed(Reader(memoryview(fields)))
+    assert layouts.decode_fixed(Reader(memoryview(FLOATS))).nbytes == 16
+
+
+def test_lists_that_hold_for_many_are_forgotten_when_there_are_too_many() -> None:
+    layouts = Layouts()
+    for size in range(2000):
+        text = layouts.encode((("IN", "FP32", (size,)),)).inline
+        assert layouts.decode_fixed(Reader(memoryview(text))).nbytes == 4 * size + 4 * size % 8
+    assert len(layouts._fixed) <= wire._MOST_LAYOUTS

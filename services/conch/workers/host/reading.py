@@ -31,7 +31,8 @@ class Reading:
     def __init__(self, step: Callable[[], None], ready: Callable[[float], bool]) -> None:
         self._step = step
         self._ready = ready
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._busy = False
         self._waiting = 0
 
@@ -50,38 +51,38 @@ class Reading:
         Returns:
             Whether it has come.
         """
-        changed = self._changed
+        lock, changed = self._lock, self._changed
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         left = None
-        while True:
-            with changed:
-                while True:
-                    if done():
-                        return True
-                    if deadline is not None:
-                        left = deadline - time.monotonic()
-                        if left <= 0:
-                            return False
-                    if not self._busy:
-                        self._busy = True
-                        break
+        with lock:
+            while not done():
+                if deadline is not None:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                if self._busy:
                     self._waiting += 1
                     try:
                         changed.wait(left)
                     finally:
                         self._waiting -= 1
-            try:
-                if left is None or self._ready(left):
-                    self._step()
-            finally:
-                with changed:
+                    continue
+                self._busy = True
+                try:  # a signal's handler may raise as soon as it is released
+                    lock.release()
+                    if left is None or self._ready(left):
+                        self._step()
+                finally:
+                    lock.acquire()
                     self._busy = False
                     if self._waiting:
                         changed.notify_all()
+        return True
 
     def forked(self) -> None:
         """Says that this process is a fork: whoever read or waited is not there any more."""
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._busy = False
         self._waiting = 0
 

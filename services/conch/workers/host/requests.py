@@ -9,6 +9,7 @@ from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.workers import wire
 from conch.workers.incoming import Incoming
+from conch.workers.tensors import worker_inputs
 from conch.workers.wire import BatchRecord, RequestRecord, WireError
 
 
@@ -71,37 +72,35 @@ class Requests:
         """
         reader = incoming.reader
         record = BatchRecord.decode(reader)
-        requests: list[HostRequest]
+        fillers = 0
+        requests: list[InferenceRequest]
         if record.alike:
             requests = self._alike(incoming, record.length)
         else:
             requests = [self._request(incoming) for _ in range(record.length)]
-        reader.end()
-        batch = Batch(list(requests), record.size, None if record.instance < 0 else record.instance)
+            reader.end()
+            fillers = sum(request.filler for request in requests)
+        batch = Batch(requests, record.size, None if record.instance < 0 else record.instance)
         batch.compute_start_ns = record.start_ns
-        batch.fillers = sum(request.filler for request in requests)
+        batch.fillers = fillers
         return batch
 
-    def _alike(self, incoming: Incoming, length: int) -> list[HostRequest]:
-        requested, rows = wire.decode_alike(incoming.reader, length)
-        requests: list[HostRequest] = []
-        for row, tensors in zip(rows, incoming.tensors_alike(length), strict=True):
-            number, received, queued, deadline, size, name = row
-            request = HostRequest(
-                self._name,
-                self._version,
-                {tensor.name: tensor for tensor in tensors},
-                self._responder,
-                received,
-                name,
-                requested,
-            )
+    def _alike(self, incoming: Incoming, length: int) -> list[InferenceRequest]:
+        requested, rows, ids = wire.decode_alike(incoming.reader, length)
+        lists = worker_inputs(*incoming.lists_alike(length), length)
+        model, version, responder, by_number = self._name, self._version, self._responder, self._by_number
+        requests: list[InferenceRequest] = []
+        for (number, received, queued, deadline, size, _), request_id, inputs in zip(
+            rows, ids, lists, strict=True
+        ):
+            request = HostRequest(model, version, inputs, responder, received, request_id, requested)
             request.number = number
             request.granted, request.spent = wire.WINDOW, 0
             request.queued_ns = queued
-            request.deadline_ns = deadline
+            if deadline != wire.NO_DEADLINE:
+                request.deadline_ns = deadline
             request.batch_size = size
-            self._by_number[number] = request
+            by_number[number] = request
             requests.append(request)
         return requests
 
@@ -139,8 +138,8 @@ class Requests:
         request.correlation_id = record.correlation_id
         request.priority = record.priority
         request.timeout_us = record.timeout_us
-        request.sequence_start = bool(flags & wire.SEQUENCE_START)
-        request.sequence_end = bool(flags & wire.SEQUENCE_END)
-        request.empty_final = bool(flags & wire.EMPTY_FINAL)
-        request.cancelled = bool(flags & wire.CANCELLED)
+        if flags:
+            request.sequence_start = bool(flags & wire.SEQUENCE_START)
+            request.sequence_end = bool(flags & wire.SEQUENCE_END)
+            request.cancelled = bool(flags & wire.CANCELLED)
         return request
