@@ -31,6 +31,8 @@ from conch.core.request import Parameter
 from conch.core.scheduler.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
 
+_new = object.__new__
+
 
 class InferenceTrace:
     """The trace a request belongs to; there is none yet."""
@@ -247,14 +249,16 @@ class ReceivedRequest(InferenceRequest):
         )
 
     def _by_name(self) -> dict[str, Tensor]:
+        """The input tensors, which are made once."""
         tensors = self._tensors
         if tensors is None:
             batch = self._batch
-            received = Tensor._received
-            tensors = {
-                name: received(self._seen(core) if core.on_device else core, batch)
-                for name, core in self._core.inputs.items()
-            }
+            tensors = {}
+            for name, core in self._core.inputs.items():
+                # Without Tensor's constructor, which is for arrays.
+                tensor = tensors[name] = _new(Tensor)
+                tensor._core = self._seen(core) if core.on_device else core
+                tensor._batch = batch  # which counts its copy, if there is one
             self._tensors = tensors
         return tensors
 
@@ -339,7 +343,8 @@ class ReceivedRequest(InferenceRequest):
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """The input of a request with a name, or None."""
     if type(inference_request) is ReceivedRequest:
-        return inference_request._by_name().get(name)
+        tensors = inference_request._tensors or inference_request._by_name()
+        return tensors.get(name)
     return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
 
 
