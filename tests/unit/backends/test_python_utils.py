@@ -277,3 +277,30 @@ def test_logger(caplog: pytest.LogCaptureFixture) -> None:
         ("ERROR", "five", here),
         ("DEBUG", "six", here),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [(0, 0), (7, 7), (True, 1), ((1 << 64) - 1, (1 << 64) - 1), ("", ""), ("seq", "seq")]
+)
+def test_correlation_ids_of_requests_that_models_make(given: Any, taken: int | str) -> None:
+    request = pb_utils.InferenceRequest(
+        correlation_id=given, inputs=[], requested_output_names=("B",), model_name="m"
+    )
+    assert request.correlation_id() == taken and type(request.correlation_id()) is type(taken)
+    assert request.requested_output_names() == {"B"}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "must be integer or string"),
+        (np.int64(7), "must be integer or string"),
+        (-1, "not below 0, not -1"),
+        (1 << 64, "an integer of 64 bits"),
+    ],
+)
+def test_what_is_no_correlation_id(given: Any, text: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=text):
+        pb_utils.InferenceRequest(
+            correlation_id=given, inputs=[], requested_output_names=["B"], model_name="m"
+        )
