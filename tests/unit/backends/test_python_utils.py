@@ -19,6 +19,7 @@ from conch.backends.python.tensor import Tensor
 from conch.core.instances.shaping import Shaper
 from conch.core.scheduler.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
+from conch.workers.tensors import ReceivedTensor
 
 
 def received(harness: Harness, **attributes: Any) -> ReceivedRequest:
@@ -26,6 +27,13 @@ def received(harness: Harness, **attributes: Any) -> ReceivedRequest:
     context = SenderContext(Converter(spec), Shaper(spec), False, "m_0_0", ("B",))
     request, _ = harness.request({"A": rows(1)}, **attributes)
     return ReceivedRequest(request, Batch([request], 1), context)
+
+
+def received_tensor(harness: Harness, core: CoreTensor, batch: Batch) -> Tensor:
+    request = received(harness)
+    request._core.inputs, request._batch = {core.name: core}, batch
+    (tensor,) = request.inputs()
+    return tensor
 
 
 def test_received_request(harness: Harness) -> None:
@@ -104,20 +112,37 @@ def test_tensor() -> None:
         pb_utils.Tensor("", rows(1))
 
 
-def test_received_tensor_copies_when_looked_at() -> None:
+def test_received_tensor_copies_when_looked_at(harness: Harness) -> None:
     batch = Batch([], 1)
     core = CoreTensor("A", "FP32", (1, 2), bytes(8))
-    tensor = Tensor._received(core, batch)
+    tensor = received_tensor(harness, core, batch)
     assert tensor.shape() == [1, 2] and batch.bytes_copied == 0
     array = tensor.as_numpy()
     array[:] = 1
     assert tensor.as_numpy() is array and batch.bytes_copied == 8
     assert core.numpy().tolist() == [[0, 0]]
-    texts = Tensor._received(CoreTensor("S", "BYTES", (1,), b"\1\0\0\0x"), batch)
+    texts = received_tensor(harness, CoreTensor("S", "BYTES", (1,), b"\1\0\0\0x"), batch)
     texts.as_numpy()[0] = b"y"
     assert texts.as_numpy().tolist() == [b"y"]
     with pytest.raises(pb_utils.TritonModelException, match="BF16 has no numpy form"):
-        Tensor._received(CoreTensor("H", "BF16", (1,), b"\0\0"), batch).as_numpy()
+        received_tensor(harness, CoreTensor("H", "BF16", (1,), b"\0\0"), batch).as_numpy()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "written", "sent"),
+    [("UINT8", b"\1\2", 3, b"\3\2"), ("BYTES", b"\1\0\0\0x\0\0\0\0", b"yz", b"\2\0\0\0yz\0\0\0\0")],
+)
+def test_what_a_model_writes_to_its_input_in_a_worker_is_what_it_returns(
+    harness: Harness, datatype: str, data: bytes, written: Any, sent: bytes
+) -> None:
+    batch = Batch([], 1)
+    core = ReceivedTensor("A", datatype, (2,), memoryview(bytearray(data)))
+    tensor = received_tensor(harness, core, batch)
+    array = tensor.as_numpy()
+    array[0] = written
+    assert tensor.as_numpy() is array and batch.bytes_copied == 0
+    assert bytes(tensor._core.data) == sent
+    assert tensor._lent().data == sent and tensor._kept().data == sent
 
 
 def test_dlpack() -> None:
@@ -151,9 +176,9 @@ def test_dlpack() -> None:
         pb_utils.Tensor.from_dlpack("", array)
 
 
-def test_brain_floats_go_through_dlpack() -> None:
+def test_brain_floats_go_through_dlpack(harness: Harness) -> None:
     batch = Batch([], 0)
-    received = Tensor._received(CoreTensor("H", "BF16", (2, 1), b"abcd"), batch)
+    received = received_tensor(harness, CoreTensor("H", "BF16", (2, 1), b"abcd"), batch)
     assert received.__dlpack_device__() == (1, 0)
     tensor = pb_utils.Tensor.from_dlpack("I", received.to_dlpack())
     assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("I", [2, 1], "TYPE_BF16")
@@ -252,3 +277,30 @@ def test_logger(caplog: pytest.LogCaptureFixture) -> None:
         ("ERROR", "five", here),
         ("DEBUG", "six", here),
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [(0, 0), (7, 7), (True, 1), ((1 << 64) - 1, (1 << 64) - 1), ("", ""), ("seq", "seq")]
+)
+def test_correlation_ids_of_requests_that_models_make(given: Any, taken: int | str) -> None:
+    request = pb_utils.InferenceRequest(
+        correlation_id=given, inputs=[], requested_output_names=("B",), model_name="m"
+    )
+    assert request.correlation_id() == taken and type(request.correlation_id()) is type(taken)
+    assert request.requested_output_names() == {"B"}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (None, "must be integer or string"),
+        (np.int64(7), "must be integer or string"),
+        (-1, "not below 0, not -1"),
+        (1 << 64, "an integer of 64 bits"),
+    ],
+)
+def test_what_is_no_correlation_id(given: Any, text: str) -> None:
+    with pytest.raises(pb_utils.TritonModelException, match=text):
+        pb_utils.InferenceRequest(
+            correlation_id=given, inputs=[], requested_output_names=["B"], model_name="m"
+        )

@@ -36,7 +36,8 @@ def texts_of(values: object, what: str) -> list[str]:
     Raises:
         TypeError: It is none, or something else is in it.
     """
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    # To ask for what is no list takes long.
+    if type(values) is not list and (isinstance(values, str | bytes) or not isinstance(values, Iterable)):
         raise TypeError(f"{what} must be a list of strings, not {type(values)}")
     return [value if type(value) is str else text_of(value, f"an element of {what}") for value in values]
 
@@ -47,6 +48,8 @@ def whole_of(value: object, what: str) -> int:
     Raises:
         TypeError: It is none.
     """
+    if type(value) is int:
+        return value
     try:
         return int(index(value))  # type: ignore[arg-type]
     except TypeError:

@@ -123,9 +123,9 @@ class Call:
         )
         core.timeout_us = request.timeout()
         core.correlation_id = request.correlation_id()
-        flags = request.flags()
-        core.sequence_start = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
-        core.sequence_end = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+        if flags := request.flags():
+            core.sequence_start = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+            core.sequence_end = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
         core.priority = request._priority
         core.deadline_ns = self._deadline()
         return core
@@ -214,7 +214,8 @@ class Call:
                 answer = InferenceResponse(error=as_triton_error(response.error))
             else:
                 tensors = [Tensor._answered(tensor, self._gpu) for tensor in response.outputs]
-                answer = InferenceResponse(tensors, None, dict(response.parameters or {}))
+                parameters = response.parameters
+                answer = InferenceResponse(tensors, None, dict(parameters) if parameters else None)
         if final:
             self.caller.ended(self)
         self.take((answer, final))

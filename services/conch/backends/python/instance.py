@@ -170,13 +170,13 @@ class PythonInstance(BackendInstance):
         self._model = model
         self._execute = model.execute
         self._decoupled = spec.decoupled
-        self._convert = Converter(spec)
+        self._converter = Converter(spec)
         sequence = spec.sequence
         self._iterative = sequence is not None and sequence.iterative
         concurrent = _is_concurrent(model.execute)
         self._limit = inflight_limit(spec, concurrent)
         self._context = SenderContext(
-            self._convert,
+            self._converter,
             Shaper(spec),
             spec.decoupled,
             placement.name,
@@ -316,14 +316,13 @@ class PythonInstance(BackendInstance):
             )
         if self._context.rescheduled:
             _check_rescheduled(requests, returned)
-        convert = self._convert
-        responses: list[CoreResponse | None] = []
-        for request, response in zip(requests, returned, strict=True):
-            if type(response) is InferenceResponse and request._sender is None:
-                responses.append(convert(request._core, response))
-            else:
-                responses.append(self._other(request, response))
-        return responses
+        convert, other = self._converter.convert, self._other
+        return [
+            convert(request._core, response)
+            if type(response) is InferenceResponse and request._sender is None
+            else other(request, response)
+            for request, response in zip(requests, returned, strict=True)
+        ]
 
     def _as_list(self, requests: list[ReceivedRequest], returned: Any) -> list[Any]:
         if isinstance(returned, list):
@@ -345,7 +344,7 @@ class PythonInstance(BackendInstance):
                 f"'{type(response)}'."
             )
         if sender is None:
-            return self._convert(request._core, response)
+            return self._converter.convert(request._core, response)
         sender.send(response, 1)
         return None
 

@@ -31,6 +31,9 @@ from conch.core.request import Parameter
 from conch.core.scheduler.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
 
+_new = object.__new__
+_IN_HOST_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
+
 
 class InferenceTrace:
     """The trace a request belongs to; there is none yet."""
@@ -84,13 +87,8 @@ class InferenceRequest:
                 "an InferenceRequest must be given inputs, requested_output_names and model_name; the order "
                 "of its arguments is request_id, correlation_id, inputs, requested_output_names, model_name"
             )
-        if not isinstance(correlation_id, int | str):
-            raise TritonModelException("Correlation ID must be integer or string")
-        if isinstance(correlation_id, int) and not 0 <= correlation_id < 1 << 64:
-            raise TritonModelException(
-                f"Correlation ID must be an integer of 64 bits that is not below 0, not {correlation_id}"
-            )
-        correlation_id = int(correlation_id) if isinstance(correlation_id, int) else str(correlation_id)
+        if type(correlation_id) is not int or correlation_id:
+            correlation_id = _correlation_of(correlation_id)
         if type(timeout) is not int and isinstance(timeout, SupportsIndex):  # to ask takes long
             timeout = index(timeout)
         if not isinstance(timeout, int) or timeout < 0:
@@ -119,7 +117,7 @@ class InferenceRequest:
         self._model_version = whole_of(model_version, "model_version of an InferenceRequest")
         self._flags = whole_of(flags, "flags of an InferenceRequest")
         self._timeout = timeout
-        self._memory = preferred_memory or PreferredMemory(TRITONSERVER_MEMORY_CPU)
+        self._memory = preferred_memory or _IN_HOST_MEMORY
         self._trace = trace
         self._priority = whole_of(priority, "priority of an InferenceRequest")
         self._parameters: Mapping[str, Parameter] = parameters or {}
@@ -207,6 +205,23 @@ class InferenceRequest:
         return awaited(caller, self)
 
 
+def _correlation_of(value: object) -> int | str:
+    """A correlation id as a model gave it.
+
+    Raises:
+        TritonModelException: It is none; the first text is Triton's.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if not isinstance(value, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= value < 1 << 64:
+        raise TritonModelException(
+            f"Correlation ID must be an integer of 64 bits that is not below 0, not {value}"
+        )
+    return int(value)
+
+
 class ReceivedRequest(InferenceRequest):
     """A request from the scheduler; everything in it is made when it is asked for."""
 
@@ -247,14 +262,16 @@ class ReceivedRequest(InferenceRequest):
         )
 
     def _by_name(self) -> dict[str, Tensor]:
+        """The input tensors, which are made once."""
         tensors = self._tensors
         if tensors is None:
             batch = self._batch
-            received = Tensor._received
-            tensors = {
-                name: received(self._seen(core) if core.on_device else core, batch)
-                for name, core in self._core.inputs.items()
-            }
+            tensors = {}
+            for name, core in self._core.inputs.items():
+                # Without Tensor's constructor, which is for arrays.
+                tensor = tensors[name] = _new(Tensor)
+                tensor._core = self._seen(core) if core.on_device else core
+                tensor._batch = batch  # which counts its copy, if there is one
             self._tensors = tensors
         return tensors
 
@@ -309,7 +326,7 @@ class ReceivedRequest(InferenceRequest):
 
     def preferred_memory(self) -> PreferredMemory:
         """Where the response's tensors should be."""
-        return PreferredMemory(TRITONSERVER_MEMORY_CPU)
+        return _IN_HOST_MEMORY
 
     def is_cancelled(self) -> bool:
         """Whether the client no longer waits: it went away, or its deadline has passed."""
@@ -339,7 +356,8 @@ class ReceivedRequest(InferenceRequest):
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
     """The input of a request with a name, or None."""
     if type(inference_request) is ReceivedRequest:
-        return inference_request._by_name().get(name)
+        tensors = inference_request._tensors or inference_request._by_name()
+        return tensors.get(name)
     return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
 
 

@@ -13,6 +13,7 @@ from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Parameter
 from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor as CoreTensor
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class Converter:
         self._states = frozenset(state.output_name for state in states)
         self._warned: set[str] = set()
 
-    def __call__(self, request: CoreRequest, response: InferenceResponse) -> CoreResponse:
+    def convert(self, request: CoreRequest, response: InferenceResponse) -> CoreResponse:
         """Converts one response.
 
         Raises:
@@ -102,16 +103,22 @@ class Converter:
         if response._error is not None:
             return CoreResponse([], as_core_error(response._error))
         requested = request.requested
-        wanted: Collection[str] = self._all if requested is None else requested
-        if self._states and requested is not None:
-            wanted = self._states.union(requested)
+        wanted: Collection[str]
+        if requested is None:
+            wanted = self._all
+        else:
+            wanted = self._states.union(requested) if self._states else requested
+        tensors = response._tensors
+        kept = request.responses_wait
+        outputs: list[CoreTensor] = []
+        dropped = False
         try:
-            tensors = response._tensors
-            if request.responses_wait:
-                outputs = [tensor._kept() for tensor in tensors if tensor._core.name in wanted]
-            else:
-                outputs = [core for tensor in tensors if (core := tensor._core).name in wanted]
-            dropped = len(tensors) != len(outputs)
+            for tensor in tensors:
+                core = tensor._core
+                if core.name in wanted:
+                    outputs.append(tensor._kept() if kept else core)
+                else:
+                    dropped = True
         except (AttributeError, TypeError):
             raise TritonModelException(f"{_EXPECTED}{_found(response._tensors)}.") from None
         if dropped:

@@ -22,7 +22,7 @@ class SenderContext:
     """What the senders of one instance share.
 
     Args:
-        convert: Turns a model's responses into the core's.
+        converter: Turns a model's responses into the core's.
         shaper: Gives outputs their shapes for clients.
         decoupled: Whether a request may have any number of responses.
         name: The instance's name.
@@ -36,7 +36,7 @@ class SenderContext:
     """
 
     __slots__ = (
-        "convert",
+        "converter",
         "decoupled",
         "name",
         "output_names",
@@ -49,7 +49,7 @@ class SenderContext:
 
     def __init__(
         self,
-        convert: Converter,
+        converter: Converter,
         shaper: Shaper,
         decoupled: bool,
         name: str,
@@ -59,7 +59,7 @@ class SenderContext:
         takes_gpu_tensors: bool = False,
     ) -> None:
         self.takes_gpu_tensors = takes_gpu_tensors
-        self.convert = convert
+        self.converter = converter
         self.shaper = shaper
         self.decoupled = decoupled
         self.name = name
@@ -129,7 +129,7 @@ class ResponseSender:
 
     def _converted(self, response: InferenceResponse) -> CoreResponse:
         context = self._context
-        converted = context.convert(self._request, response)
+        converted = context.converter.convert(self._request, response)
         context.finish(self._request, converted)
         return converted
 
@@ -167,7 +167,7 @@ class ResponseSender:
         request, context = self._request, self._context
         if request.answered or request.filler or is_finalizing():
             return  # it has been answered without the model, or nobody made it, or it is too late for threads
-        answer = context.convert.failed(
+        answer = context.converter.failed(
             f"model '{context.name}' dropped the response sender of a request without sending the final flag"
         )
         # On a thread of its own: the garbage collector may run this in the middle of anything.

@@ -12,13 +12,13 @@ from conch.backends.python.errors import TritonModelException
 from conch.core import dlpack
 from conch.core.device import DeviceTensor
 from conch.core.errors import UnsupportedError
-from conch.core.scheduler.base import Batch
 from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of
 from conch.core.tensor import Tensor as CoreTensor
 
 _CPU = (dlpack.CPU, 0)
 _DEFAULT_STREAM = 1  # which our copies are in order with
 _LARGE = 64 * 1024
+_DATATYPES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
 class Copies(Protocol):
@@ -53,18 +53,11 @@ class Tensor:
             raise TritonModelException("Tensor name cannot be an empty string.")
         array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         try:
-            self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
+            datatype = _DATATYPES.get(array.dtype) or datatype_of(array)
+            self._core = CoreTensor(name, datatype, array.shape, None, array)
         except UnsupportedError as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         self._batch: Copies | None = None
-
-    @classmethod
-    def _received(cls, core: CoreTensor, batch: Batch) -> Tensor:
-        """Wraps an input; its copy, if there is one, is counted in the batch."""
-        tensor = cls.__new__(cls)
-        tensor._core = core
-        tensor._batch = batch
-        return tensor
 
     def _kept(self) -> CoreTensor:
         """The core's tensor in memory the model can't write to: a copy, unless it is an input as it came."""
@@ -139,7 +132,9 @@ class Tensor:
             if core.writable:
                 # In a worker, whose memory the inputs have been copied to.
                 own = core.numpy()
-                self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
+                if core.datatype == "BYTES":
+                    # What the model writes to the array is in no bytes; those of numbers are the same memory.
+                    self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
                 self._batch = None
                 return own
             dtype = None if core.datatype == "BYTES" else NUMPY_DTYPES.get(core.datatype)

@@ -21,7 +21,7 @@ from conch.workers.exchange import Exchange
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import HostRequest
 from conch.workers.incoming import Incoming
-from conch.workers.wire import Kind, RequestRecord, ResponseRecord
+from conch.workers.wire import Kind, ResponseRecord
 
 _MOST_FOUND = 1000
 _GONE = "the server is gone"
@@ -91,23 +91,13 @@ class WorkerCalls:
     ) -> Leadable | None:
         """Sends a request; whatever comes of it goes to its responder."""
         number = next(self._numbers)
-        record = RequestRecord(
-            number=number,
-            received_ns=request.received_ns,
-            deadline_ns=request.deadline_ns,
-            flags=(wire.SEQUENCE_START if request.sequence_start else 0)
+        flags = (
+            (wire.SEQUENCE_START if request.sequence_start else 0)
             | (wire.SEQUENCE_END if request.sequence_end else 0)
             | (wire.EMPTY_FINAL if request.empty_final else 0)
-            | _believed(model),
-            id=request.id,
-            parameters=request.parameters,
-            correlation_id=request.correlation_id,
-            requested=request.requested,
-            priority=request.priority,
-            timeout_us=request.timeout_us,
-            model=(request.model_name, request.model_version),
+            | _believed(model)
         )
-        head = record.encode()
+        head = wire.encode_request(request, number, flags, (request.model_name, request.model_version))
         payload = self._exchange.pack([list(request.inputs.values())], True)
         fields = head + payload.lists[0]
         self._open[number] = request

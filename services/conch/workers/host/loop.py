@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from conch.backends.python.instance import AsyncPythonInstance, PythonInstance, open_instance
@@ -18,27 +18,24 @@ from conch.backends.python.limits import limit_memory
 from conch.backends.python.metrics import keep_metrics_in
 from conch.backends.python.settings import Settings
 from conch.core.backend import Outcome
-from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
+from conch.core.errors import ConchError
 from conch.core.instances.placement import Placement
-from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
-from conch.core.sending import at_fault
 from conch.core.spec import ModelSpec
-from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
 from conch.workers.gpu_tensors import UnreachableError
+from conch.workers.host.answering import Answering
 from conch.workers.host.calls import WorkerCalls
 from conch.workers.host.logs import log_to_server
 from conch.workers.host.metrics import RemoteFamilies
 from conch.workers.host.reading import Reading, Watch
-from conch.workers.host.requests import HostRequest, Requests
+from conch.workers.host.requests import Requests
 from conch.workers.incoming import Incoming
-from conch.workers.packing import Payload
 from conch.workers.specs import placement_from_json, spec_from_json
 from conch.workers.spinning import Spinning
-from conch.workers.wire import DoneRecord, Kind, ResponseRecord, WireError
+from conch.workers.wire import Kind, WireError
 
 SERVER_GONE = 3
 """The exit status of a worker whose server has gone."""
@@ -73,10 +70,8 @@ class Host:
         self._families = RemoteFamilies(self)
         self._todo: deque[tuple[int, Batch] | None] = deque()
         self._load: tuple[ModelSpec, Placement] | None = None
-        self._requests: Requests | None = None
+        self._answering: Answering | None = None
         self._instance: PythonInstance | None = None
-        self._name = ""
-        self._decoupled = False
         self._over = False  # nothing is said any more, and threads that wait for something are told
         self._forked = False
         self._handlers: dict[Kind, Callable[[int, Incoming], None]] = {
@@ -129,7 +124,6 @@ class Host:
 
     def _open(self, spec: ModelSpec, placement: Placement) -> bool:
         keep_metrics_in(self._families)
-        self._name, self._decoupled = spec.name, spec.decoupled
         settings = Settings.of(spec)
         if settings.memory_limit_mb is not None:
             limit_memory(settings.memory_limit_mb)
@@ -145,7 +139,7 @@ class Host:
             self._watch.end()
         instance.leave_shaping(spec)
         self._instance = instance
-        self._requests = Requests(spec, self._respond)
+        self._answering = Answering(spec, self._exchange, self._reading)
         facts = {
             "readiness": instance.readiness is not None,
             "concurrent": isinstance(instance, AsyncPythonInstance),
@@ -155,8 +149,8 @@ class Host:
 
     def _serve(self) -> None:
         todo, reading, watch = self._todo, self._reading, self._watch
-        instance = self._instance
-        assert instance is not None, "it has been loaded"
+        instance, answering = self._instance, self._answering
+        assert instance is not None and answering is not None, "it has been loaded"
 
         def something() -> bool:
             return bool(todo)
@@ -171,14 +165,14 @@ class Host:
             watch.begin()
             if todo[0] is None:
                 break
-            self._execute(instance)
+            self._execute(instance, answering)
             watch.end()
         instance.close()
         self._families.flush()
         if self._exchange.devices is not None:
             self._exchange.devices.close()
 
-    def _execute(self, instance: PythonInstance) -> None:
+    def _execute(self, instance: PythonInstance, answering: Answering) -> None:
         item = self._todo.popleft()
         assert item is not None, "the end has been looked for"
         number, batch = item
@@ -189,135 +183,13 @@ class Host:
             outcome = error
         if self._forked:  # a child that the model has not ended goes where a program of its own would
             raise outcome if isinstance(outcome, BaseException) else SystemExit(0)
-        fields, payload = self._outcome(batch, outcome)
+        fields, payload = answering.fields(batch, outcome)
         # The memory of the inputs goes back with this message, unless the model has kept it.
         del item, batch, outcome
-        try:
-            self._exchange.send(Kind.DONE, number, fields, payload)
-        except (OSError, MemoryError, ConchError) as error:  # there is no room for it
-            text = wire.encode_error(InternalError(f"responses can't be sent: {message_of(error)}"))
-            self._exchange.send(Kind.DONE, number, DoneRecord(0, 0, 0, 0, len(text)).encode() + text)
+        answering.send_done(number, fields, payload)
         self._families.flush()
 
-    def _outcome(self, batch: Batch, outcome: Outcome) -> tuple[bytes, Payload | None]:
-        if not isinstance(outcome, BaseException):
-            try:
-                try:
-                    return self._responses(batch, outcome)
-                except Exception:
-                    if not self._blame(outcome):
-                        raise
-                    return self._responses(batch, outcome)
-            except Exception as error:  # no memory for them, or they are not what they say they are
-                outcome = InternalError(f"responses can't be sent: {message_of(error)}")
-        assert self._requests is not None, "batches come when the model is loaded"
-        text = wire.encode_error(as_conch_error(outcome))
-        for request in batch.requests:
-            assert isinstance(request, HostRequest)
-            self._requests.remove(request.number)
-        return _times(batch, 0, len(text)) + text, None
-
-    def _blame(self, responses: Sequence[InferenceResponse | None] | None) -> bool:
-        """Makes errors of the responses that can't be sent, so that the others can; whether there are any."""
-        blamed = False
-        for response in responses or ():
-            error = at_fault(self._name, response)
-            if response is not None and error is not None:
-                response.outputs, response.error = [], error
-                blamed = True
-        return blamed
-
-    def _responses(
-        self, batch: Batch, responses: Sequence[InferenceResponse | None] | None
-    ) -> tuple[bytes, Payload]:
-        requests = self._requests
-        assert requests is not None, "batches come when the model is loaded"
-        entries = responses if responses is not None else [None] * len(batch.requests)
-        heads: list[tuple[bytes, bool]] = []
-        lists: list[Sequence[Tensor]] = []
-        plain = True
-        for request, response in zip(batch.requests, entries, strict=True):
-            assert isinstance(request, HostRequest)
-            if response is not None or (request.answered and not request.rescheduled):
-                requests.remove(request.number)
-            elif request.rescheduled:
-                # Also if it has been answered: the server may not know that when it sends it again.
-                requests.keep(request)
-            record = _record(request, response)
-            if record is None:
-                heads.append((wire.PLAIN_RESPONSE, True))
-            else:
-                plain = False
-                heads.append((record.encode(), record.has_tensors))
-            if response is not None and response.error is None:
-                lists.append(response.outputs)
-        payload = self._exchange.pack(lists, True, True)
-        batch.bytes_copied += payload.bytes_copied
-        if plain and payload.alike is not None:
-            return _times(batch, len(heads), 0, True) + payload.alike, payload
-        parts = [_times(batch, len(heads), 0)]
-        described = iter(payload.lists)
-        for head, has_tensors in heads:
-            parts.append(head)
-            if has_tensors:
-                parts.append(next(described))
-        return b"".join(parts), payload
-
     # --- what any thread does -----------------------------------------------------------------------------
-
-    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Sends a response that a sender sends, once the server has handed enough of the others on."""
-        assert isinstance(request, HostRequest) and self._requests is not None
-        if request.filler:
-            return
-        if self._decoupled and request.granted <= request.spent and not self._has_credit(request):
-            return
-        record = ResponseRecord(response is not None, final=final)
-        outputs: Sequence[Tensor] = ()
-        if response is not None:
-            record.error, record.parameters, outputs = response.error, response.parameters, response.outputs
-        record.failed = getattr(request, "failed", False)
-        try:
-            try:
-                self._send_response(request, record, outputs)
-            except ChannelClosedError:
-                raise
-            except Exception as error:  # no memory for it, or it is not what it says it is
-                record.present, record.parameters = True, None
-                record.error = at_fault(self._name, response)
-                if record.error is None:
-                    record.error = InternalError(f"a response can't be sent: {message_of(error)}")
-                # Nothing may follow an error; what the model goes on to send goes nowhere.
-                record.final = request.answered = True
-                self._send_response(request, record, ())
-        except ChannelClosedError:
-            pass  # whoever reads notices, and ends the process
-
-    def _has_credit(self, request: HostRequest) -> bool:
-        """Waits until the server wants more responses to a request; False if it wants none any more."""
-        requests = self._requests
-        assert requests is not None
-        number = request.number
-        try:
-            self._reading.until(
-                lambda: request.granted > request.spent or requests.get(number) is not request
-            )
-        except ChannelClosedError:
-            return False
-        return requests.get(number) is request
-
-    def _send_response(self, request: HostRequest, record: ResponseRecord, outputs: Sequence[Tensor]) -> None:
-        head = record.encode()
-        # Copies, also of outputs on GPUs: the model may go on to write to them at once.
-        payload = self._exchange.pack([outputs] if record.has_tensors else [])
-        if record.final:
-            assert self._requests is not None
-            self._requests.remove(request.number)
-            if request.rescheduled:
-                self._requests.keep(request)  # until the server says what becomes of it
-        fields = head + b"".join(payload.lists)
-        request.spent += wire.units(outputs)  # nobody else does so: senders hold a lock
-        self._exchange.send(Kind.RESPONSE, request.number, fields, payload)
 
     def _step(self) -> None:
         """Receives one message and does what it says."""
@@ -424,10 +296,9 @@ class Host:
 
     @property
     def _received(self) -> Requests:
-        requests = self._requests
-        if requests is None:
+        if self._answering is None:
             raise WireError("there is no model yet")
-        return requests
+        return self._answering.requests
 
     def _say_ready(self, subject: int) -> None:
         check = None if self._instance is None else self._instance.readiness
@@ -442,18 +313,3 @@ class Host:
             self._exchange.send(Kind.READY, subject, wire.encode_json({"ready": ready}))
         except ChannelClosedError:
             self._server_gone()
-
-
-def _record(request: HostRequest, response: InferenceResponse | None) -> ResponseRecord | None:
-    """What a batch says of a request; None for a response that is nothing but its tensors."""
-    failed = getattr(request, "failed", False)
-    if response is None:
-        return ResponseRecord(rescheduled=request.rescheduled, failed=failed)
-    if response.error is None and not response.parameters and not failed:
-        return None
-    return ResponseRecord(True, response.error, response.parameters, failed=failed)
-
-
-def _times(batch: Batch, count: int, error: int, alike: bool = False) -> bytes:
-    times = batch.compute_input_end_ns, batch.compute_output_start_ns
-    return DoneRecord(*times, batch.bytes_copied, count, error, alike).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 from conch.core.request import InferenceRequest, Responder
@@ -59,6 +60,12 @@ class Requests:
     def remove(self, number: int) -> None:
         """Says that a request has been answered."""
         self._by_number.pop(number, None)
+
+    def remove_all(self, requests: Iterable[HostRequest]) -> None:
+        """Says that requests have been answered."""
+        remove = self._by_number.pop
+        for request in requests:
+            remove(request.number, None)
 
     def keep(self, request: HostRequest) -> None:
         """Says that the server may still speak of a request, although that may have been answered."""

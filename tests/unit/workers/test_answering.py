@@ -1,0 +1,126 @@
+"""What a worker says of a batch: the same, whether it is found to be plain or gone through with care."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.workers.models import spec_of
+
+from conch.core.errors import InternalError
+from conch.core.request import InferenceResponse
+from conch.core.scheduler.base import Batch
+from conch.core.tensor import Tensor
+from conch.workers import wire
+from conch.workers.channel import Channel
+from conch.workers.exchange import Exchange
+from conch.workers.host.answering import Answering
+from conch.workers.host.reading import Reading
+from conch.workers.host.requests import HostRequest
+from conch.workers.wire import DoneRecord, Layouts, Reader, ResponseRecord
+
+Change = Callable[[list[HostRequest], list[InferenceResponse | None]], None]
+Said = tuple[bool, list[tuple[ResponseRecord, list[wire.TensorLayout]]], bytes, list[int]]
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Iterator[Answering]:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel = Channel(here)
+    with here, there:
+        reading = Reading(lambda: None, channel.ready)
+        yield Answering(spec_of(tmp_path), Exchange(channel, in_worker=True), reading)
+
+
+def response(*names: str, rows: int = 1, **more: Any) -> InferenceResponse:
+    outputs = [
+        Tensor.from_array(name, np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)) for name in names
+    ]
+    return InferenceResponse(outputs, **more)
+
+
+def said(answering: Answering, change: Change | None) -> Said:
+    """Whether all are alike, what is said of each request, the bytes, and which requests are still known."""
+    requests = []
+    for number in (1, 2, 3):
+        request = HostRequest("m", "1", {}, answering.requests._responder, 0)
+        request.number = number
+        answering.requests.keep(request)
+        requests.append(request)
+    responses: list[InferenceResponse | None] = [response("OUT") for _ in requests]
+    if change is not None:
+        change(requests, responses)
+    fields, payload = answering.fields(Batch(list(requests), 3), responses)
+    assert payload is not None
+    reader, layouts = Reader(memoryview(fields)), Layouts()
+    done = DoneRecord.decode(reader)
+    assert (done.length, done.error) == (3, 0)
+    told = []
+    if done.alike:
+        inline, _, _ = wire.decode_tensors(layouts, reader)
+        told = [(ResponseRecord(True), [layout for layout, _, _ in inline])] * 3
+    else:
+        for _ in range(3):
+            record = ResponseRecord.decode(reader)
+            inline = wire.decode_tensors(layouts, reader)[0] if record.has_tensors else ()
+            told.append((record, [layout for layout, _, _ in inline]))
+    reader.end()
+    left = [number for number in (1, 2, 3) if answering.requests.get(number) is not None]
+    return done.alike, told, b"".join(map(bytes, payload.data)), left
+
+
+def with_response(made: InferenceResponse | None) -> Change:
+    def change(requests: list[HostRequest], responses: list[InferenceResponse | None]) -> None:
+        responses[1] = made
+
+    return change
+
+
+def refused(requests: list[HostRequest], responses: list[InferenceResponse | None]) -> None:
+    """The model has answered with an error by a sender."""
+    requests[1].answered = requests[1].failed = True
+    responses[1] = None
+
+
+def again(requests: list[HostRequest], responses: list[InferenceResponse | None]) -> None:
+    requests[1].rescheduled = True
+    responses[1] = None
+
+
+def failed_before(requests: list[HostRequest], responses: list[InferenceResponse | None]) -> None:
+    requests[1].answered = requests[1].failed = True
+
+
+@pytest.mark.parametrize(
+    ("change", "alike", "left"),
+    [
+        (None, True, []),
+        (with_response(response("OUT", rows=2)), False, []),
+        (with_response(response()), False, []),
+        (with_response(response("OUT", "MORE")), False, []),
+        (with_response(response("OUT", parameters={"a": 1})), False, []),
+        (with_response(response("OUT", parameters={})), True, []),
+        (with_response(response(error=InternalError("no"))), False, []),
+        (with_response(None), False, [2]),
+        (refused, False, []),
+        (again, False, [2]),
+        (failed_before, False, []),
+    ],
+)
+def test_a_batch_is_told_as_it_is(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch, change: Change | None, alike: bool, left: list[int]
+) -> None:
+    quick = said(answering, change)
+    assert (quick[0], quick[3]) == (alike, left)
+    answering.requests.remove_all([request for number in left if (request := answering.requests.get(number))])
+    monkeypatch.setattr(Answering, "_only_tensors", lambda *arguments: None)
+    careful = said(answering, change)
+    assert repr(quick[1:]) == repr(careful[1:])
+    record = quick[1][1][0]
+    if change in (refused, failed_before):
+        assert record.failed
+    assert record.rescheduled is (change is again)
