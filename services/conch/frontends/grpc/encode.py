@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError
@@ -13,18 +14,21 @@ from conch.protocol import inference_pb2
 
 _MOST_BYTES = 2**31 - 1
 _MOST_CACHED_HEADERS = 4096
+_ID, _RAW_OUTPUT_CONTENTS = 3, 6
 
 
 class ResponseEncoder:
     """Makes ModelInferResponse messages.
 
-    All but the tensors' bytes repeats from response to response, so the parts made of names, datatypes
-    and shapes are kept.
+    All but the tensors' bytes repeats from response to response, so the parts made of names, datatypes,
+    shapes and lengths are kept.
     """
 
     def __init__(self) -> None:
-        self._outputs: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
-        self._models: dict[tuple[str, str], bytes] = {}
+        keep = lru_cache(_MOST_CACHED_HEADERS)
+        self._model_header = keep(_model_header)
+        self._output_header = keep(_output_header)
+        self._length_header = keep(length_header)
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
         """The serialised response in pieces, so that the caller joins them once.
@@ -36,52 +40,35 @@ class ResponseEncoder:
         """
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
-        key = (model.spec.name, request.model_version if response is None else model.version_text)
-        head = self._models.get(key)
-        if head is None:
-            head = inference_pb2.ModelInferResponse(
-                model_name=key[0], model_version=key[1]
-            ).SerializeToString()
-            _remember(self._models, key, head)
-        parts: list[Buffer] = [head]
+        version = request.model_version if response is None else model.version_text
+        parts: list[Buffer] = [self._model_header(model.spec.name, version)]
         if request.id:
             request_id = request.id.encode()
-            parts.append(length_header(3, len(request_id)))
-            parts.append(request_id)
+            parts += (self._length_header(_ID, len(request_id)), request_id)
         if response is None:
             return parts
         if response.parameters:
-            parts.append(encode_parameters(response.parameters, key[0]))
+            parts.append(encode_parameters(response.parameters, model.spec.name))
         raw: list[Buffer] = []
-        outputs = self._outputs
         for tensor in response.outputs:
-            output_key = (tensor.name, tensor.datatype, tensor.shape)
-            header = outputs.get(output_key)
-            if header is None:
-                header = inference_pb2.ModelInferResponse(
-                    outputs=[
-                        inference_pb2.ModelInferResponse.InferOutputTensor(
-                            name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
-                        )
-                    ]
-                ).SerializeToString()
-                _remember(outputs, output_key, header)
-            parts.append(header)
+            parts.append(self._output_header(tensor.name, tensor.datatype, tensor.shape))
             data = tensor.data
             size = data.nbytes if type(data) is memoryview else len(data)
-            raw.append(b"2" + _SMALL_VARINTS[size] if size < 128 else length_header(6, size))
-            raw.append(data)
+            raw += (self._length_header(_RAW_OUTPUT_CONTENTS, size), data)
         parts += raw
         return parts
 
 
-_SMALL_VARINTS = tuple(bytes((value,)) for value in range(128))
+def _model_header(name: str, version: str) -> bytes:
+    message = inference_pb2.ModelInferResponse(model_name=name, model_version=version)
+    header: bytes = message.SerializeToString()
+    return header
 
 
-def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
-    if len(cache) >= _MOST_CACHED_HEADERS:
-        cache.clear()  # shapes that never repeat must not fill the memory
-    cache[key] = value
+def _output_header(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    output = inference_pb2.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+    header: bytes = inference_pb2.ModelInferResponse(outputs=[output]).SerializeToString()
+    return header
 
 
 def encode_parameters(parameters: Any, model: str = "") -> bytes:
