@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -14,7 +13,8 @@ from conch.protocol import inference_pb2
 
 _MOST_BYTES = 2**31 - 1
 _MOST_CACHED_HEADERS = 4096
-_ID, _RAW_OUTPUT_CONTENTS = 3, 6
+_ID, _RAW_CONTENTS = 3, 6
+_SHORT_ID = tuple(length_header(_ID, size) for size in range(128))
 
 
 class ResponseEncoder:
@@ -25,10 +25,9 @@ class ResponseEncoder:
     """
 
     def __init__(self) -> None:
-        keep = lru_cache(_MOST_CACHED_HEADERS)
-        self._model_header = keep(_model_header)
-        self._output_header = keep(_output_header)
-        self._length_header = keep(length_header)
+        self._models: dict[tuple[str, str], bytes] = {}
+        self._outputs: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
+        self._lengths: dict[int, bytes] = {}
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
         """The serialised response in pieces, so that the caller joins them once.
@@ -40,32 +39,48 @@ class ResponseEncoder:
         """
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
-        version = request.model_version if response is None else model.version_text
-        parts: list[Buffer] = [self._model_header(model.spec.name, version)]
+        names = (model.spec.name, request.model_version if response is None else model.version_text)
+        parts: list[Buffer] = [self._models.get(names) or _remember(self._models, names, _named(*names))]
         if request.id:
             request_id = request.id.encode()
-            parts += (self._length_header(_ID, len(request_id)), request_id)
+            size = len(request_id)
+            parts.append(_SHORT_ID[size] if size < len(_SHORT_ID) else length_header(_ID, size))
+            parts.append(request_id)
         if response is None:
             return parts
         if response.parameters:
-            parts.append(encode_parameters(response.parameters, model.spec.name))
+            parts.append(encode_parameters(response.parameters, names[0]))
         raw: list[Buffer] = []
+        outputs = self._outputs
+        lengths = self._lengths
         for tensor in response.outputs:
-            parts.append(self._output_header(tensor.name, tensor.datatype, tensor.shape))
+            described = (tensor.name, tensor.datatype, tensor.shape)
+            parts.append(outputs.get(described) or _remember(outputs, described, _described(*described)))
             data = tensor.data
             size = data.nbytes if type(data) is memoryview else len(data)
-            raw += (self._length_header(_RAW_OUTPUT_CONTENTS, size), data)
+            raw.append(lengths.get(size) or _remember(lengths, size, length_header(_RAW_CONTENTS, size)))
+            raw.append(data)
         parts += raw
         return parts
 
 
-def _model_header(name: str, version: str) -> bytes:
-    message = inference_pb2.ModelInferResponse(model_name=name, model_version=version)
+_Key = TypeVar("_Key")
+
+
+def _remember(cache: dict[_Key, bytes], key: _Key, value: bytes) -> bytes:
+    if len(cache) >= _MOST_CACHED_HEADERS:
+        cache.clear()  # what never repeats must not fill the memory
+    cache[key] = value
+    return value
+
+
+def _named(model: str, version: str) -> bytes:
+    message = inference_pb2.ModelInferResponse(model_name=model, model_version=version)
     header: bytes = message.SerializeToString()
     return header
 
 
-def _output_header(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
     output = inference_pb2.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
     header: bytes = inference_pb2.ModelInferResponse(outputs=[output]).SerializeToString()
     return header
