@@ -50,7 +50,9 @@ class InferHandler:
         compression: str | None = None,
         regions: Regions | None = None,
     ) -> None:
-        self._core = core
+        self._model_for = core.model_for
+        self._submit = core.submit
+        self._cancel = core.cancel
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
@@ -71,15 +73,14 @@ class InferHandler:
             request.deadline_ns = call.deadline_ns(now_ns)
             if self._forward is not None:
                 self._forward(request, call.metadata)
-            core = self._core
             self._check(request)
-            model = core.model_for(request)
+            model = self._model_for(request)
             if self._log is not None:
                 self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
             if model.spec.decoupled:
-                request.intercept(lambda responder: SingleResponse(responder, core.cancel), waits=True)
-            call.watch(core.cancel, request)
-            to_lead = core.submit(request, True, model)
+                request.intercept(lambda responder: SingleResponse(responder, self._cancel), waits=True)
+            call.watch(self._cancel, request)
+            to_lead = self._submit(request, True, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
         except ConchError as error:
