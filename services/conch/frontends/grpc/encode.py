@@ -28,6 +28,27 @@ class ResponseEncoder:
         self._models: dict[tuple[str, str], bytes] = {}
         self._outputs: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
         self._lengths: dict[int, bytes] = {}
+        self._single: dict[tuple[str, str, str, str, tuple[int, ...], int], bytes] = {}
+
+    def message(self, request: InferenceRequest, response: InferenceResponse | None) -> bytes:
+        """The serialised response; see `parts` for the arguments.
+
+        Raises:
+            InvalidArgumentError: It is larger than gRPC can send.
+        """
+        if response is None or len(response.outputs) != 1 or request.id or response.parameters:
+            return joined(self.parts(request, response))
+        # All that precedes the bytes of the only tensor is the same for many responses.
+        model = request.model
+        assert model is not None, "only a request that has been submitted is answered"
+        (tensor,) = response.outputs
+        data = tensor.data
+        size = data.nbytes if type(data) is memoryview else len(data)
+        key = (model.spec.name, model.version_text, tensor.name, tensor.datatype, tensor.shape, size)
+        head = self._single.get(key)
+        if head is None:
+            head = _remember(self._single, key, b"".join(self.parts(request, response)[:-1]))
+        return _sendable(head + data)
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
         """The serialised response in pieces, so that the caller joins them once.
@@ -120,7 +141,10 @@ def joined(parts: list[Buffer]) -> bytes:
     Raises:
         InvalidArgumentError: It is larger than gRPC can send.
     """
-    message = b"".join(parts)
+    return _sendable(b"".join(parts))
+
+
+def _sendable(message: bytes) -> bytes:
     if len(message) > _MOST_BYTES:
         raise InvalidArgumentError(
             f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {_MOST_BYTES}."

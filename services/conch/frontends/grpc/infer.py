@@ -13,7 +13,7 @@ from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.decode import RequestDecoder
-from conch.frontends.grpc.encode import ResponseEncoder, joined
+from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
 from conch.frontends.grpc.single import SingleResponse
@@ -122,7 +122,7 @@ class InferHandler:
                 error = response.error
                 call.abort(error.grpc_status, error.message, retry_metadata(error))
                 return
-            message = joined(self._encoder.parts(request, response))
+            message = self._encoder.message(request, response)
             if self._log is not None and (watch := watch_of(request)) is not None:
                 watch.bytes_out += len(message)
             if self._compression is None:
