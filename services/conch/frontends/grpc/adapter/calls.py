@@ -25,7 +25,6 @@ from conch.frontends.grpc.adapter.operations import (
 )
 
 _MOST_UNSENT_BYTES = 64 << 20
-_LOOK_S = 0.002
 _TICK_S = 0.01
 _IDLE_TICK_S = 0.05
 _TICKS_BEFORE_WATCHING = 5
@@ -69,16 +68,15 @@ class OpenCalls:
 
     Attributes:
         unary: The unary ones.
-        add: Adds a unary call; atomic, without a lock, like the next one.
-        discard: Takes out a unary call that has ended.
+        add: Adds a unary call; atomic, without a lock.
     """
 
     def __init__(self) -> None:
         self.unary: set[UnaryCall] = set()
         self.add = self.unary.add
-        self.discard = self.unary.discard
         self._streams: set[StreamCall] = set()
-        self.discard_stream = self._streams.discard
+        self._changed = threading.Condition()
+        self._awaited = False
         self._drain: tuple[int, str] | None = None
 
     def add_stream(self, stream: StreamCall) -> None:
@@ -86,6 +84,22 @@ class OpenCalls:
         self._streams.add(stream)
         if self._drain is not None:
             stream.on_drain(*self._drain)
+
+    def discard(self, call: UnaryCall) -> None:
+        """Takes out a call that has ended; without a lock unless somebody waits for that."""
+        self.unary.discard(call)
+        if self._awaited:
+            self._tell()
+
+    def discard_stream(self, stream: StreamCall) -> None:
+        """Takes out a stream that has ended."""
+        self._streams.discard(stream)
+        if self._awaited:
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def drain_streams(self, status: int, details: str) -> None:
         """Has all streams, also those yet to come, close when nothing of theirs is in flight."""
@@ -95,12 +109,9 @@ class OpenCalls:
 
     def wait_until_none(self, timeout_s: float) -> bool:
         """Waits until no call is open; False if that did not come in time."""
-        end = time.monotonic() + timeout_s
-        while self.unary or self._streams:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(_LOOK_S)  # so that calls that end need not see whether somebody waits for that
-        return True
+        with self._changed:
+            self._awaited = True
+            return self._changed.wait_for(lambda: not (self.unary or self._streams), timeout_s)
 
 
 class Watcher:
