@@ -7,18 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from conch.frontends.grpc.adapter.calls import deadline_ns_of
+from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall
+
+
+def call_until(seconds: float) -> StreamCall:
+    event = SimpleNamespace(call=None, call_details=SimpleNamespace(deadline=seconds))
+    return StreamCall(event, OpenCalls(), lambda: True)
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), 2.0**63])
 def test_a_call_without_a_deadline(seconds: float) -> None:
     """The C core was seen to say 2**63 seconds."""
-    assert deadline_ns_of(SimpleNamespace(deadline=seconds), 5) is None
+    assert call_until(seconds).deadline_ns(5) is None
 
 
 @pytest.mark.parametrize("seconds", [-3.0, 0.0, 0.25, 60.0])
 def test_a_call_with_one(seconds: float) -> None:
-    details = SimpleNamespace(deadline=time.time() + seconds)
-    deadline = deadline_ns_of(details, 10_000_000_000_000)
+    deadline = call_until(time.time() + seconds).deadline_ns(10_000_000_000_000)
     assert deadline is not None
     assert deadline - 10_000_000_000_000 == pytest.approx(seconds * 1e9, abs=2e8)

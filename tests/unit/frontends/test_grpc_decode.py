@@ -507,4 +507,4 @@ def test_requests_that_never_repeat_do_not_fill_the_memory(monkeypatch: pytest.M
     for index in range(50):
         message = Request(model_name=f"m{index}").SerializeToString()
         assert decoder(message, Answers(), 0).model_name == f"m{index}"
-    assert len(decoder._templates) <= 8
+    assert len(decoder._layouts._templates) <= 8

@@ -71,7 +71,9 @@ def test_responses_parse_as_what_they_were_made_of(
     values: dict[str, bool | int | float | str],
 ) -> None:
     request = request_for(name, version, request_id)
-    message = joined(ENCODER.parts(request, InferenceResponse(outputs, None, values)))
+    response = InferenceResponse(outputs, None, values)
+    message = joined(ENCODER.parts(request, response))
+    assert [ENCODER.message(request, response) for _ in range(2)] == [message] * 2
     expected = pb.ModelInferResponse(
         model_name=name,
         model_version=version,
@@ -115,7 +117,7 @@ def test_a_response_of_nothing_names_its_request() -> None:
     for asked in ("", "3"):
         request = request_for("m", "3", "7")
         request.model_version = asked
-        message = pb.ModelInferResponse.FromString(joined(ENCODER.parts(request, None)))
+        message = pb.ModelInferResponse.FromString(ENCODER.message(request, None))
         assert message == pb.ModelInferResponse(model_name="m", model_version=asked, id="7")
 
 
@@ -125,14 +127,39 @@ def test_the_join_is_the_only_copy() -> None:
     assert any(np.shares_memory(np.frombuffer(part, np.uint8), array) for part in parts)
 
 
+@given(
+    st.sampled_from(["m", "n"]),
+    st.sampled_from(["1", "2"]),
+    st.sampled_from(["", "id"]),
+    st.sampled_from([{}, {"p": 1}]),
+    st.lists(
+        st.builds(
+            Tensor,
+            st.sampled_from("xy"),
+            st.sampled_from(["UINT8", "BYTES"]),
+            st.sampled_from([(1, 2), (2, 1), (2,)]),
+            st.sampled_from([b"", b"1", b"2", b"12", memoryview(b"21")]),
+        ),
+        max_size=2,
+    ),
+)
+def test_responses_that_differ_in_little_only(
+    name: str, version: str, request_id: str, values: dict[str, Any], outputs: list[Tensor]
+) -> None:
+    request, response = request_for(name, version, request_id), InferenceResponse(outputs, None, values)
+    expected = joined(ResponseEncoder().parts(request, response))
+    assert joined(ENCODER.parts(request, response)) == ENCODER.message(request, response) == expected
+
+
 def test_shapes_that_never_repeat_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_MOST_CACHED_HEADERS", 8)
     encoder = ResponseEncoder()
     for size in range(50):
         tensor = Tensor("x", "UINT8", (size,), bytes(size))
-        message = joined(encoder.parts(request_for(f"m{size}"), InferenceResponse([tensor])))
+        message = encoder.message(request_for(f"m{size}"), InferenceResponse([tensor]))
         assert pb.ModelInferResponse.FromString(message).outputs[0].shape == [size]
     assert len(encoder._outputs) <= 8 and len(encoder._models) <= 8
+    assert len(encoder._lengths) <= 8 and len(encoder._single) <= 8
 
 
 def test_two_versions_of_a_model_are_told_apart() -> None:
@@ -154,11 +181,16 @@ def test_a_response_that_grpc_can_not_send(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InvalidArgumentError) as caught:
         joined([b"12345", b"678901"])
     assert caught.value.message == "Response has byte size 11 which exceeds gRPC's byte size limit 10."
+    for size in (4, 5):
+        with pytest.raises(InvalidArgumentError, match="exceeds gRPC's byte size limit 10"):
+            ENCODER.message(request_for(), InferenceResponse([Tensor("x", "UINT8", (size,), bytes(size))]))
 
 
 def test_a_request_that_was_never_submitted_is_not_answered() -> None:
     request = make_request()
     model: object = request.model
     assert model is None
-    with pytest.raises(AssertionError):
-        ENCODER.parts(request, None)
+    tensor = Tensor("x", "UINT8", (1,), b"1")
+    for response in (None, InferenceResponse([tensor])):
+        with pytest.raises(AssertionError):
+            ENCODER.message(request, response)

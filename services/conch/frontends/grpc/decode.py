@@ -1,8 +1,8 @@
 """ModelInferRequest bytes to an `InferenceRequest`.
 
-The one copy of a tensor's bytes on the way in is the C core's. Plain requests are taken apart by hand and
-recognised by what they have in common with earlier ones. All others are parsed by protobuf, large ones
-after their raw contents have been cut out, so that protobuf never copies those.
+The one copy of a tensor's bytes on the way in is the C core's. Plain requests are recognised by what they
+have in common with earlier ones, or taken apart by hand. All others are parsed by protobuf, large ones after
+their raw contents have been cut out, so that protobuf never copies those.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, Responder
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
+from conch.frontends.grpc.layouts import Layout, Layouts
 from conch.frontends.grpc.parameters import read_output_parameters, read_parameters, read_region
-from conch.frontends.grpc.templates import Template, Templates
-from conch.frontends.grpc.wire import split_infer_request, split_repeated_bytes
+from conch.frontends.grpc.wire import split_repeated_bytes
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 from conch.protocol import inference_pb2
@@ -54,8 +54,8 @@ _FIELD_DATATYPE = {
 class RequestDecoder:
     """Reads ModelInferRequest messages.
 
-    What a plain request has besides its id and its raw contents is parsed when it is first seen and
-    remembered by its bytes.
+    What a plain request has besides its id and its raw contents is parsed when it is first seen, and
+    remembered together with where those two are.
 
     Args:
         regions: The regions that tensors may lie in; None for none.
@@ -63,7 +63,7 @@ class RequestDecoder:
 
     def __init__(self, regions: Regions | None = None) -> None:
         self._regions = regions or Regions()
-        self._templates = Templates()
+        self._layouts = Layouts()
 
     def __call__(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
         """Reads a request.
@@ -77,76 +77,62 @@ class RequestDecoder:
             InvalidArgumentError: The message is malformed or contradicts itself; texts are Triton's.
             NotFoundError: It names a region that is not registered.
         """
-        parts = split_infer_request(message)
-        if parts is not None:
-            key, request_id, raw = parts
-            templates = self._templates
-            template = templates.get(key) or templates.learn(key)
-            if template is not None and template.parts is not None:
-                if len(raw) >= template.parts.count(None):
-                    return self._with_regions(template, request_id, raw, responder, received_ns)
-            elif template is not None and len(template.inputs) == len(raw):
-                request = InferenceRequest(
-                    template.model_name,
-                    template.model_version,
-                    {
-                        name: Tensor(name, datatype, shape, data)
-                        for (name, datatype, shape), data in zip(template.inputs, raw, strict=True)
-                    },
-                    responder,
-                    received_ns,
-                    _text(request_id) if request_id else "",
-                    template.requested,
-                )
-                request.signature = template
-                for attribute, value in template.settings:
-                    setattr(request, attribute, value)
-                return request
+        layout = self._layouts.find(message)
+        if layout is None:
+            return self._parsed(message, responder, received_ns)
+        template = layout.template
+        request_id = "" if layout.request_id is None else _text(message[layout.request_id])
+        uses: Uses | None = None
+        inputs: dict[str, Tensor] = {}
+        if template.parts is None:
+            view = memoryview(message)
+            for name, datatype, shape, place in layout.inputs:
+                inputs[name] = Tensor(name, datatype, shape, view[place])
+        else:
+            uses = self._use(layout, message, inputs)
+        request = InferenceRequest(
+            template.model_name,
+            template.model_version,
+            inputs,
+            responder,
+            received_ns,
+            request_id,
+            template.requested,
+        )
+        request.signature = template
+        for attribute, value in template.settings:
+            setattr(request, attribute, value)
+        if uses is not None:
+            uses.attach(request)
+        return request
+
+    def _use(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> Uses:
+        """Gathers the inputs of a request some of whose tensors lie in regions."""
+        template = layout.template
+        assert template.parts is not None, "others have all in the message"
+        view = memoryview(message)
+        places = iter(layout.raw)
+        uses = Uses(self._regions)
+        try:
+            for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
+                if part is None:
+                    inputs[name] = Tensor(name, datatype, shape, view[next(places)])
+                else:
+                    inputs[name] = uses.input(*part, name, datatype, shape)
+            for name, place in template.places:
+                uses.output(*place, name)
+        except BaseException:
+            uses.release()
+            raise
+        return uses
+
+    def _parsed(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
         uses = Uses(self._regions)
         try:
             return _parse(message, responder, received_ns, uses)
         except BaseException:
             uses.release()
             raise
-
-    def _with_regions(
-        self,
-        template: Template,
-        request_id: bytes,
-        raw: list[Buffer],
-        responder: Responder,
-        received_ns: int,
-    ) -> InferenceRequest:
-        """Makes a request some of whose tensors lie in regions."""
-        assert template.parts is not None, "others have all in the message"
-        uses = Uses(self._regions)
-        try:
-            inputs: dict[str, Tensor] = {}
-            contents = iter(raw)
-            for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
-                if part is None:
-                    inputs[name] = Tensor(name, datatype, shape, next(contents))
-                else:
-                    inputs[name] = uses.input(*part, name, datatype, shape)
-            for name, place in template.places:
-                uses.output(*place, name)
-            request = InferenceRequest(
-                template.model_name,
-                template.model_version,
-                inputs,
-                responder,
-                received_ns,
-                _text(request_id) if request_id else "",
-                template.requested,
-            )
-        except BaseException:
-            uses.release()
-            raise
-        request.signature = template
-        for attribute, value in template.settings:
-            setattr(request, attribute, value)
-        uses.attach(request)
-        return request
 
 
 def _text(request_id: bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -13,18 +13,42 @@ from conch.protocol import inference_pb2
 
 _MOST_BYTES = 2**31 - 1
 _MOST_CACHED_HEADERS = 4096
+_ID, _RAW_CONTENTS = 3, 6
+_SHORT_ID = tuple(length_header(_ID, size) for size in range(128))
 
 
 class ResponseEncoder:
     """Makes ModelInferResponse messages.
 
-    All but the tensors' bytes repeats from response to response, so the parts made of names, datatypes
-    and shapes are kept.
+    All but the tensors' bytes repeats from response to response, so the parts made of names, datatypes,
+    shapes and lengths are kept.
     """
 
     def __init__(self) -> None:
-        self._outputs: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
         self._models: dict[tuple[str, str], bytes] = {}
+        self._outputs: dict[tuple[str, str, tuple[int, ...]], bytes] = {}
+        self._lengths: dict[int, bytes] = {}
+        self._single: dict[tuple[str, str, str, str, tuple[int, ...], int], bytes] = {}
+
+    def message(self, request: InferenceRequest, response: InferenceResponse | None) -> bytes:
+        """The serialised response; see `parts` for the arguments.
+
+        Raises:
+            InvalidArgumentError: It is larger than gRPC can send.
+        """
+        if response is None or len(response.outputs) != 1 or request.id or response.parameters:
+            return joined(self.parts(request, response))
+        # All that precedes the bytes of the only tensor is the same for many responses.
+        model = request.model
+        assert model is not None, "only a request that has been submitted is answered"
+        (tensor,) = response.outputs
+        data = tensor.data
+        size = data.nbytes if type(data) is memoryview else len(data)
+        key = (model.spec.name, model.version_text, tensor.name, tensor.datatype, tensor.shape, size)
+        head = self._single.get(key)
+        if head is None:
+            head = _remember(self._single, key, b"".join(self.parts(request, response)[:-1]))
+        return _sendable(head + data)
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
         """The serialised response in pieces, so that the caller joins them once.
@@ -36,52 +60,51 @@ class ResponseEncoder:
         """
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
-        key = (model.spec.name, request.model_version if response is None else model.version_text)
-        head = self._models.get(key)
-        if head is None:
-            head = inference_pb2.ModelInferResponse(
-                model_name=key[0], model_version=key[1]
-            ).SerializeToString()
-            _remember(self._models, key, head)
-        parts: list[Buffer] = [head]
+        names = (model.spec.name, request.model_version if response is None else model.version_text)
+        parts: list[Buffer] = [self._models.get(names) or _remember(self._models, names, _named(*names))]
         if request.id:
             request_id = request.id.encode()
-            parts.append(length_header(3, len(request_id)))
+            size = len(request_id)
+            parts.append(_SHORT_ID[size] if size < len(_SHORT_ID) else length_header(_ID, size))
             parts.append(request_id)
         if response is None:
             return parts
         if response.parameters:
-            parts.append(encode_parameters(response.parameters, key[0]))
+            parts.append(encode_parameters(response.parameters, names[0]))
         raw: list[Buffer] = []
         outputs = self._outputs
+        lengths = self._lengths
         for tensor in response.outputs:
-            output_key = (tensor.name, tensor.datatype, tensor.shape)
-            header = outputs.get(output_key)
-            if header is None:
-                header = inference_pb2.ModelInferResponse(
-                    outputs=[
-                        inference_pb2.ModelInferResponse.InferOutputTensor(
-                            name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
-                        )
-                    ]
-                ).SerializeToString()
-                _remember(outputs, output_key, header)
-            parts.append(header)
+            described = (tensor.name, tensor.datatype, tensor.shape)
+            parts.append(outputs.get(described) or _remember(outputs, described, _described(*described)))
             data = tensor.data
             size = data.nbytes if type(data) is memoryview else len(data)
-            raw.append(b"2" + _SMALL_VARINTS[size] if size < 128 else length_header(6, size))
+            raw.append(lengths.get(size) or _remember(lengths, size, length_header(_RAW_CONTENTS, size)))
             raw.append(data)
         parts += raw
         return parts
 
 
-_SMALL_VARINTS = tuple(bytes((value,)) for value in range(128))
+_Key = TypeVar("_Key")
 
 
-def _remember(cache: dict[Any, bytes], key: Any, value: bytes) -> None:
+def _remember(cache: dict[_Key, bytes], key: _Key, value: bytes) -> bytes:
     if len(cache) >= _MOST_CACHED_HEADERS:
-        cache.clear()  # shapes that never repeat must not fill the memory
+        cache.clear()  # what never repeats must not fill the memory
     cache[key] = value
+    return value
+
+
+def _named(model: str, version: str) -> bytes:
+    message = inference_pb2.ModelInferResponse(model_name=model, model_version=version)
+    header: bytes = message.SerializeToString()
+    return header
+
+
+def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
+    output = inference_pb2.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=shape)
+    header: bytes = inference_pb2.ModelInferResponse(outputs=[output]).SerializeToString()
+    return header
 
 
 def encode_parameters(parameters: Any, model: str = "") -> bytes:
@@ -118,7 +141,10 @@ def joined(parts: list[Buffer]) -> bytes:
     Raises:
         InvalidArgumentError: It is larger than gRPC can send.
     """
-    message = b"".join(parts)
+    return _sendable(b"".join(parts))
+
+
+def _sendable(message: bytes) -> bytes:
     if len(message) > _MOST_BYTES:
         raise InvalidArgumentError(
             f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {_MOST_BYTES}."

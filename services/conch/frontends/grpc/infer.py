@@ -13,7 +13,7 @@ from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.decode import RequestDecoder
-from conch.frontends.grpc.encode import ResponseEncoder, joined
+from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
 from conch.frontends.grpc.single import SingleResponse
@@ -50,7 +50,9 @@ class InferHandler:
         compression: str | None = None,
         regions: Regions | None = None,
     ) -> None:
-        self._core = core
+        self._model_for = core.model_for
+        self._submit = core.submit
+        self._cancel = core.cancel
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
@@ -71,15 +73,14 @@ class InferHandler:
             request.deadline_ns = call.deadline_ns(now_ns)
             if self._forward is not None:
                 self._forward(request, call.metadata)
-            core = self._core
             self._check(request)
-            model = core.model_for(request)
+            model = self._model_for(request)
             if self._log is not None:
                 self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
             if model.spec.decoupled:
-                request.intercept(lambda responder: SingleResponse(responder, core.cancel), waits=True)
-            call.watch(core.cancel, request)
-            to_lead = core.submit(request, True, model)
+                request.intercept(lambda responder: SingleResponse(responder, self._cancel), waits=True)
+            call.watch(self._cancel, request)
+            to_lead = self._submit(request, True, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
         except ConchError as error:
@@ -121,7 +122,7 @@ class InferHandler:
                 error = response.error
                 call.abort(error.grpc_status, error.message, retry_metadata(error))
                 return
-            message = joined(self._encoder.parts(request, response))
+            message = self._encoder.message(request, response)
             if self._log is not None and (watch := watch_of(request)) is not None:
                 watch.bytes_out += len(message)
             if self._compression is None:

@@ -20,7 +20,8 @@ from conch.protocol import inference_pb2
 MOST_TEMPLATES = 4096
 """How many are remembered."""
 
-_LONGEST_KEY = 4096
+LONGEST_KEY = 4096
+"""How many bytes of a request are remembered at most."""
 
 
 class Template:
@@ -56,13 +57,17 @@ class Template:
         self.parts = parts
         self.places = places
 
+    def takes(self, raw: int) -> bool:
+        """Whether requests can have so many raw contents; those of others are wrong, or have to be parsed."""
+        return raw == len(self.inputs) if self.parts is None else raw >= self.parts.count(None)
+
 
 class Templates(dict[bytes, Template]):
     """Templates by the bytes of their requests without id and raw contents."""
 
     def learn(self, key: bytes) -> Template | None:
         """Remembers what a plain request has in common with others; None if it is not that plain."""
-        if len(key) > _LONGEST_KEY:
+        if len(key) > LONGEST_KEY:
             return None
         try:
             wire = inference_pb2.ModelInferRequest.FromString(key)

@@ -10,8 +10,10 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+MODEL_NAME = 0x0A
+"""The tag of a request's first field."""
 # model_name, model_version, parameters, inputs, outputs
-_PLAIN_TAGS = frozenset((0x0A, 0x12, 0x22, 0x2A, 0x32))
+_PLAIN_TAGS = frozenset((MODEL_NAME, 0x12, 0x22, 0x2A, 0x32))
 _MALFORMED = "the request message is malformed"
 
 
@@ -97,7 +99,7 @@ def split_repeated_bytes(message: bytes, field: int) -> tuple[bytes, list[Buffer
     return b"".join(rest), contents
 
 
-def split_infer_request(message: bytes) -> tuple[bytes, bytes, list[Buffer]] | None:
+def split_infer_request(message: bytes) -> tuple[bytes, slice | None, list[slice]] | None:
     """Takes a plain ModelInferRequest apart without parsing it.
 
     Requests of one client mostly differ in their id and their raw contents only, and serialisers write
@@ -107,15 +109,15 @@ def split_infer_request(message: bytes) -> tuple[bytes, bytes, list[Buffer]] | N
         message: A serialised ModelInferRequest.
 
     Returns:
-        The message without id and raw contents, the id, and views of the raw contents; None where the
-        message has unknown fields, another order of fields or an error in it, and has to be parsed.
+        The message without id and raw contents, where the text of its id is, if it has one, and where each
+        of the raw contents is; None where the message has unknown fields, another order of fields or an
+        error in it, and has to be parsed.
     """
     end = len(message)
     position = id_start = id_end = 0
-    request_id = b""
+    request_id: slice | None = None
     raw_start = end
-    view: memoryview | None = None
-    raw: list[Buffer] = []
+    raw: list[slice] = []
     last_tag = 0
     try:
         while position < end:
@@ -128,15 +130,14 @@ def split_infer_request(message: bytes) -> tuple[bytes, bytes, list[Buffer]] | N
             content = position
             position += size
             if tag == 0x3A:  # raw_input_contents
-                if view is None:
-                    view = memoryview(message)
+                if not raw:
                     raw_start = start
-                raw.append(view[content:position])
+                raw.append(slice(content, position))
             elif tag < last_tag:
                 return None
             elif tag == 0x1A:  # id
                 id_start, id_end = start, position
-                request_id = message[content:position]
+                request_id = slice(content, position)
             elif tag not in _PLAIN_TAGS:
                 return None
             last_tag = tag
@@ -144,6 +145,4 @@ def split_infer_request(message: bytes) -> tuple[bytes, bytes, list[Buffer]] | N
         return None
     if position != end:
         return None
-    if id_end:
-        return message[:id_start] + message[id_end:raw_start], request_id, raw
-    return message[:raw_start], request_id, raw
+    return message[:id_start] + message[id_end:raw_start], request_id, raw

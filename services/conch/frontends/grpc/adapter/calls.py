@@ -13,6 +13,7 @@ from conch.core.details import shown
 from conch.frontends.grpc.adapter.library import cygrpc
 from conch.frontends.grpc.adapter.operations import (
     OK,
+    RECEIVE_CLOSE,
     SEND_NO_METADATA,
     SEND_OK,
     UNIMPLEMENTED,
@@ -30,20 +31,33 @@ _TICKS_BEFORE_WATCHING = 5
 _NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in the year 5138
 
 
-def deadline_ns_of(details: Any, now_ns: int) -> int | None:
-    """The deadline in a call's details on the monotonic clock that says `now_ns`; None without one.
+class Call:
+    """What calls of both kinds know of themselves, from the event that they came with."""
 
-    The C core gives it in seconds of the wall clock, which may be set at any time: convert it at once.
-    """
-    deadline: float = details.deadline
-    if deadline > _NO_DEADLINE_S:
-        return None
-    return now_ns + int(deadline * 1e9) - time.time_ns()
+    __slots__ = ("_event",)
 
+    _event: Any
 
-def peer_of(call: Any) -> str:
-    """Address of a call's client, such as ``ipv4:127.0.0.1:50000``."""
-    return unquote(call.peer().decode(errors="replace"))
+    @property
+    def metadata(self) -> Metadata:
+        """What the client has sent with the call."""
+        metadata: Metadata = self._event.invocation_metadata
+        return metadata
+
+    @property
+    def peer(self) -> str:
+        """Address of the client, such as ``ipv4:127.0.0.1:50000``."""
+        return unquote(self._event.call.peer().decode(errors="replace"))
+
+    def deadline_ns(self, now_ns: int) -> int | None:
+        """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never.
+
+        The C core gives it in seconds of the wall clock, which may be set at any time: convert it at once.
+        """
+        deadline: float = self._event.call_details.deadline
+        if deadline > _NO_DEADLINE_S:
+            return None
+        return now_ns + int(deadline * 1e9) - time.time_ns()
 
 
 class OpenCalls:
@@ -51,55 +65,66 @@ class OpenCalls:
 
     While there are any, the completion queue must not be shut down: the C core ends the process when an
     operation is started on a queue that has been.
+
+    Attributes:
+        unary: The unary ones.
+        add: Adds a unary call; atomic, without a lock.
     """
 
     def __init__(self) -> None:
-        self._calls: set[UnaryCall | StreamCall] = set()
+        self.unary: set[UnaryCall] = set()
+        self.add = self.unary.add
+        self._streams: set[StreamCall] = set()
         self._changed = threading.Condition()
         self._awaited = False
         self._drain: tuple[int, str] | None = None
 
-    def add(self, call: UnaryCall | StreamCall) -> None:
-        """Adds a call; atomic, without a lock."""
-        self._calls.add(call)
-
     def add_stream(self, stream: StreamCall) -> None:
         """Adds a stream, and drains it if all streams have been told to."""
-        self._calls.add(stream)
+        self._streams.add(stream)
         if self._drain is not None:
             stream.on_drain(*self._drain)
 
-    def discard(self, call: UnaryCall | StreamCall) -> None:
+    def discard(self, call: UnaryCall) -> None:
         """Takes out a call that has ended; without a lock unless somebody waits for that."""
-        self._calls.discard(call)
+        self.unary.discard(call)
         if self._awaited:
-            with self._changed:
-                self._changed.notify_all()
+            self._tell()
+
+    def discard_stream(self, stream: StreamCall) -> None:
+        """Takes out a stream that has ended."""
+        self._streams.discard(stream)
+        if self._awaited:
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def drain_streams(self, status: int, details: str) -> None:
         """Has all streams, also those yet to come, close when nothing of theirs is in flight."""
         self._drain = (status, details)
-        for call in list(self._calls):
-            if isinstance(call, StreamCall):
-                call.on_drain(status, details)
+        for stream in list(self._streams):
+            stream.on_drain(status, details)
 
     def wait_until_none(self, timeout_s: float) -> bool:
         """Waits until no call is open; False if that did not come in time."""
         with self._changed:
             self._awaited = True
-            return self._changed.wait_for(lambda: not self._calls, timeout_s)
+            return self._changed.wait_for(lambda: not (self.unary or self._streams), timeout_s)
 
 
 class Watcher:
     """Begins to watch the calls that have waited for a while, and keeps an eye on the pollers.
 
     Args:
+        open_calls: The calls.
         on_tick: Called every tick.
     """
 
-    def __init__(self, on_tick: Callable[[], None]) -> None:
+    def __init__(self, open_calls: OpenCalls, on_tick: Callable[[], None]) -> None:
+        self._calls = open_calls.unary
         self._on_tick = on_tick
-        self._waiting: set[UnaryCall] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="conch-grpc-watch", daemon=True)
 
@@ -112,76 +137,45 @@ class Watcher:
         self._stop.set()
         self._thread.join()
 
-    def add(self, call: UnaryCall) -> None:
-        """Adds a call; atomic, without a lock."""
-        self._waiting.add(call)
-
-    def claim(self, call: UnaryCall) -> bool:
-        """Takes a call out; True for exactly one caller, atomically and without a lock."""
-        try:
-            self._waiting.remove(call)
-        except KeyError:
-            return False
-        return True
-
     def _run(self) -> None:
         ticks = 0
-        while not self._stop.wait(_TICK_S if self._waiting else _IDLE_TICK_S):
+        while not self._stop.wait(_TICK_S if self._calls else _IDLE_TICK_S):
             self._on_tick()
             ticks += 1
             if ticks % _TICKS_BEFORE_WATCHING == 0:
-                for call in list(self._waiting):
-                    if not call.waited:
-                        call.waited = True
-                    elif self.claim(call):
-                        call.start_watching()
+                for call in list(self._calls):
+                    call.look()
 
 
-class UnaryCall:
-    """One unary call: gets one message, is answered once."""
+class UnaryCall(Call):
+    """One unary call: gets one message, is answered once.
 
-    __slots__ = (
-        "_call",
-        "_details",
-        "_open",
-        "_subject",
-        "_watcher",
-        "handler",
-        "metadata",
-        "on_cancel",
-        "waited",
-    )
+    Args:
+        event: The event with the call.
+        handler: Takes the call and its message.
+        open_calls: Where the call is kept as long as something may be started on it.
+    """
+
+    __slots__ = ("_close_due", "_handler", "_on_cancel", "_open", "_subject", "_waited")
 
     def __init__(
-        self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls, watcher: Watcher
+        self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls
     ) -> None:
-        self._call = event.call
-        self._details = event.call_details
+        self._event = event
         self._open = open_calls
-        self._watcher = watcher
-        self._subject: Any = None
-        self.on_cancel: Callable[[Any], None] | None = None
-        self.waited = False
-        self.handler = handler
-        self.metadata: Metadata = event.invocation_metadata
+        self._handler = handler
+        self._on_cancel: Callable[[Any], None] | None = None
+        self._waited = False
+        self._close_due = True  # unset by whoever asks for the call's close
         open_calls.add(self)
-        self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
+        event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
 
     def _on_message(self, event: Any) -> None:
         message = event.batch_operations[0].message()
         if message is None:  # the client closed without one, or went away
             self.abort(UNIMPLEMENTED, "the method takes exactly one request message, none was sent")
         else:
-            self.handler(self, message)
-
-    def deadline_ns(self, now_ns: int) -> int | None:
-        """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never."""
-        return deadline_ns_of(self._details, now_ns)
-
-    @property
-    def peer(self) -> str:
-        """Address of the client."""
-        return peer_of(self._call)
+            self._handler(self, message)
 
     def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
         """Calls `on_cancel(subject)`, once, if the client goes away before the answer has been sent.
@@ -189,45 +183,56 @@ class UnaryCall:
         To be called before anything can answer the call. Early notice costs a completion-queue event of
         its own, so it is asked for only when the call has waited for a while; see `Watcher`.
         """
-        self.on_cancel = on_cancel
         self._subject = subject
-        self._watcher.add(self)
+        self._on_cancel = on_cancel
 
-    def start_watching(self) -> None:
-        """Asks the C core to say when the call ends."""
-        self._call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
+    def look(self) -> None:
+        """Asks the C core to say when the call ends, if it is watched and was so at an earlier look."""
+        if self._on_cancel is None:
+            return
+        if not self._waited:
+            self._waited = True
+        elif self._takes_close():
+            self._event.call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
+
+    def _takes_close(self) -> bool:
+        """Whether the caller is to ask for the close: True for exactly one, atomically and without a lock.
+
+        The C core cancels a call, at some cost, whose close nobody receives. If it is asked for twice the
+        C core refuses the whole batch, and grpcio never frees a refused one.
+        """
+        try:
+            del self._close_due
+        except AttributeError:
+            return False
+        return True
 
     def _on_close(self, event: Any) -> None:
-        # `on_cancel` stays, by which `_finish` knows that the close must not be asked for again: the C core
-        # would refuse the whole batch, and grpcio never frees a refused one.
         subject, self._subject = self._subject, None
-        if self.on_cancel is not None and event.batch_operations[0].cancelled():
-            self.on_cancel(subject)
+        if self._on_cancel is not None and event.batch_operations[0].cancelled():
+            self._on_cancel(subject)
 
     def reply(self, message: bytes) -> None:
         """Sends the answer with status OK; from any thread."""
-        self._finish((SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), SEND_OK))
+        self._finish(SEND_NO_METADATA, cygrpc.SendMessageOperation(message, 0), SEND_OK)
 
     def reply_compressed(self, message: bytes, algorithm: str) -> None:
         """Sends the answer with status OK, compressed with a gRPC algorithm such as ``gzip``."""
-        self._finish((send_metadata(algorithm), cygrpc.SendMessageOperation(message, 0), SEND_OK))
+        self._finish(send_metadata(algorithm), cygrpc.SendMessageOperation(message, 0), SEND_OK)
 
     def abort(self, status: int, details: str, trailing: Metadata | None = None) -> None:
         """Ends the call with an error status and trailing metadata; from any thread."""
-        self._finish(error_operations(status, details, trailing))
+        self._finish(*error_operations(status, details, trailing))
 
-    def _finish(self, operations: tuple[Any, ...]) -> None:
-        # The C core cancels a call, at some cost, whose close nobody receives; it must be asked for
-        # once, here or by the watcher, and taking the call out of its set decides by whom.
-        if self.on_cancel is None or self._watcher.claim(self):
-            self.on_cancel = None
-            self._subject = None
-            operations = (*operations, cygrpc.ReceiveCloseOnServerOperation(0))
-        self._call.start_server_batch(operations, ignore)
+    def _finish(self, *operations: Any) -> None:
+        if self._takes_close():
+            self._on_cancel = self._subject = None
+            operations += (RECEIVE_CLOSE,)
+        self._event.call.start_server_batch(operations, ignore)
         self._open.discard(self)
 
 
-class StreamCall:
+class StreamCall(Call):
     """One bidirectional call: reads one message at a time, writes one at a time, in order.
 
     `on_message` is called with each message, and once with None when the client has half-closed. It calls
@@ -248,7 +253,6 @@ class StreamCall:
         "_call",
         "_caught_up",
         "_closing",
-        "_details",
         "_finished",
         "_lock",
         "_may_wait",
@@ -258,14 +262,13 @@ class StreamCall:
         "_paused",
         "_unsent",
         "_writing",
-        "metadata",
         "on_drain",
         "on_message",
     )
 
     def __init__(self, event: Any, open_calls: OpenCalls, may_wait: Callable[[], bool]) -> None:
+        self._event = event
         self._call = event.call
-        self._details = event.call_details
         self._open = open_calls
         self._may_wait = may_wait
         self._lock = threading.Lock()
@@ -277,7 +280,6 @@ class StreamCall:
         self._closing: tuple[int, str, Metadata | None] | None = None
         self._finished = False
         self._on_cancel: Callable[[], None] | None = None
-        self.metadata: Metadata = event.invocation_metadata
         self.on_message: Callable[[bytes | None], None] = ignore
         self.on_drain: Callable[[int, str], None] = self.close
 
@@ -301,15 +303,6 @@ class StreamCall:
         self._call.start_server_batch((send_metadata(compression),), self._on_written)
         self.read_next()
 
-    def deadline_ns(self, now_ns: int) -> int | None:
-        """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never."""
-        return deadline_ns_of(self._details, now_ns)
-
-    @property
-    def peer(self) -> str:
-        """Address of the client."""
-        return peer_of(self._call)
-
     def read_next(self) -> None:
         """Lets the next message come in, at once or when enough has been sent."""
         with self._lock:
@@ -331,7 +324,7 @@ class StreamCall:
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
             self._wake()
-        self._open.discard(self)
+        self._open.discard_stream(self)
         if cancelled and on_cancel is not None:
             on_cancel()
 

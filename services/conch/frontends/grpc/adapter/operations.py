@@ -16,6 +16,8 @@ UNIMPLEMENTED = 12
 # Without metadata or details these two hold nothing of a call, so all calls share them.
 SEND_NO_METADATA = cygrpc.SendInitialMetadataOperation(None, 0)
 SEND_OK = cygrpc.SendStatusFromServerOperation(None, OK, b"", 0)
+# For calls that are being answered, which share it as nobody looks at what it says of them.
+RECEIVE_CLOSE = cygrpc.ReceiveCloseOnServerOperation(0)
 
 
 def send_metadata(compression: str | None) -> Any:
@@ -36,5 +38,4 @@ def error_operations(status: int, details: str, trailing: Metadata | None = None
 
 def abort(call: Any, status: int, details: str) -> None:
     """Ends a call of which nothing has been read or sent."""
-    operations = (*error_operations(status, details), cygrpc.ReceiveCloseOnServerOperation(0))
-    call.start_server_batch(operations, ignore)
+    call.start_server_batch((*error_operations(status, details), RECEIVE_CLOSE), ignore)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from conch.core.clock import Clock, monotonic_ns
@@ -89,7 +90,8 @@ class Server:
             self._queue.poll, lambda event: bool(event.completion_type == timeout), pollers, clock
         )
         self.promise = self._pollers.promise
-        self.watcher = Watcher(self._pollers.tick)
+        self.watcher = Watcher(self._calls, self._pollers.tick)
+        self._accept_call = partial(self._server.request_call, self._queue, self._queue, self._on_call)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``.
@@ -116,7 +118,7 @@ class Server:
         """Begins to accept calls."""
         self._server.start()
         for _ in range(_OUTSTANDING_CALLS):
-            self._server.request_call(self._queue, self._queue, self._on_call)
+            self._accept_call()
         self._pollers.start()
         self.watcher.start()
 
@@ -155,14 +157,14 @@ class Server:
             return  # the server is stopping
         if not self._stopping:
             try:
-                self._server.request_call(self._queue, self._queue, self._on_call)
+                self._accept_call()
             except ValueError:
                 if not self._stopping:
                     raise
         method = event.call_details.method
         handler = self._unary.get(method)
         if handler is not None:
-            UnaryCall(event, handler, self._calls, self.watcher)
+            UnaryCall(event, handler, self._calls)
             return
         stream_handler = self._streams.get(method)
         if stream_handler is not None:
