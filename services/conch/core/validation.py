@@ -71,24 +71,24 @@ class RequestValidator:
             InvalidArgumentError: The request does not fit the model; the text is Triton's.
         """
         signature = request.signature
-        if signature is not None:
-            passed = self._passed.get(signature)
-            if passed is not None and self._passes(request, passed):
+        if signature is None:
+            self._check(request)
+            return
+        passed = self._passed.get(signature)
+        if passed is not None:
+            # Of a request like one that passed only the bytes are left to look at.
+            batch_size, batch_key, sizes = passed
+            for tensor, size in zip(request.inputs.values(), sizes, strict=True):
+                if size is None:
+                    self._check_strings(request, tensor)
+                elif tensor.nbytes != size:
+                    break
+            else:
+                request.batch_size = batch_size
+                request.batch_key = batch_key
                 return
         self._check(request)
-        if signature is not None:
-            self._remember(signature, request)
-
-    def _passes(self, request: InferenceRequest, passed: _Passed) -> bool:
-        """Whether a request like one that passed does so too: only its bytes are left to look at."""
-        for tensor, size in zip(request.inputs.values(), passed.sizes, strict=True):
-            if size is None:
-                self._check_strings(request, tensor)
-            elif tensor.nbytes != size:
-                return False
-        request.batch_size = passed.batch_size
-        request.batch_key = passed.batch_key
-        return True
+        self._remember(signature, request)
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
         if len(self._passed) >= _MOST_REMEMBERED:

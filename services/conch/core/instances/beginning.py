@@ -85,7 +85,7 @@ class BeginningRunner(Runner):
 
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> bool:
         """See `Runner.submit`; begins the batch if the caller does not want to."""
-        promised = super().submit(request, True)
+        promised = self._submit(request, True)
         if promised and not may_lead:
             self._begin_ready()
             return False

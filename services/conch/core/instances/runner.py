@@ -168,6 +168,8 @@ class Runner:
             raise
         return False
 
+    _submit = submit  # for a subclass: `super()` takes a tenth of the time that all this takes
+
     def lead(self, budget_ns: int | None = None) -> bool:
         """Keeps a promise on the calling thread: runs batches until nothing is ready.
 
