@@ -59,7 +59,7 @@ class RequestValidator:
         self._batches = spec.max_batch_size > 0
         self._skip = 1 if self._batches else 0
         self._batch_key = batch_key_for(spec)
-        # Requests that belong to sequences have no signature, so this is looked at for each of them.
+        # What it says of the request's id is no part of a signature: it is looked at each time.
         controls = () if spec.sequence is None else spec.sequence.controls
         self._assigns_ids = spec.sequence is not None and spec.sequence.iterative
         self._correlation = next((control for control in controls if control.kind == "CORRID"), None)
@@ -72,8 +72,10 @@ class RequestValidator:
         """
         signature = request.signature
         if signature is None:
-            self._check(request)
-            return
+            signature = self._signature_of(request)
+            if signature is None:
+                self._check(request)
+                return
         passed = self._passed.get(signature)
         if passed is not None:
             # Of a request like one that passed only the bytes are left to look at.
@@ -89,6 +91,13 @@ class RequestValidator:
                 return
         self._check(request)
         self._remember(signature, request)
+
+    def _signature_of(self, request: InferenceRequest) -> object:
+        """What the checks look at of a request besides its bytes; None where that is not to be remembered."""
+        requested = request.requested
+        if self._correlation is not None or (requested is not None and len(requested) > len(self._outputs)):
+            return None
+        return requested, *[(name, one.datatype, one.shape) for name, one in request.inputs.items()]
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
         if len(self._passed) >= _MOST_REMEMBERED:

@@ -14,7 +14,7 @@ from tests.support.core import Answers, make_spec
 from conch.core.errors import InvalidArgumentError
 from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
-from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
 from conch.core.validation import RequestValidator, reshaped_shape, shape_text
 
@@ -402,3 +402,68 @@ def test_a_signature_that_passed_excuses_no_wrong_bytes(datas: list[bytes], data
 
     for data in datas:
         assert fare(remembering, data, signature=signature) == fare(RequestValidator(spec), data)
+
+
+REMEMBERING = {
+    "two inputs": make_spec(8, inputs=(TensorSpec("A", "FP32", (-1,)), TensorSpec("B", "INT64", (2,)))),
+    "one may be missing": make_spec(
+        inputs=(TensorSpec("A", "FP32", (-1, 2)), TensorSpec("B", "BYTES", (-1, 2), optional=True))
+    ),
+    "ragged": make_spec(
+        8, inputs=(TensorSpec("A", "FP32", (-1,), ragged=True), TensorSpec("B", "FP32", (-1,)))
+    ),
+    "padded": replace(
+        make_spec(8, inputs=(TensorSpec("A", "FP32", (-1,)), TensorSpec("B", "FP32", (-1,)))),
+        padding=Padding((PaddedInput("A", 0, (2, 4)),)),
+    ),
+    "strings": make_spec(8, inputs=(TensorSpec("A", "BYTES", (2,)), TensorSpec("B", "FP32", (-1,)))),
+}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[InferenceRequest]:
+    """A request, and the same once more: another object, as each client's is."""
+    names = draw(st.permutations(["A", "B"]))[: draw(st.sampled_from([1, 2, 2, 2]))]
+    tensors = []
+    for name in names:
+        datatype = draw(st.sampled_from(["FP32", "FP32", "INT64", "BYTES"]))
+        shape = draw(st.sampled_from([(1, 2), (2, 2), (2, 3), (1, 5), (9, 2), (0, 2), (2,), (-1, 2)]))
+        whole = tensor(name, shape, datatype).data
+        tensors.append((name, datatype, shape, draw(st.sampled_from([whole, whole, whole, bytes(16), b""]))))
+    requested = draw(st.sampled_from([None, None, ("OUT",), ("OUT", "OUT"), ("NO",)]))
+    return [request_of(*(Tensor(*one) for one in tensors), requested=requested) for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", REMEMBERING)
+@given(sent=st.lists(requests(), max_size=6))
+def test_what_passed_before_changes_nothing_for_what_comes_after(
+    kind: str, sent: list[list[InferenceRequest]]
+) -> None:
+    """Requests without a signature are known by what they look like; they fare as if they came first."""
+    spec = replace(REMEMBERING[kind], outputs=(TensorSpec("OUT", "FP32", (-1,)),))
+    remembering = RequestValidator(spec)
+
+    def fare(validate: RequestValidator, request: InferenceRequest) -> object:
+        try:
+            validate(request)
+        except InvalidArgumentError as error:
+            return error.message
+        return request.batch_size, request.batch_key
+
+    for one, same in [*sent, *sent]:
+        assert fare(remembering, one) == fare(RequestValidator(spec), same)
+
+
+def test_the_type_of_a_correlation_id_is_looked_at_each_time() -> None:
+    spec = replace(BATCHED, sequence=SequenceBatching(controls=(ControlTensor("ID", "CORRID", "UINT64"),)))
+    validate = RequestValidator(spec)
+    validate(request_of(tensor("X", (1, 16)), correlation_id=3))
+    with pytest.raises(InvalidArgumentError, match="data-type is 'BYTES'"):
+        validate(request_of(tensor("X", (1, 16)), correlation_id="three"))
+
+
+def test_names_of_outputs_said_over_and_over_are_not_kept() -> None:
+    validate = RequestValidator(replace(BATCHED, outputs=(TensorSpec("OUT", "FP32", (-1,)),)))
+    for count in range(1, 5):
+        validate(request_of(tensor("X", (1, 16)), requested=("OUT",) * count))
+    assert len(validate._passed) == 1
