@@ -12,7 +12,7 @@ from conch.core.health import model_ready, server_live, server_ready
 from conch.core.readiness import Readiness, all_ready
 from conch.core.registry import Registry, parse_version
 from conch.core.request import InferenceRequest
-from conch.core.servable import Leadable, Servable
+from conch.core.servable import Servable
 from conch.core.stage import Life, Stage
 from conch.core.watch import RequestLog
 
@@ -77,6 +77,8 @@ class ServerCore:
         server_id: Name of the server in its metadata.
         version: Version of the server in its metadata.
         model_for: Looks up the model for a request; see `Dispatcher.find`.
+        submit: Runs a request; see `Dispatcher.submit`.
+        cancel: Says that nobody waits for a request any more; see `Dispatcher.cancel`.
         life: The stage that the server is in.
         request_log: What front ends tell of requests; None where nobody wants to know.
 
@@ -101,8 +103,10 @@ class ServerCore:
         request_log: RequestLog | None = None,
     ) -> None:
         self.registry = registry
-        self._dispatcher = Dispatcher(registry)
-        self.model_for = self._dispatcher.find
+        dispatcher = Dispatcher(registry)
+        self.model_for = dispatcher.find
+        self.submit = dispatcher.submit
+        self.cancel = dispatcher.cancel
         self.agent = agent
         self.server_id = server_id
         self.version = version
@@ -219,13 +223,3 @@ class ServerCore:
     def model(self, name: str, version: str = "") -> Servable:
         """The model that serves a name and version; see `Registry.resolve` for the errors."""
         return self.registry.resolve(name, version)
-
-    def submit(
-        self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
-    ) -> Leadable | None:
-        """Runs a request; see `Dispatcher.submit`."""
-        return self._dispatcher.submit(request, may_lead, model)
-
-    def cancel(self, request: InferenceRequest) -> None:
-        """Says that nobody waits for a request any more."""
-        self._dispatcher.cancel(request)

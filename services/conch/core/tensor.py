@@ -113,8 +113,9 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Size in wire form, in bytes."""
-        if self._data is not None:
-            return self._data.nbytes if isinstance(self._data, memoryview) else len(self._data)
+        data = self._data
+        if data is not None:
+            return data.nbytes if isinstance(data, memoryview) else len(data)
         if self.datatype != "BYTES" and self._array is not None:
             return self._array.nbytes
         return len(self.data)

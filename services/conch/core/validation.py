@@ -59,7 +59,7 @@ class RequestValidator:
         self._batches = spec.max_batch_size > 0
         self._skip = 1 if self._batches else 0
         self._batch_key = batch_key_for(spec)
-        # Requests that belong to sequences have no signature, so this is looked at for each of them.
+        # What it says of the request's id is no part of a signature: it is looked at each time.
         controls = () if spec.sequence is None else spec.sequence.controls
         self._assigns_ids = spec.sequence is not None and spec.sequence.iterative
         self._correlation = next((control for control in controls if control.kind == "CORRID"), None)
@@ -71,24 +71,33 @@ class RequestValidator:
             InvalidArgumentError: The request does not fit the model; the text is Triton's.
         """
         signature = request.signature
-        if signature is not None:
-            passed = self._passed.get(signature)
-            if passed is not None and self._passes(request, passed):
+        if signature is None:
+            signature = self._signature_of(request)
+            if signature is None:
+                self._check(request)
+                return
+        passed = self._passed.get(signature)
+        if passed is not None:
+            # Of a request like one that passed only the bytes are left to look at.
+            batch_size, batch_key, sizes = passed
+            for tensor, size in zip(request.inputs.values(), sizes, strict=True):
+                if size is None:
+                    self._check_strings(request, tensor)
+                elif tensor.nbytes != size:
+                    break
+            else:
+                request.batch_size = batch_size
+                request.batch_key = batch_key
                 return
         self._check(request)
-        if signature is not None:
-            self._remember(signature, request)
+        self._remember(signature, request)
 
-    def _passes(self, request: InferenceRequest, passed: _Passed) -> bool:
-        """Whether a request like one that passed does so too: only its bytes are left to look at."""
-        for tensor, size in zip(request.inputs.values(), passed.sizes, strict=True):
-            if size is None:
-                self._check_strings(request, tensor)
-            elif tensor.nbytes != size:
-                return False
-        request.batch_size = passed.batch_size
-        request.batch_key = passed.batch_key
-        return True
+    def _signature_of(self, request: InferenceRequest) -> object:
+        """What the checks look at of a request besides its bytes; None where that is not to be remembered."""
+        requested = request.requested
+        if self._correlation is not None or (requested is not None and len(requested) > len(self._outputs)):
+            return None
+        return requested, *[(name, one.datatype, one.shape) for name, one in request.inputs.items()]
 
     def _remember(self, signature: object, request: InferenceRequest) -> None:
         if len(self._passed) >= _MOST_REMEMBERED:

@@ -76,10 +76,18 @@ class PolicyMachine(RuleBasedStateMachine):
             max_size=3,
         ),
         default=st.integers(1, 3),
+        looks=st.booleans(),
     )
     def choose(
-        self, most: int | None, delay: int, bound: int, policies: list[QueuePolicy], default: int
+        self,
+        most: int | None,
+        delay: int,
+        bound: int,
+        policies: list[QueuePolicy],
+        default: int,
+        looks: bool,
     ) -> None:
+        self.looks = looks  # whether it asks when a batch is due before it asks for one; it need not
         given_policies = () if most is None else tuple(policies)
         self.chosen = Chosen(most, delay, bound, given_policies, min(default, max(len(given_policies), 1)))
         self.scheduler = self.chosen.make()
@@ -170,13 +178,15 @@ class PolicyMachine(RuleBasedStateMachine):
         self.take_without_expiring()
 
     def take_without_expiring(self) -> bool:
-        due = self.scheduler.due_ns(self.now)
+        due = self.scheduler.due_ns(self.now) if self.looks else None
         decision = self.scheduler.next_batch(self.now)
         if not isinstance(decision, Batch):
             assert decision is not IDLE or not self.waiting
-            assert not isinstance(decision, WaitUntil) or due == decision.time_ns > self.now
+            if isinstance(decision, WaitUntil):
+                assert decision.time_ns > self.now
+                assert not self.looks or due == decision.time_ns
             return False
-        assert due is not None and due <= self.now
+        assert not self.looks or (due is not None and due <= self.now)
         taken = [next(w for w in self.waiting if w.request is request) for request in decision.requests]
         left = [waiting for waiting in self.waiting if waiting not in taken]
         ranks = [(waiting.level, waiting.delayed > 0) for waiting in taken]
@@ -203,6 +213,8 @@ class PolicyMachine(RuleBasedStateMachine):
     @invariant()
     def counted(self) -> None:
         assert self.scheduler.pending == len(self.waiting)
+        if not self.looks:
+            return
         due = self.scheduler.due_ns(self.now)
         assert (due is None) == (not self.waiting)
         if due is not None and self.waiting:

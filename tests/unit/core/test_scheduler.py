@@ -61,10 +61,17 @@ def expected(chosen: Settings, queue: list[InferenceRequest], now: int) -> int:
 
 
 class Driver:
-    """Drives a scheduler, keeps its own books, and checks every answer against them."""
+    """Drives a scheduler, keeps its own books, and checks every answer against them.
 
-    def __init__(self, chosen: Settings) -> None:
+    Args:
+        chosen: The scheduler's settings.
+        looks: Whether it asks when a batch is due before it asks for one. It need not, and a scheduler that
+            has not been asked has not begun to form the batch.
+    """
+
+    def __init__(self, chosen: Settings, looks: bool = True) -> None:
         self.settings = chosen
+        self.looks = looks
         self.scheduler = chosen.make()
         self.now = 1_000
         self.queue: list[InferenceRequest] = []
@@ -103,11 +110,11 @@ class Driver:
         return due
 
     def take(self) -> Decision:
-        due = self.look()
+        due = self.look() if self.looks else None
         count = expected(self.settings, self.queue, self.now) if self.queue else 0
         decision = self.scheduler.next_batch(self.now)
         if isinstance(decision, Batch):
-            assert due is not None and due <= self.now
+            assert not self.looks or (due is not None and due <= self.now)
             self._check_batch(decision)
             if self.exact:
                 assert len(decision.requests) == count
@@ -116,7 +123,7 @@ class Driver:
                 self.exact = True
         elif isinstance(decision, WaitUntil):
             assert self.settings.delay, "nothing waits without a delay"
-            assert due == decision.time_ns
+            assert not self.looks or due == decision.time_ns
             assert self.now < decision.time_ns <= self.queue[0].queued_ns + self.settings.delay
         else:
             assert decision is IDLE and not self.queue, "idle while something is pending"
@@ -192,9 +199,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.driver = Driver(Settings(None))
 
-    @initialize(chosen=SETTINGS)
-    def choose(self, chosen: Settings) -> None:
-        self.driver = Driver(chosen)
+    @initialize(chosen=SETTINGS, looks=st.booleans())
+    def choose(self, chosen: Settings, looks: bool) -> None:
+        self.driver = Driver(chosen, looks)
 
     @rule(size=st.integers(1, 3), key=st.sampled_from(["a", "a", "a", "b"]))
     def submit(self, size: int, key: str) -> None:
@@ -218,7 +225,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def due_agrees(self) -> None:
-        self.driver.look()
+        if self.driver.looks:
+            self.driver.look()
 
     def teardown(self) -> None:
         self.driver.drain()
@@ -234,7 +242,9 @@ def test_random_interleavings(seed: int) -> None:
     for _ in range(200):
         most = source.choice((None, 0, 1, 4, 8, 8))
         sizes = source.sample(range(1, (most or 1) + 1), k=min(source.randrange(3), most or 1))
-        driver = Driver(Settings(most, tuple(sorted(sizes)), source.choice((0, 10, 40))))
+        driver = Driver(
+            Settings(most, tuple(sorted(sizes)), source.choice((0, 10, 40))), looks=source.random() < 0.5
+        )
         cancels = source.random() < 0.5
         for _ in range(25):
             chance = source.random()
@@ -278,11 +288,13 @@ def sizes_of(decision: Decision) -> list[int]:
         pytest.param(Settings(None), [3, 3], [3], id="default: as the client sent it"),
     ],
 )
-def test_what_is_sent_at_once(chosen: Settings, sizes: list[int], batch: list[int]) -> None:
+@pytest.mark.parametrize("looks", [True, False])
+def test_what_is_sent_at_once(chosen: Settings, sizes: list[int], batch: list[int], looks: bool) -> None:
     scheduler = chosen.make()
     for size in sizes:
         scheduler.submit(make_request(batch_size=size), 0)
-    assert scheduler.due_ns(0) == 0
+    if looks:
+        assert scheduler.due_ns(0) == 0
     assert sizes_of(scheduler.next_batch(0)) == batch
 
 

@@ -14,7 +14,7 @@ from tests.support.core import Answers, make_spec
 from conch.core.errors import InvalidArgumentError
 from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
-from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
 from conch.core.validation import RequestValidator, reshaped_shape, shape_text
 
@@ -402,3 +402,69 @@ def test_a_signature_that_passed_excuses_no_wrong_bytes(datas: list[bytes], data
 
     for data in datas:
         assert fare(remembering, data, signature=signature) == fare(RequestValidator(spec), data)
+
+
+ANY_FP32 = TensorSpec("B", "FP32", (-1,))
+PADDED = make_spec(8, inputs=(TensorSpec("A", "FP32", (-1,)), ANY_FP32))
+REMEMBERING = {
+    "two inputs": make_spec(8, inputs=(TensorSpec("A", "INT32", (-1,)), ANY_FP32)),
+    "no batches": make_spec(inputs=(TensorSpec("A", "FP32", (-1, 2)), TensorSpec("B", "FP32", (-1, 2)))),
+    "one may be missing": make_spec(8, inputs=(ANY_FP32, TensorSpec("A", "FP32", (2,), optional=True))),
+    "ragged": make_spec(8, inputs=(TensorSpec("A", "FP32", (-1,), ragged=True), ANY_FP32)),
+    "padded": replace(PADDED, padding=Padding((PaddedInput("A", 0, (1, 2)),))),
+    "strings": make_spec(8, inputs=(TensorSpec("A", "BYTES", (2,)), ANY_FP32)),
+}
+
+
+def mostly(usual: object, *others: object) -> st.SearchStrategy[Any]:
+    return st.sampled_from([*[usual] * 9 * len(others), *others])
+
+
+@st.composite
+def alike(draw: st.DrawFn, spec: ModelSpec) -> list[InferenceRequest]:
+    """The same request twice, as another client's is another object; mostly one that passes."""
+    shape = draw(st.sampled_from([(2, 2), (2, 2), (1, 4), (4, 1), (9, 2)]))
+    tensors = []
+    for rule in draw(st.permutations(spec.inputs)):
+        if draw(mostly(False, True)):
+            continue
+        datatype = draw(mostly(rule.datatype, "FP32", "INT32", "INT64", "BYTES"))
+        own = draw(mostly(shape, (2, 2), (1, 4), (4,), (2, 0), (-1, 2)))
+        whole = tensor("", own, datatype).data
+        name = draw(mostly(rule.name, "A", "C"))
+        tensors.append((name, datatype, own, draw(mostly(whole, bytes(16), b""))))
+    requested = draw(mostly(None, ("OUT",), ("OUT", "OUT"), ("NO",)))
+    return [request_of(*(Tensor(*one) for one in tensors), requested=requested) for _ in range(2)]
+
+
+@pytest.mark.parametrize("kind", REMEMBERING)
+@given(data=st.data())
+def test_what_passed_before_changes_nothing_for_what_comes_after(kind: str, data: st.DataObject) -> None:
+    """Requests without a signature are known by what they look like; they fare as if they came first."""
+    spec = replace(REMEMBERING[kind], outputs=(TensorSpec("OUT", "FP32", (-1,)),))
+    remembering = RequestValidator(spec)
+
+    def fare(validate: RequestValidator, request: InferenceRequest) -> object:
+        try:
+            validate(request)
+        except InvalidArgumentError as error:
+            return error.message
+        return request.batch_size, request.batch_key
+
+    for one, same in data.draw(st.lists(alike(spec), min_size=3, max_size=8)):
+        assert fare(remembering, one) == fare(RequestValidator(spec), same)
+
+
+def test_the_type_of_a_correlation_id_is_looked_at_each_time() -> None:
+    spec = replace(BATCHED, sequence=SequenceBatching(controls=(ControlTensor("ID", "CORRID", "UINT64"),)))
+    validate = RequestValidator(spec)
+    validate(request_of(tensor("X", (1, 16)), correlation_id=3))
+    with pytest.raises(InvalidArgumentError, match="data-type is 'BYTES'"):
+        validate(request_of(tensor("X", (1, 16)), correlation_id="three"))
+
+
+def test_names_of_outputs_said_over_and_over_are_not_kept() -> None:
+    validate = RequestValidator(replace(BATCHED, outputs=(TensorSpec("OUT", "FP32", (-1,)),)))
+    for count in range(1, 5):
+        validate(request_of(tensor("X", (1, 16)), requested=("OUT",) * count))
+    assert len(validate._passed) == 1

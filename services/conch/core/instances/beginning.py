@@ -50,6 +50,9 @@ class BeginningRunner(Runner):
         order: Keeps responses in order, for a model that asks for it.
     """
 
+    # Whoever takes a batch goes on until there is none: nobody else need be woken for it.
+    _wakes = False
+
     def __init__(
         self,
         name: str,
@@ -85,7 +88,7 @@ class BeginningRunner(Runner):
 
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> bool:
         """See `Runner.submit`; begins the batch if the caller does not want to."""
-        promised = super().submit(request, True)
+        promised = self._submit(request, True)
         if promised and not may_lead:
             self._begin_ready()
             return False
@@ -173,7 +176,8 @@ class BeginningRunner(Runner):
                         return True
                 work = self._take(False)
                 if work is None:
-                    self._check_drained()
+                    if self._closing:
+                        self._check_drained()
                     return led
                 instance, batch = work
 
@@ -198,9 +202,7 @@ class BeginningRunner(Runner):
         return self._executor.may_be_led and 0 < self._computed_ns < _QUICK_NS
 
     def _begin(self, instance: BackendInstance, batch: Batch, here: bool) -> Begun:
-        made: list[Begun] = []
-        now(lambda: made.append(self._executor.begin(instance, batch, self._ran, here)))
-        return made[0]
+        return now(partial(self._executor.begin, instance, batch, self._ran, here))
 
     def _ran(self, begun: Begun) -> None:
         soon(partial(self._finish, begun))
@@ -220,7 +222,7 @@ class BeginningRunner(Runner):
             with self._lock:
                 # Where `begin` has not returned yet, whoever called it goes on when it has.
                 work = self._take(False) if self._step(begun) and not begun.led else None
-                if work is None:
+                if work is None and self._closing:
                     self._check_drained()
         if work is not None:
             self._run(*work, None)
@@ -235,10 +237,6 @@ class BeginningRunner(Runner):
         self._rest(begun.instance)
         self._executing -= len(batch.requests) - batch.fillers
         return True
-
-    def _take(self, wake: bool) -> tuple[BackendInstance, Batch] | None:
-        # Whoever takes a batch goes on until there is none: nobody else need be woken for it.
-        return super()._take(False)
 
     def _next_available(self, now_ns: int) -> Decision:
         self._set_aside()
@@ -265,8 +263,9 @@ class BeginningRunner(Runner):
 
     def _set_aside(self) -> None:
         """Looks which idle instances are available; called with the lock held."""
-        for instance in [one for one in self._idle if self._may_go(one) and not self._is_available(one)]:
-            self._idle.remove(instance)
+        for instance in [*self._idle]:
+            if self._may_go(instance) and not self._is_available(instance):
+                self._idle.remove(instance)
 
     def _may_go(self, instance: BackendInstance) -> bool:
         """Whether an idle instance may be set aside."""

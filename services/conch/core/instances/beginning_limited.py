@@ -64,6 +64,11 @@ class LimitedBeginningRunner(BeginningRunner, LimitedRunner):
         finally:
             self._tell()
 
+    def _keep(self, instance: BackendInstance) -> None:
+        # Not asked by `_set_aside` while it has resources.
+        if self._is_available(instance):
+            self._idle.append(instance)
+
     def _may_go(self, instance: BackendInstance) -> bool:
         # One that asks for resources would keep them, once granted, from those who are there. It is looked
         # at again when its batch is done.

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from conch.core.backend import Awaited, BackendInstance, Outcome
 from conch.core.errors import as_conch_error
@@ -21,6 +22,7 @@ from conch.core.watch import RunTimes
 
 log = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
 Finish = Callable[[Batch, RunTimes | None, Execution | None, Outcome], None]
 
 
@@ -142,12 +144,15 @@ def is_urgent() -> bool:
     return _here.urgent
 
 
-def now(work: Callable[[], None]) -> None:
+def now(work: Callable[[], _Result]) -> _Result:
     """Calls something, then what it put off with `soon`, unless whoever called it does that later."""
-    if _here.work is None:
-        soon(work)
-    else:
-        work()
+    if _here.work is not None:
+        return work()
+    queue = _here.work = deque()
+    try:
+        return work()
+    finally:
+        _empty(queue, None)
 
 
 def soon(work: Callable[[], None]) -> None:
@@ -162,6 +167,11 @@ def nested(work: Callable[[], None]) -> None:
     """Calls something, then what it put off with `soon`, whoever called it."""
     outer = _here.work
     queue = _here.work = deque([work])
+    _empty(queue, outer)
+
+
+def _empty(queue: deque[Callable[[], None]], outer: deque[Callable[[], None]] | None) -> None:
+    """Calls what is in the calling thread's queue, and has it go on with the outer one."""
     try:
         while queue:
             try:

@@ -156,7 +156,6 @@ class Executor:
             self._finish_decoupled(batch, times, execution, outcome)
             return
         requests = batch.requests
-        shaper = self._shaper
         responses: Sequence[InferenceResponse | None]
         if type(outcome) is list and len(outcome) == len(requests):
             responses = outcome
@@ -164,23 +163,17 @@ class Executor:
             responses = self._checked(batch, outcome)
         if self._sequences:
             requests, responses = self._sequence(batch, responses)
-        failed: list[InferenceRequest] = []
-        apart = self.cancels and any(request.cancelled for request in requests)
+        # By the model itself, or as it runs again.
+        unanswered = None in responses
+        apart = unanswered or (self.cancels and any(request.cancelled for request in requests))
         now = batch.compute_end_ns = self._clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
-        if not batch.compute_output_start_ns and None not in responses:
+        if not batch.compute_output_start_ns and not unanswered:
             batch.compute_output_start_ns = now
         if times is not None:
             times.complete(batch)
-        for request, response in zip(requests, responses, strict=True):
-            if response is None:
-                apart = True  # the model answers this one itself, or runs it again
-                continue
-            if response.error is None and (request.requested is not None or shaper.reshapes_outputs):
-                self._shape(request, response)
-            if response.error is not None:
-                failed.append(request)
+        failed = self._shape_all(requests, responses)
         # Counted before anything is sent: a client that has its answer finds it in the statistics.
         if apart:
             self._count_apart(batch, requests, responses)
@@ -188,14 +181,17 @@ class Executor:
             self._statistics.record_batch(batch, failed)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
-                self._respond(request, response)
+                try:
+                    request.respond(response)
+                except Exception as error:
+                    _note_lost(request, error)
 
     @staticmethod
     def _respond(request: InferenceRequest, response: InferenceResponse) -> None:
         try:
-            request.respond(response, True)
-        except Exception:  # must not keep the others of the batch from their answers, nor end the thread
-            log.exception("a response of model '%s' could not be handed over", request.model_name)
+            request.respond(response)
+        except Exception as error:
+            _note_lost(request, error)
 
     def _finish_decoupled(
         self, batch: Batch, times: RunTimes | None, execution: Execution, outcome: Outcome
@@ -356,6 +352,30 @@ class Executor:
         for request in requests:
             self._shaper.shape_inputs(request)
 
+    def _shape_all(
+        self, requests: Sequence[InferenceRequest], responses: Sequence[InferenceResponse | None]
+    ) -> list[InferenceRequest]:
+        """Shapes the responses of a batch; returns the requests that have an error for a response."""
+        failed: list[InferenceRequest] = []
+        reshapes = self._shaper.reshapes_outputs
+        for request, response in zip(requests, responses, strict=True):
+            if response is None:
+                continue
+            if response.error is None:
+                requested = request.requested
+                if reshapes or (requested is not None and request.classes is not None):
+                    self._shape(request, response)
+                elif requested is not None:
+                    for tensor in response.outputs:
+                        if tensor.name not in requested:
+                            self._shape(request, response)
+                            break
+                    else:
+                        continue  # it is as its client wants it
+            if response.error is not None:
+                failed.append(request)
+        return failed
+
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:
             self._shaper.shape_response(request, response)
@@ -373,3 +393,8 @@ class Executor:
         for request in batch.requests:
             request.rescheduled = False
         return _Failures(InferenceResponse([], shown) for _ in batch.requests)
+
+
+def _note_lost(request: InferenceRequest, error: Exception) -> None:
+    """Logs what a responder has raised: it must not keep others from their answers, nor end the thread."""
+    log.error("a response of model '%s' could not be handed over", request.model_name, exc_info=error)

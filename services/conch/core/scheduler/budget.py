@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conch.core.batchkey import PaddedKey
 from conch.core.request import RequestState
+from conch.core.scheduler.base import Batch
 from conch.core.scheduler.dynamic import DynamicBatcher
 from conch.core.scheduler.priority import PriorityBatcher
 
@@ -18,6 +19,10 @@ class BudgetBatcher(DynamicBatcher):
     """
 
     _limits: tuple[int, int] | None = None
+
+    def _whole(self) -> Batch | None:
+        # How many fit together has to be asked of their key.
+        return super()._whole() if self._pending == 1 else None
 
     def _grow(self) -> None:
         if self._limits is None:

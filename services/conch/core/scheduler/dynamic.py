@@ -50,6 +50,7 @@ class DynamicBatcher(Scheduler):
         "_forming",
         "_forming_size",
         "_largest_preferred",
+        "_least_preferred",
         "_max",
         "_oldest_ns",
         "_pending",
@@ -75,6 +76,7 @@ class DynamicBatcher(Scheduler):
         self._max = max(max_batch_size, 1)
         self._preferred = frozenset(preferred_sizes or (self._max,))
         self._largest_preferred = max(self._preferred)
+        self._least_preferred = min(self._max, *self._preferred)
         self._delay_ns = max_queue_delay_ns
         self._queue: Queue = deque[InferenceRequest]() if queue is None else queue
         self._pending = 0
@@ -119,16 +121,10 @@ class DynamicBatcher(Scheduler):
 
     def next_batch(self, now_ns: int) -> Decision:
         """The batch to run now, or the time at which the one being formed is due."""
-        if self._pending == 1 and not self._delay_ns and not self._forming:
-            # Nothing can join the one that waits, so nothing needs to be weighed.
-            request = self._queue.popleft()
-            while request.state is not _QUEUED:
-                request = self._queue.popleft()
-            request.state = _RUNNING
-            self._pending = 0
-            if self._tracks:
-                self._departed((request,))
-            return Batch([request], request.batch_size)
+        if not (self._delay_ns or self._forming):
+            batch = self._whole()
+            if batch is not None:
+                return batch
         due_ns = self.due_ns(now_ns)
         if due_ns is None:
             self._queue.clear()
@@ -187,22 +183,63 @@ class DynamicBatcher(Scheduler):
             for request in waiting:
                 queue.append(request)
 
+    def _whole(self) -> Batch | None:
+        """All that waits, where that is a batch of which nothing needs to be weighed; None where it is not.
+
+        Only where nothing is being formed, and nothing waits for company.
+        """
+        queue = self._queue
+        pending = self._pending
+        if pending == 1:
+            # Nothing can join the one that waits.
+            request = queue.popleft()
+            while request.state is not _QUEUED:
+                request = queue.popleft()
+            request.state = _RUNNING
+            self._pending = 0
+            if self._tracks:
+                self._departed((request,))
+            return Batch([request], request.batch_size)
+        # Up to the least preferred size no part of them is better than the whole. None has been cancelled
+        # if there are as many places as requests.
+        if pending > self._least_preferred or not pending or len(queue) != pending:
+            return None
+        requests = list(queue)
+        key = requests[0].batch_key
+        size = 0
+        for request in requests:
+            size += request.batch_size
+            if request.batch_key != key:
+                return None
+        if size > self._least_preferred:
+            return None
+        for request in requests:
+            request.state = _RUNNING
+        queue.clear()
+        self._pending = 0
+        if self._tracks:
+            self._departed(requests)
+        return Batch(requests, size)
+
     def _grow(self) -> None:
         """Moves waiting requests into the batch being formed until one does not fit."""
+        if self._closed:
+            return
         queue = self._queue
         forming = self._forming
         size = self._forming_size
-        while queue and not self._closed:
+        most, largest, preferred = self._max, self._largest_preferred, self._preferred
+        while queue:
             request = queue[0]
             if request.state is not _QUEUED:
                 queue.popleft()
                 continue
             grown = size + request.batch_size
             if forming:
-                if grown > self._largest_preferred and not self._best_count:
+                if grown > largest and not self._best_count:
                     # It can't reach a preferred size any more; remember where it was largest below one.
                     self._best_count, self._best_size = len(forming), size
-                if grown > self._max or request.batch_key != forming[0].batch_key:
+                if grown > most or request.batch_key != forming[0].batch_key:
                     self._closed = True
                     break
             else:
@@ -210,7 +247,7 @@ class DynamicBatcher(Scheduler):
             forming.append(request)
             queue.popleft()
             size = grown
-            if size in self._preferred:
+            if size in preferred:
                 self._best_count, self._best_size = len(forming), size
         self._forming_size = size
 
