@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.workers.spinning import LATE_NS, LONGEST_REST, MOST_NS, Spinning
+from conch.workers.spinning import (
+    ALONE_AFTER,
+    ALONE_LATE_NS,
+    ALONE_MOST_NS,
+    AT_ONCE_NS,
+    LATE_NS,
+    LONGEST_REST,
+    MOST_NS,
+    Spinning,
+)
 
 STEP_NS = 1_000
 
@@ -18,6 +27,7 @@ class Arrival:
         at: When it comes.
         step: How long a look takes.
         looks: How many there were.
+        courtesies: How often others were let go first.
     """
 
     def __init__(self) -> None:
@@ -25,6 +35,10 @@ class Arrival:
         self.at = 0
         self.step = STEP_NS
         self.looks = 0
+        self.courtesies = 0
+
+    def others_first(self) -> None:
+        self.courtesies += 1
 
     def look(self) -> bool:
         self.now += self.step
@@ -38,10 +52,26 @@ class Arrival:
         self.now = max(self.now, self.at)
         return there
 
+    def come(self, spinning: Spinning, after_ns: int, requests: int = 1) -> bool:
+        """One wait for requests that come after a time, and what they tell."""
+        since = self.now
+        there = self.wait(spinning, after_ns)
+        spinning.came(requests, since)
+        return there
+
 
 def made() -> tuple[Arrival, Spinning]:
     arrival = Arrival()
-    return arrival, Spinning(arrival.look, lambda: arrival.now)
+    return arrival, Spinning(arrival.look, lambda: arrival.now, arrival.others_first)
+
+
+def alone() -> tuple[Arrival, Spinning]:
+    """One that waits for a single client's requests, which come too late to be looked for otherwise."""
+    arrival, spinning = made()
+    for _ in range(ALONE_AFTER):
+        arrival.come(spinning, ALONE_MOST_NS - STEP_NS)
+    assert not arrival.courtesies
+    return arrival, spinning
 
 
 def test_what_comes_soon_is_waited_for_every_time() -> None:
@@ -77,3 +107,42 @@ def test_a_wait_ends(waits: list[tuple[int, int]]) -> None:
         assert arrival.now - before <= max(MOST_NS + 2 * arrival.step, after)
         assert not there or arrival.looks > looks
         assert spinning._resting <= LONGEST_REST
+
+
+def test_a_single_client_is_waited_for_longer_and_others_go_first() -> None:
+    arrival, spinning = alone()
+    arrival.looks = 0
+    assert all(arrival.come(spinning, ALONE_MOST_NS - STEP_NS) for _ in range(100))
+    assert arrival.courtesies == arrival.looks - 100  # after each look in vain
+
+
+def test_a_single_client_is_waited_for_although_others_had_the_processor() -> None:
+    arrival, spinning = alone()
+    arrival.step = 2 * ALONE_LATE_NS // 3
+    assert all(arrival.come(spinning, 2 * arrival.step - STEP_NS) for _ in range(100))
+    arrival.step = ALONE_LATE_NS + 1
+    there = [arrival.wait(spinning, ALONE_MOST_NS + ALONE_LATE_NS) for _ in range(100)]
+    assert not any(there)
+
+
+def test_requests_that_come_together_or_at_once_are_not_a_single_client_s() -> None:
+    for after, requests in ((MOST_NS, 2), (AT_ONCE_NS - 2 * STEP_NS, 1)):
+        arrival, spinning = alone()
+        arrival.come(spinning, after, requests)
+        arrival.courtesies = 0
+        for _ in range(ALONE_AFTER):
+            arrival.come(spinning, ALONE_MOST_NS - STEP_NS)
+        assert not arrival.courtesies
+        arrival.come(spinning, ALONE_MOST_NS - STEP_NS)
+        assert arrival.courtesies
+
+
+def test_a_client_that_takes_its_time_is_hardly_looked_for() -> None:
+    arrival, spinning = alone()
+    for _ in range(ALONE_AFTER):
+        arrival.come(spinning, 10 * ALONE_MOST_NS)
+    arrival.looks = arrival.courtesies = 0
+    for _ in range(1000):
+        arrival.come(spinning, 10 * ALONE_MOST_NS)
+    assert not arrival.courtesies
+    assert arrival.looks * STEP_NS <= 10 * MOST_NS

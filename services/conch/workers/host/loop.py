@@ -18,6 +18,7 @@ from conch.backends.python.limits import limit_memory
 from conch.backends.python.metrics import keep_metrics_in
 from conch.backends.python.settings import Settings
 from conch.core.backend import Outcome
+from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.instances.placement import Placement
 from conch.core.scheduler.base import Batch
@@ -159,12 +160,14 @@ class Host:
         arrivals.register(self._channel.fileno(), select.POLLIN)
         spinning = Spinning(partial(arrivals.poll, 0))
         while True:
+            since_ns = monotonic_ns()
             if not todo:
                 spinning.wait()
             reading.until(something)
             watch.begin()
             if todo[0] is None:
                 break
+            spinning.came(len(todo[0][1].requests), since_ns)
             self._execute(instance, answering)
             watch.end()
         instance.close()
