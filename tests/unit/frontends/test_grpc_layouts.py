@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -269,6 +270,41 @@ def test_many_long_headers_are_not_kept_all(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(ENOUGH):
             decoder(message, Answers(), 0)
         assert 900 < sum(map(len, remembered(decoder))) < 12_000
+
+
+def test_what_is_remembered_takes_no_more_memory_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of many short pieces take far more memory than these have bytes."""
+    monkeypatch.setattr(layouts, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(templates, "MOST_TEMPLATES", 1)
+    decoder = layouts.Layouts()
+    region = Output(name="o")
+    region.parameters["shared_memory_region"].string_param = "r"
+    region.parameters["shared_memory_byte_size"].int64_param = 1
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(20):
+            name = f"m{number}"
+            message = Request(model_name=name, outputs=[region], raw_input_contents=[b""] * 1900)
+            for _ in range(ENOUGH):
+                assert decoder.find(message.SerializeToString()) is not None
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 2 * layouts.MOST_BYTES
+
+
+def test_alike_messages_that_take_turns_keep_others_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them takes the place of another one, which then takes no memory."""
+    monkeypatch.setattr(layouts, "MOST_BYTES", 10_000)
+    decoder = RequestDecoder()
+    other = message_of([b"1"], name="n")
+    turns = [message_of([b"1"], outputs=(f"o{number}",)) for number in range(layouts.MOST_ALIKE + 2)]
+    for message in [other] * ENOUGH + turns * 200:
+        decoder(message, Answers(), 0)
+    with nothing_taken_apart():
+        found = outcome(decoder, other)
+    assert found == outcome(parse_all, other)
 
 
 @pytest.mark.parametrize("raw", [1, 5000])

@@ -16,10 +16,13 @@ MOST_KEYS = 4096
 """For how many pairs of a length and a model's name layouts are remembered."""
 
 MOST_BYTES = 4 << 20
-"""How many bytes of messages are remembered."""
+"""How much memory layouts may take, their keys and templates apart, in bytes."""
 
 MOST_ALIKE = 4
 """How many layouts are remembered for each of them."""
+
+_PIECE_BYTES = 320
+"""About what a piece of a message takes besides its own bytes, for the objects that say where it is."""
 
 _Key = tuple[int, bytes]
 _Fixed = list[tuple[slice, bytes]]
@@ -97,13 +100,30 @@ class Layouts:
         known = self._known
         with self._lock:
             alike = known.get(key)
-            seen_once = alike is None  # which is not worth more than the key
-            fixed = [] if seen_once else layout.fixed(message)
-            size = sum(len(data) for _, data in fixed)
-            if size > LONGEST_KEY:
+            if alike is None:  # what was seen once is not worth more than the key
+                if len(known) >= MOST_KEYS:
+                    self._forget()
+                known[key] = ()
                 return
-            if (seen_once and len(known) >= MOST_KEYS) or self._size + size > MOST_BYTES:
-                known.clear()  # messages that never repeat must not fill the memory
-                self._size = 0
+            fixed = layout.fixed(message)
+            if sum(len(data) for _, data in fixed) > LONGEST_KEY:
+                return
+            for displaced, _ in alike[MOST_ALIKE - 1 :]:
+                self._size -= _size(displaced)
+            alike = alike[: MOST_ALIKE - 1]
+            size = _size(fixed)
+            if self._size + size > MOST_BYTES:
+                self._forget()
+                alike = ()
             self._size += size
-            known[key] = () if alike is None else ((fixed, layout), *alike[: MOST_ALIKE - 1])
+            known[key] = ((fixed, layout), *alike)
+
+    def _forget(self) -> None:
+        """Messages that never repeat must not fill the memory."""
+        self._known.clear()
+        self._size = 0
+
+
+def _size(fixed: _Fixed) -> int:
+    """About how much memory a layout takes."""
+    return sum(len(data) + _PIECE_BYTES for _, data in fixed)
