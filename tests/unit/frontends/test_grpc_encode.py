@@ -162,6 +162,22 @@ def test_shapes_that_never_repeat_do_not_fill_the_memory(monkeypatch: pytest.Mon
     assert len(encoder._lengths) <= 8 and len(encoder._single) <= 8
 
 
+def test_large_bytes_are_copied_as_only_a_join_copies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so without the interpreter's lock: nobody else has to wait for it."""
+    joins: list[int] = []
+
+    def counted(parts: list[Any]) -> bytes:
+        joins.append(len(parts))
+        return joined(parts)
+
+    monkeypatch.setattr(encode, "joined", counted)
+    for size in (1, 2 << 20):
+        tensor = Tensor("x", "UINT8", (size,), bytes(size))
+        message = ENCODER.message(request_for(), InferenceResponse([tensor]))
+        assert pb.ModelInferResponse.FromString(message).raw_output_contents == [bytes(size)]
+    assert joins == [2]
+
+
 def test_two_versions_of_a_model_are_told_apart() -> None:
     for version in ("1", "2", "1"):
         message = joined(ENCODER.parts(request_for("twice", version), InferenceResponse([])))

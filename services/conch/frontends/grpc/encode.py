@@ -13,6 +13,7 @@ from conch.protocol import inference_pb2
 
 _MOST_BYTES = 2**31 - 1
 _MOST_CACHED_HEADERS = 4096
+_LARGE = 1 << 20
 _ID, _RAW_CONTENTS = 3, 6
 _SHORT_ID = tuple(length_header(_ID, size) for size in range(128))
 
@@ -48,6 +49,8 @@ class ResponseEncoder:
         head = self._single.get(key)
         if head is None:
             head = _remember(self._single, key, b"".join(self.parts(request, response)[:-1]))
+        if size >= _LARGE:
+            return joined([head, data])  # where that can be, it copies without the interpreter's lock
         return _sendable(head + data)
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
