@@ -14,6 +14,7 @@ import pytest
 
 from conch.frontends.grpc.adapter.calls import OpenCalls, UnaryCall, Watcher
 from conch.frontends.grpc.adapter.library import cygrpc
+from conch.frontends.grpc.adapter.server import Server
 
 CLOSE = cygrpc.ReceiveCloseOnServerOperation
 WAIT_S = 30.0
@@ -171,6 +172,26 @@ def test_the_watcher_looks_at_the_calls_that_are_open() -> None:
     assert rig.fake.closes == 1
 
 
+def test_the_watcher_leaves_watched_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may be waiting."""
+    rig = Rig()
+    rig.watch()
+    while not rig.call.watched:
+        rig.call.look()
+    looks: list[UnaryCall] = []
+    monkeypatch.setattr(UnaryCall, "look", looks.append)
+    ticks = threading.Semaphore(0)
+    watcher = Watcher(rig.open, ticks.release)
+    watcher.start()
+    try:
+        for _ in range(12):
+            assert ticks.acquire(timeout=WAIT_S)
+    finally:
+        watcher.stop()
+    assert looks == []
+    rig.call.reply(b"answer")
+
+
 def test_whoever_waits_for_calls_sees_the_last_one_end() -> None:
     rig = Rig()
     seen: list[bool] = []
@@ -179,3 +200,28 @@ def test_whoever_waits_for_calls_sees_the_last_one_end() -> None:
     rig.call.reply(b"answer")
     waiting.join(WAIT_S)
     assert seen == [True]
+
+
+@pytest.fixture(scope="module")
+def core_in_use() -> None:
+    """The C core has been used before: it keeps some file descriptors from its first server on."""
+    server = Server({}, {})
+    server.start()
+    assert server.stop(0)
+
+
+@pytest.mark.usefixtures("core_in_use")
+def test_a_server_that_nobody_has_any_more_is_gone_at_once() -> None:
+    """What it holds must not wait for the garbage collector, which may never come."""
+    gc.collect()
+    gc.disable()
+    try:
+        server = Server({}, {})
+        server.add_port("127.0.0.1:0")
+        server.start()
+        assert server.stop(0)
+        held = weakref.ref(server)
+        del server
+        assert held() is None
+    finally:
+        gc.enable()

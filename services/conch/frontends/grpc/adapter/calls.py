@@ -144,7 +144,8 @@ class Watcher:
             ticks += 1
             if ticks % _TICKS_BEFORE_WATCHING == 0:
                 for call in list(self._calls):
-                    call.look()
+                    if not call.watched:  # looked at here, as thousands may be waiting
+                        call.look()
 
 
 class UnaryCall(Call):
@@ -154,9 +155,12 @@ class UnaryCall(Call):
         event: The event with the call.
         handler: Takes the call and its message.
         open_calls: Where the call is kept as long as something may be started on it.
+
+    Attributes:
+        watched: Whether the C core has been asked to say when the call ends, before it was answered.
     """
 
-    __slots__ = ("_close_due", "_handler", "_on_cancel", "_open", "_subject", "_waited")
+    __slots__ = ("_close_due", "_handler", "_on_cancel", "_open", "_subject", "_waited", "watched")
 
     def __init__(
         self, event: Any, handler: Callable[[UnaryCall, bytes], None], open_calls: OpenCalls
@@ -166,6 +170,7 @@ class UnaryCall(Call):
         self._handler = handler
         self._on_cancel: Callable[[Any], None] | None = None
         self._waited = False
+        self.watched = False
         self._close_due = True  # unset by whoever asks for the call's close
         open_calls.add(self)
         event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
@@ -193,6 +198,7 @@ class UnaryCall(Call):
         if not self._waited:
             self._waited = True
         elif self._takes_close():
+            self.watched = True
             self._event.call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
 
     def _takes_close(self) -> bool:

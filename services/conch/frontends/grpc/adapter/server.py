@@ -91,7 +91,8 @@ class Server:
         )
         self.promise = self._pollers.promise
         self.watcher = Watcher(self._calls, self._pollers.tick)
-        self._accept_call = partial(self._server.request_call, self._queue, self._queue, self._on_call)
+        # Without what it calls: a server that held itself would stay until the garbage collector comes.
+        self._accept_call = partial(self._server.request_call, self._queue, self._queue)
 
     def add_port(self, address: str, tls: TlsOptions | None = None) -> int:
         """Listens on an address, such as ``0.0.0.0:8001`` or ``unix:/run/conch.sock``.
@@ -118,7 +119,7 @@ class Server:
         """Begins to accept calls."""
         self._server.start()
         for _ in range(_OUTSTANDING_CALLS):
-            self._accept_call()
+            self._accept_call(self._on_call)
         self._pollers.start()
         self.watcher.start()
 
@@ -157,7 +158,7 @@ class Server:
             return  # the server is stopping
         if not self._stopping:
             try:
-                self._accept_call()
+                self._accept_call(self._on_call)
             except ValueError:
                 if not self._stopping:
                     raise
