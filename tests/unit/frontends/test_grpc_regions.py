@@ -88,7 +88,8 @@ def test_no_part_reaches_beyond_its_region(
     decoder = RequestDecoder(regions)
     first = outcome(decoder, regions, message)
     assert users(regions) == 0
-    assert outcome(decoder, regions, message) == first
+    for _ in range(2):  # when it has been seen twice, it is recognised
+        assert outcome(decoder, regions, message) == first
     # Something that keeps it from being recognised: a parameter of a kind that never repeats.
     message.parameters["x"].string_param = "y"
     whole = outcome(decoder, regions, message)
