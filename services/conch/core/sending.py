@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from math import prod
 
 from conch.core.errors import InternalError, message_of
 from conch.core.request import InferenceResponse
+from conch.core.tensor import ELEMENT_SIZES
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,12 @@ def _fault(model: str, response: InferenceResponse) -> InternalError | None:
                 return InternalError(f"response parameter '{key}' of model '{model}' can't be sent: {reason}")
     for tensor in response.outputs:
         if tensor.datatype != "BYTES":
+            nbytes = prod(tensor.shape) * ELEMENT_SIZES.get(tensor.datatype, 0)
+            if tensor.nbytes != nbytes:  # its model has resized the array since
+                return InternalError(
+                    f"output '{tensor.name}' of model '{model}' can't be sent: it has {tensor.nbytes} bytes, "
+                    f"but {nbytes} by its shape {list(tensor.shape)}"
+                )
             continue
         if (reason := _failure(partial(getattr, tensor, "data"))) is not None:
             return InternalError(f"output '{tensor.name}' of model '{model}' can't be sent: {reason}")

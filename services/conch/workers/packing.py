@@ -10,7 +10,7 @@ from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Block, Mappings, Pool
 from conch.workers.tensors import LentTensor, ReceivedTensor
-from conch.workers.wire import RETURNED, Layouts, Place
+from conch.workers.wire import RETURNED, Layouts, Place, WireError
 
 _ALIGNMENT = 64
 
@@ -65,10 +65,14 @@ def pack_alike(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Layo
     inline, _, _, nbytes, aligned = sent.encode(tuple(keys))
     if not 0 <= nbytes * length <= wire.MOST_INLINE:
         return False
+    parts: list[Buffer] = [tensor.data for tensor in tensors]
+    if aligned:
+        parts = [b"".join(parts)]
+    if sum(map(len, parts)) != nbytes * length:
+        return False  # or what follows would be taken for another request's: with care it is refused
     payload.alike = inline
     payload.lists = [inline] * length
-    parts: list[Buffer] = [tensor.data for tensor in tensors]
-    payload.data = [b"".join(parts)] if aligned else parts
+    payload.data = parts
     return True
 
 
@@ -79,12 +83,17 @@ def pack_inline(payload: Payload, lists: Sequence[Collection[Tensor]], sent: Lay
         payload: Takes them.
         lists: The tensors.
         sent: The layouts that the other side has been told.
+
+    Raises:
+        WireError: A list has not the bytes that its shapes say.
     """
     described: list[bytes] = []
     for tensors in lists:
         parts = [tensor.data for tensor in tensors]
         payload.data += parts
-        described.append(wire.encode_inline(sent, _key(tensors), parts))
+        key = _key(tensors)
+        _check_size(sent, key, sum(map(len, parts)))
+        described.append(wire.encode_inline(sent, key, parts))
     payload.lists = described
 
 
@@ -110,6 +119,7 @@ def pack_block(
 
     Raises:
         OSError: There is no memory for them.
+        WireError: A list has not the bytes that its shapes say.
     """
     count = sum(map(len, lists))
     size -= sum(place.nbytes for place in described.values())
@@ -131,7 +141,9 @@ def pack_block(
             nbytes = _write(tensor, block.memory, offset)
             places.append(Place(block.number, offset, nbytes))
             offset += nbytes + -nbytes % _ALIGNMENT
-        described_lists.append(wire.encode_tensors(sent, _key(tensors), places))
+        key = _key(tensors)
+        _check_size(sent, key, sum([place.nbytes for place in places]))
+        described_lists.append(wire.encode_tensors(sent, key, places))
     payload.lists = described_lists
     payload.bytes_copied = offset
 
@@ -149,6 +161,13 @@ def _returned(tensor: Tensor, mappings: Mappings) -> Place | None:
         return None
     found = mappings.find(array)
     return None if found is None else Place(found[0] | RETURNED, found[1], array.nbytes)
+
+
+def _check_size(sent: Layouts, key: wire.LayoutKey, nbytes: int) -> None:
+    """Whoever has made a tensor may have given its array another size since."""
+    expected = sent.encode(key).nbytes
+    if expected not in (-1, nbytes):
+        raise WireError(f"tensors have {nbytes} bytes, not {expected} as their shapes say")
 
 
 def _key(tensors: Collection[Tensor]) -> wire.LayoutKey:

@@ -187,3 +187,32 @@ def test_a_model_that_has_gone_since_it_was_called(tmp_path: Path) -> None:
                 "Model b - Error when running inference: Failed for execute the inference request. "
                 "Model 'b' is not ready."
             )
+
+
+def test_an_array_that_is_resized_when_it_is_in_a_tensor_is_a_matter_of_its_request(tmp_path: Path) -> None:
+    """What follows in the message is not taken for its bytes, nor they for those of another request."""
+    model = """
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            array = request.inputs()[0].as_numpy().copy()
+            tensor = pb_utils.Tensor("OUT", array)
+            if request.request_id():
+                array.resize(int(request.request_id()), refcheck=False)
+            responses.append(pb_utils.InferenceResponse([tensor]))
+        return responses
+"""
+    with worker(spec_of(tmp_path, model)) as running:
+        for size in (1, 6, 600_000):
+            requests = [
+                request_of(request_id, IN=np.full(2, number, np.float32))[0]
+                for number, request_id in enumerate(("", str(size), "", ""))
+            ]
+            first, resized, *others = running.run(*requests)
+            assert resized is not None and resized.error is not None
+            assert resized.error.message == (
+                f"output 'OUT' of model 'm' can't be sent: it has {4 * size} bytes, but 8 by its shape [2]"
+            )
+            for number, response in zip((0, 2, 3), (first, *others), strict=True):
+                assert response is not None and response.error is None
+                assert (response.outputs[0].numpy() == number).all()
