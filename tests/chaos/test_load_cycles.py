@@ -82,7 +82,7 @@ def test_nothing_is_left_of_them(
             cycle(client, model, use)
         eventually(lambda: process.num_threads() <= threads + SPARE_THREADS, "threads that unload end")
         assert process.memory_info().rss < 1.05 * memory
-        assert process.num_fds() <= files
+        eventually(lambda: process.num_fds() <= files, "files that were open for a moment are closed")
         assert process.children() == []
         assert list(temporary.iterdir()) == []
 
