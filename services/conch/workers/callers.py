@@ -39,9 +39,6 @@ _MOST_NESTED = 8
 """So many calls deep, where each is waited for while another one is."""
 
 
-_MOST_SIGNATURES = 256
-
-
 class _Depth(threading.local):
     value = 0
 
@@ -82,7 +79,6 @@ class WorkerCaller:
         self._lock = threading.Lock()
         self._open: dict[int, InferenceRequest] = {}
         self._closed = False
-        self._signatures: dict[object, object] = {}
         self._quick: dict[str, Callable[[Question], dict[str, object]]] = {
             "find": self._find,
             "family": metrics.family,
@@ -128,7 +124,6 @@ class WorkerCaller:
         request.sequence_end = bool(record.flags & wire.SEQUENCE_END)
         request.empty_final = bool(record.flags & wire.EMPTY_FINAL)
         request.deadline_ns = record.deadline_ns
-        request.signature = self._signature(record, inputs)
         with self._lock:
             if self._closed:
                 return
@@ -155,18 +150,6 @@ class WorkerCaller:
                 _lead(leadable)
         except Exception as error:
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
-
-    def _signature(self, record: RequestRecord, inputs: dict[str, Tensor]) -> object:
-        """See `InferenceRequest.signature`: models make the same calls again and again."""
-        if record.parameters or record.correlation_id or record.priority or record.timeout_us:
-            return None
-        if record.flags & ~(wire.BELIEVED_SINGLE | wire.BELIEVED_DECOUPLED):
-            return None
-        tensors = tuple([(each.name, each.datatype, each.shape) for each in inputs.values()])
-        key = record.model, record.requested, tensors
-        if len(self._signatures) >= _MOST_SIGNATURES:
-            self._signatures.clear()
-        return self._signatures.setdefault(key, key)
 
     def _find_model(self, request: InferenceRequest) -> Servable:
         try:

@@ -33,6 +33,7 @@ ALONE_LATE_NS = 400_000
 """Who lets others go first is held up by what the client and the server do for that request, too."""
 
 ALONE_LONGEST_REST = 63
+"""After so many waits without a look for a single client's next request there is one again."""
 
 ALONE_AFTER = 16
 """So many requests that look like a single client's have come before they are taken for that."""

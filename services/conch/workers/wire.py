@@ -851,7 +851,7 @@ def encode_alike(requests: Sequence[InferenceRequest], numbers: Sequence[int]) -
                 number,
                 request.received_ns,
                 request.queued_ns,
-                -1 if request.deadline_ns is None else _deadline(request.deadline_ns),
+                NO_DEADLINE if request.deadline_ns is None else _deadline(request.deadline_ns),
                 request.batch_size,
                 length,
             )

@@ -160,47 +160,6 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps(
     assert (server.requests[0].id, server.requests[0].parameters) == ("id", {"a": 1})
 
 
-def test_calls_that_differ_in_their_ids_and_contents_only_have_one_signature(tmp_path: Path) -> None:
-    body = (
-        CALLER
-        + """
-ended = []
-def respond(request, response, final):
-    if final:
-        ended.append(request)
-def call(array, request_id="", requested=None, parameters=None, **rare):
-    inputs = {"IN": Tensor.from_array("IN", array)}
-    request = InferenceRequest("other", "", inputs, respond, 0, request_id, requested, parameters)
-    for name, value in rare.items():
-        setattr(request, name, value)
-    calls.submit(request)
-    calls.wait(lambda: request in ended)
-ones = np.ones(4, np.float32)
-call(ones)
-call(ones * 2, "another")
-call(ones, deadline_ns=2**62)
-for array in (np.ones(5, np.float32), ones.reshape(2, 2), np.ones(4, np.int32)):
-    call(array)
-call(ones, requested=("OUT",))
-call(ones, parameters={"a": 1})
-for rare in ("priority", "timeout_us", "correlation_id", "sequence_start", "sequence_end"):
-    call(ones, **{rare: 1})
-return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", ones)])]
-"""
-    )
-    server = Server()
-    with worker(spec_of(tmp_path, source_of(body)), server) as running:
-        running.infer(IN=floats())
-        running.infer(IN=floats())
-    first = server.requests[0].signature
-    assert first is not None
-    for run in (server.requests[:13], server.requests[13:]):
-        signatures = [request.signature for request in run]
-        assert all(each is first for each in signatures[:3])
-        assert len({id(each) for each in signatures[2:7]}) == 5
-        assert signatures[7:] == [None] * 6
-
-
 def test_a_model_is_looked_up_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
     body = """
 array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()

@@ -18,7 +18,6 @@ from conch.core.tensor import Tensor as CoreTensor
 _CPU = (dlpack.CPU, 0)
 _DEFAULT_STREAM = 1  # which our copies are in order with
 _LARGE = 64 * 1024
-_DATATYPES = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 
 
 class Copies(Protocol):
@@ -53,8 +52,7 @@ class Tensor:
             raise TritonModelException("Tensor name cannot be an empty string.")
         array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         try:
-            datatype = _DATATYPES.get(array.dtype) or datatype_of(array)
-            self._core = CoreTensor(name, datatype, array.shape, None, array)
+            self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
         except UnsupportedError as error:
             raise TritonModelException(f"tensor '{name}': {error}") from error
         self._batch: Copies | None = None

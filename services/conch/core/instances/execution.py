@@ -181,17 +181,14 @@ class Executor:
             self._statistics.record_batch(batch, failed)
         for request, response in zip(requests, responses, strict=True):
             if response is not None:
-                try:
-                    request.respond(response)
-                except Exception as error:
-                    _note_lost(request, error)
+                self._respond(request, response)
 
     @staticmethod
     def _respond(request: InferenceRequest, response: InferenceResponse) -> None:
         try:
             request.respond(response)
-        except Exception as error:
-            _note_lost(request, error)
+        except Exception:  # must not keep the others of the batch from their answers, nor end the thread
+            log.exception("a response of model '%s' could not be handed over", request.model_name)
 
     def _finish_decoupled(
         self, batch: Batch, times: RunTimes | None, execution: Execution, outcome: Outcome
@@ -357,21 +354,12 @@ class Executor:
     ) -> list[InferenceRequest]:
         """Shapes the responses of a batch; returns the requests that have an error for a response."""
         failed: list[InferenceRequest] = []
-        reshapes = self._shaper.reshapes_outputs
+        changes = self._shaper.changes
         for request, response in zip(requests, responses, strict=True):
             if response is None:
                 continue
-            if response.error is None:
-                requested = request.requested
-                if reshapes or (requested is not None and request.classes is not None):
-                    self._shape(request, response)
-                elif requested is not None:
-                    for tensor in response.outputs:
-                        if tensor.name not in requested:
-                            self._shape(request, response)
-                            break
-                    else:
-                        continue  # it is as its client wants it
+            if response.error is None and changes(request, response):
+                self._shape(request, response)
             if response.error is not None:
                 failed.append(request)
         return failed
@@ -393,8 +381,3 @@ class Executor:
         for request in batch.requests:
             request.rescheduled = False
         return _Failures(InferenceResponse([], shown) for _ in batch.requests)
-
-
-def _note_lost(request: InferenceRequest, error: Exception) -> None:
-    """Logs what a responder has raised: it must not keep others from their answers, nor end the thread."""
-    log.error("a response of model '%s' could not be handed over", request.model_name, exc_info=error)

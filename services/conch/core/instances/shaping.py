@@ -53,6 +53,17 @@ class Shaper:
             if tensor is not None:
                 inputs[name] = tensor.reshaped(reshaped_shape(tensor.shape, source, target, self._skip))
 
+    def changes(self, request: InferenceRequest, response: InferenceResponse) -> bool:
+        """Whether `shape_response` has anything to do for a response."""
+        if self.reshapes_outputs:
+            return True
+        requested = request.requested
+        if requested is None:
+            return False
+        if request.classes is not None:
+            return True
+        return any(tensor.name not in requested for tensor in response.outputs)
+
     def shape_response(self, request: InferenceRequest, response: InferenceResponse) -> None:
         """Drops outputs nobody asked for, gives the others the shapes clients see, and classifies.
 
