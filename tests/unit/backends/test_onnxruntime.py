@@ -13,8 +13,19 @@ import pytest
 from tests.unit.backends.harness import Harness, one_batch, rows, strings, tensor_specs
 
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.backends.onnxruntime.options import execution_providers, session_options, threads_per_instance
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
+from conch.backends.onnxruntime.options import (
+    CUDA,
+    execution_providers,
+    session_options,
+    threads_per_instance,
+)
+from conch.core.errors import (
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedError,
+)
 from conch.core.instances.placement import Placement
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, TensorSpec
@@ -567,3 +578,22 @@ def test_what_a_gpu_needs(harness: Harness, backend: OnnxRuntimeBackend) -> None
         "model 'm' needs the execution provider 'CUDAExecutionProvider', which the installed onnxruntime "
         "does not have; it has: CPUExecutionProvider"
     )
+
+
+def test_a_provider_that_can_not_start_is_refused(
+    harness: Harness, backend: OnnxRuntimeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime leaves out a provider whose libraries are missing, and would run on the CPU unnoticed."""
+    import onnxruntime
+
+    real = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, "CPUExecutionProvider"])
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda source, options, providers: real(source, options, providers=["CPUExecutionProvider"]),
+    )
+    write(harness, ADD_SUB)
+    spec = harness.spec(inputs=INPUTS, outputs=OUTPUTS, model_file="model.onnx")
+    with pytest.raises(UnavailableError, match=f"needs the execution provider '{CUDA}', .* can't start"):
+        backend.open(spec, Placement("m_0_gpu0", "GPU", 0))

@@ -97,7 +97,18 @@ class OnnxRuntimeBackend(ArrayBackend):
                 "session.model_external_initializers_file_folder_path", str(path.parent)
             )
         providers = execution_providers(self._ort, spec, placement)
+        if placement.kind == "GPU" and hasattr(self._ort, "preload_dlls"):
+            # Finds CUDA and cuDNN in the packages of NVIDIA, which are not on the loader's path.
+            self._ort.preload_dlls()
         session = self._session(path, str(path) if content is None else content, options, providers)
+        started = session.get_providers()
+        for name, _ in providers:
+            if name not in started:  # ONNX Runtime would go on without it, on the CPU
+                raise UnavailableError(
+                    f"model '{spec.name}' needs the execution provider '{name}', which the installed "
+                    "onnxruntime can't start: check that the CUDA and cuDNN libraries of its version are "
+                    "installed, for example by pip install 'onnxruntime-gpu[cuda,cudnn]'"
+                )
         validate(spec, Signature.of(session))
         run_options = self._ort.RunOptions()
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
