@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -267,14 +268,13 @@ def test_a_model_on_the_gpu(setting: Setting, memory: Memory) -> None:
         memory(f"a{number}", values)
         memory(f"b{number}", np.ones_like(values))
         targets.append(memory(f"out{number}", np.zeros((1, 2), np.float32)))
-    answers: list[Any] = []
+    answers: SimpleQueue[Any] = SimpleQueue()
     for number, values in enumerate(pairs):
         inputs = [triton.InferInput(name, [1, 2], "FP32") for name in ("A", "B")]
         for item, region in zip(inputs, (f"a{number}", f"b{number}"), strict=True):
             item.set_shared_memory(region, values.nbytes)
         outputs = [triton.InferRequestedOutput(name) for name in ("SUM", "DIFF")]
         outputs[0].set_shared_memory(f"out{number}", values.nbytes)
-        client.async_infer(
-            "add_sub", inputs, lambda result, error: answers.append(error or result), outputs=outputs
-        ).get_result()
+        client.async_infer("add_sub", inputs, lambda result, error: answers.put(error), outputs=outputs)
+    assert [answers.get(timeout=60) for _ in pairs] == [None, None]
     assert [target.read().tolist() for target in targets] == [[[6, 6]], [[8, 8]]]

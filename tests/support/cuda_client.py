@@ -27,6 +27,9 @@ class CudaClient:
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         self.gpus = count.value
+        for device in range(count.value):
+            with self.on(device):
+                pass  # a context opens descriptors that the driver keeps: now, not during a test
 
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self._library, name)(*arguments)
