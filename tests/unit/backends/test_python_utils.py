@@ -186,6 +186,30 @@ def test_brain_floats_go_through_dlpack(harness: Harness) -> None:
     assert batch.bytes_copied == 4
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pb_utils.Tensor("", None),
+        lambda: pb_utils.InferenceRequest("", None, [], [], "m"),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log(None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log("what", 5),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log("what", None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_info(5),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_warn(None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_error(None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_verbose(None),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_a_wrong_type(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError):
+        call()
+
+
+def test_bytes_can_be_logged(caplog: pytest.LogCaptureFixture) -> None:
+    pb_utils.Logger.log(b"caf\xc3\xa9 \xff", pb_utils.Logger.WARNING)  # type: ignore[arg-type]
+    assert caplog.messages == ["café \\xff"]
+
+
 def test_response() -> None:
     response = pb_utils.InferenceResponse([pb_utils.Tensor("A", rows(1))], parameters={"a": True})
     assert not response.has_error() and response.error() is None
@@ -293,7 +317,6 @@ def test_correlation_ids_of_requests_that_models_make(given: Any, taken: int | s
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (None, "must be integer or string"),
         (np.int64(7), "must be integer or string"),
         (-1, "not below 0, not -1"),
         (1 << 64, "an integer of 64 bits"),

@@ -48,9 +48,9 @@ class Tensor:
     def __init__(self, name: str, numpy_array: Any) -> None:
         if type(name) is not str:
             name = text_of(name, "the name of a Tensor")
+        array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         try:
             self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
         except UnsupportedError as error:
