@@ -174,6 +174,8 @@ class Tensor:
         """The same elements under another name, in memory that nobody else writes to or keeps alive."""
         array, data = self._array, self._data
         if array is not None:
+            if self.datatype == "BYTES":  # its elements may be no `bytes` yet, which others expect
+                return Tensor(name, "BYTES", self.shape, encode_bytes(array.ravel()))
             return Tensor(name, self.datatype, self.shape, None, array.copy())
         assert data is not None, "a tensor holds data or an array"
         return Tensor(name, self.datatype, self.shape, copied(data))

@@ -660,7 +660,7 @@ def test_names_of_tritons_extension_module(harness: Harness) -> None:
 def test_models_do_not_see_the_arguments_of_the_process(
     harness: Harness, placement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In Triton `sys.argv` is `['']`, so that a model may use argparse; one that sets it does so for itself."""
+    """In Triton `sys.argv` is `['']`, so that argparse works; a model that sets it does so for itself."""
     monkeypatch.setattr(sys, "argv", ["program", "--model-repository=models"])
     source = """
 import argparse

@@ -255,7 +255,7 @@ _FINDER = _Finder()
 
 
 def only_one_model() -> None:
-    """Says that this process is for one model, to which all plain names of its modules and `sys.argv` belong."""
+    """Says that this process is for one model: plain names of its modules and `sys.argv` are its own."""
     global _only_one
     _only_one = True
     sys.argv = [""]
