@@ -214,6 +214,21 @@ def datatype_of(array: Array) -> str:
     return name
 
 
+def float_array(data: Buffer, shape: tuple[int, ...]) -> Array:
+    """The elements of a BF16 tensor as an array of float32, which has each of them exactly."""
+    bits = np.frombuffer(data, "<u2").astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32).reshape(shape)
+
+
+def brain_floats(array: Array) -> bytes:
+    """An array of float32 as the data of a BF16 tensor, rounded to the nearest, ties to even."""
+    bits = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    nan = np.isnan(array).reshape(-1)
+    return np.where(nan, (bits >> 16) | 0x40, rounded).astype("<u2").tobytes()
+
+
 def encode_bytes(elements: Iterable[Any]) -> bytes:
     """BYTES elements in wire form; `str` elements are encoded as UTF-8."""
     pack = _LENGTH.pack

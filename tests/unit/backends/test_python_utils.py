@@ -124,8 +124,11 @@ def test_received_tensor_copies_when_looked_at(harness: Harness) -> None:
     texts = received_tensor(harness, CoreTensor("S", "BYTES", (1,), b"\1\0\0\0x"), batch)
     texts.as_numpy()[0] = b"y"
     assert texts.as_numpy().tolist() == [b"y"]
-    with pytest.raises(pb_utils.TritonModelException, match="BF16 has no numpy form"):
-        received_tensor(harness, CoreTensor("H", "BF16", (1,), b"\0\0"), batch).as_numpy()
+    floats = received_tensor(harness, CoreTensor("H", "BF16", (1, 2), b"\xc0\x3f\0\xc0"), batch)
+    halves = floats.as_numpy()
+    halves[0, 0] *= 3
+    assert floats.as_numpy().tolist() == [[4.5, -2]] and halves.dtype == np.float32
+    assert (floats.triton_dtype(), floats._lent().data) == ("TYPE_BF16", b"\xc0\x3f\0\xc0")
 
 
 @pytest.mark.parametrize(
