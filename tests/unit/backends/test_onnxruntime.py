@@ -167,7 +167,11 @@ def test_initializers_that_are_inputs(harness: Harness, backend: OnnxRuntimeBack
     tensors: Tensors = {"A": (F, [1, 2]), "W": (F, [1, 2])}
     write(harness, graph([node("Add", ["A", "W"], ["B"])], tensors, {"B": (F, [1, 2])}, [weights]))
     a, w = tensor_specs(A=("FP32", (1, 2)), W=("FP32", (1, 2)))
-    more = {"outputs": tensor_specs(B=("FP32", (1, 2))), "model_file": "model.onnx", "max_batch_size": 0}
+    more: dict[str, Any] = {
+        "outputs": tensor_specs(B=("FP32", (1, 2))),
+        "model_file": "model.onnx",
+        "max_batch_size": 0,
+    }
     optional = dataclasses.replace(w, optional=True)
     model = harness.load(backend, harness.spec(inputs=(a, optional), **more))
     assert harness.infer(model, {"A": rows(1)}).array("B").tolist() == [[2, 2]]

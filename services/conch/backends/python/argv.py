@@ -54,4 +54,4 @@ def divide(find: Find) -> None:
 def unite() -> None:
     """Leaves `sys` as it was."""
     if type(sys) is _Sys:
-        sys.__class__ = ModuleType
+        sys.__class__ = ModuleType  # type: ignore[assignment]

@@ -26,6 +26,9 @@ class LogLevel(IntEnum):
     ERROR = logging.ERROR
 
 
+_LogLevel = LogLevel
+
+
 class Logger:
     """Logs for a model; the record names the place in the model that called."""
 
@@ -36,7 +39,7 @@ class Logger:
     ERROR = LogLevel.ERROR
 
     @staticmethod
-    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+    def log(message: str, level: _LogLevel = LogLevel.INFO) -> None:
         """Logs a message at a level.
 
         Raises:
