@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -295,8 +294,8 @@ class Server:
         Args:
             name: The model's name.
             function: Takes a list of `conch.Request` and returns a list of outputs; see `conch.batch` and
-                `conch.sample` for functions of arrays. A list of functions has as many instances, which run
-                side by side.
+                `conch.sample` for functions of arrays. A coroutine function runs on an event loop of its
+                instance. A list of functions has as many instances, which run side by side.
             inputs: What it takes.
             outputs: What it returns.
             config: How it is served.
@@ -312,8 +311,6 @@ class Server:
             raise InvalidArgumentError(f"{name!r} can't be the name of a model")
         if not isinstance(version, int) or version < 1:
             raise InvalidArgumentError(f"model '{name}': version must be a whole number above 0")
-        for each in functions:
-            _check_plain(name, each)
         message = (config or ModelConfig()).message(name, inputs, outputs, len(functions), version)
         model = BoundModel(message, functions, version)
         with self._binding:
@@ -405,19 +402,6 @@ def _reasons() -> Iterator[None]:
         yield
     except PollError as error:
         raise InvalidArgumentError(f"{error.message}: {error.reason}") from error
-
-
-def _check_plain(name: str, function: Function) -> None:
-    inner = inspect.unwrap(function)
-    if any(
-        is_kind(each)
-        for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        for each in (inner, getattr(inner, "__call__", None))  # noqa: B004  (it may be an object of a class)
-    ):
-        raise InvalidArgumentError(
-            f"model '{name}': a coroutine function can't be bound; bind a plain one, and a list of them to "
-            f"have several requests run at the same time"
-        )
 
 
 def _url(address: str, port: int) -> str:
