@@ -21,8 +21,8 @@ from conch.core.tensor import Array
 
 _STREAMS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
 _ADVICE = (
-    "give {kind}=[conch.Tensor(...)], an example={{name: array}}, or a hint with an element type and a number "
-    "of dimensions, such as np.ndarray[tuple[int, int], np.dtype[np.float32]] or Annotated[np.ndarray, "
+    "give {kind}=[conch.Tensor(...)], an example={{name: array}}, or a hint with an element type and a "
+    "number of dimensions, such as np.ndarray[tuple[int, int], np.dtype[np.float32]] or Annotated[np.ndarray, "
     "conch.Tensor(dtype=np.float32, shape=(-1,))]"
 )
 
@@ -87,7 +87,7 @@ def from_example(
         batching: Whether arrays have a batch dimension in front.
 
     Raises:
-        InvalidArgumentError: The function raises, or something in the example or the answer can't be a tensor.
+        InvalidArgumentError: The function raises, or the example or the answer has what is no tensor.
     """
     datatypes = {tensor.name: tensor.datatype for tensor in inputs or ()}
     arrays: dict[str, Array] = {}
