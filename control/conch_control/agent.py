@@ -347,10 +347,16 @@ class Agent:
 def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
     if entry.states:
         return [
-            IndexEntry(name, str(version), state.state, state.reason)
+            IndexEntry(name, str(version), state.state, state.reason or _notes(entry, version))
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
+
+
+def _notes(entry: Entry, version: int) -> str:
+    """What a version that serves does against its config."""
+    model = entry.ready.get(version)
+    return "" if model is None else "; ".join(model.notes)
 
 
 def _not_found(name: str, scan: Scan) -> PollError:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import onnx
 import pytest
 import tritonclient.grpc as triton
 from tests.support.ensembles import (
@@ -36,6 +37,8 @@ from tests.support.servers import (
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
+
+import conch
 
 COUNTER = '''
 import threading
@@ -301,6 +304,51 @@ def test_a_limit_to_answers_under_way(client: Client) -> None:
     results = stream(client, "one by one", [0.0])
     values = [float(result.as_numpy("Y")[0]) for result in results]
     assert values == [1000.0 + number for number in range(200)], "in order, and never two at a time"
+
+
+def test_strings_go_from_step_to_step(tmp_path: Path) -> None:
+    """Each step is given `bytes`, whatever the model before it has made of its strings."""
+    made = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["IN"], ["OUT"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("IN", onnx.TensorProto.STRING, ["n"])],
+        [onnx.helper.make_tensor_value_info("OUT", onnx.TensorProto.STRING, ["n"])],
+    )
+    content = onnx.helper.make_model(
+        made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+    source = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            (array,) = [tensor.as_numpy() for tensor in request.inputs()]
+            kinds = {type(element).__name__ for element in array}
+            texts = np.array([element.decode() + " " + "".join(kinds) for element in array], np.object_)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", texts)]))
+        return responses
+"""
+    strings = "".join(
+        tensor_config(kind, name, "-1", "STRING") for kind, name in (("input", "IN"), ("output", "OUT"))
+    )
+    for name in ("one", "two"):
+        write_model(tmp_path, name, f'backend: "onnxruntime"\n{strings}', {"model.onnx": content})
+    for name in ("python", "python2"):
+        write_model(tmp_path, name, f'backend: "python"\n{strings}', {"model.py": source})
+    models = ["one", "two", "python", "python2", "one"]
+    steps = [plain(model, f"t{place}", f"t{place + 1}") for place, model in enumerate(models)]
+    config = ensemble_config(steps, ["t5"], ["t0"], batch=0).replace("TYPE_FP32", "TYPE_STRING")
+    write_model(tmp_path, "strings", config)
+    with conch.Server(tmp_path, grpc_port=None, http_port=None, metrics_port=None) as server:
+        assert server.infer("strings", {"t0": ["é", "b"]})["t5"].tolist() == [
+            "é bytes bytes".encode(),
+            b"b bytes bytes",
+        ]
+        assert server.infer("one", {"IN": ["é"]})["OUT"].tolist() == ["é".encode()]
+        assert server.infer("python", {"IN": ["é"]})["OUT"].tolist() == ["é bytes".encode()]
 
 
 def test_cancelling_a_decoupled_ensemble_stops_its_producer(client: Client, raw: RawClient) -> None:

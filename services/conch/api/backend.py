@@ -15,6 +15,7 @@ import numpy as np
 
 from conch.api.arrays import encoded
 from conch.api.context import ModelContext, running_for
+from conch.api.coroutines import Coroutines, settled
 from conch.api.decorators import Function
 from conch.api.repository import FILE, BoundModel
 from conch.api.request import Request
@@ -124,6 +125,7 @@ class FunctionInstance(BackendInstance):
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
         self._split = scatter_for(spec).split
+        self._coroutines = Coroutines(name)
         self._shaper = Shaper(spec)
         self._context = ModelContext(
             name=spec.name,
@@ -144,8 +146,8 @@ class FunctionInstance(BackendInstance):
         requests = [self._seen(batch, core) for core in cores]
         batch.compute_input_end_ns = monotonic_ns()
         try:
-            with running_for(self._context):
-                returned = self._function(requests)
+            with running_for(self._context), self._coroutines.current():
+                returned = settled(self._function(requests))
             batch.compute_output_start_ns = monotonic_ns()
             if self._decoupled:
                 self._send(cores, returned if isinstance(returned, Iterator) else iter((returned,)))
@@ -159,16 +161,26 @@ class FunctionInstance(BackendInstance):
 
     def close(self) -> None:
         """Gives the function back."""
+        self._coroutines.close()
         self._closed(self._function)
 
     def _seen(self, batch: Batch, core: InferenceRequest) -> Request:
         rows = rows_of(core) if self._batches else None
-        return Request(gather(batch, [core]), core.parameters, core.id, rows)
+        arrays = gather(batch, [core])
+        for name, tensor in core.inputs.items():
+            if tensor.shared:  # with its client, who may have the memory written to by others
+                arrays[name] = arrays[name].view()
+                arrays[name].flags.writeable = False
+
+        def count(nbytes: int) -> None:
+            batch.bytes_copied += nbytes
+
+        return Request(arrays, core.parameters, core.id, rows, count)
 
     def _send(self, cores: Sequence[InferenceRequest], stream: Iterator[Any]) -> None:
         """Sends what a function yields as it yields it; stops when nobody waits for it any more."""
         while True:
-            with running_for(self._context):
+            with running_for(self._context), self._coroutines.current():
                 returned = next(stream, _END)
             if returned is _END:
                 break
@@ -182,7 +194,8 @@ class FunctionInstance(BackendInstance):
             if all(core.answered or core.is_abandoned(monotonic_ns()) for core in cores):
                 close = getattr(stream, "close", None)
                 if close is not None:
-                    close()
+                    with running_for(self._context), self._coroutines.current():
+                        close()
                 break
         now = monotonic_ns()
         for core in cores:
@@ -197,9 +210,6 @@ class FunctionInstance(BackendInstance):
                 "the function yields its answers, which models do that are bound with "
                 "ModelConfig(decoupled=True)"
             )
-        if hasattr(returned, "__await__"):
-            getattr(returned, "close", lambda: None)()
-            raise TypeError("the function is a coroutine function, which can't be bound; bind a plain one")
         if not isinstance(returned, list | tuple) or len(returned) != len(cores):
             found = len(returned) if isinstance(returned, list | tuple) else type(returned).__name__
             raise TypeError(

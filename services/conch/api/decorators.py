@@ -17,6 +17,7 @@ import numpy as np
 
 from conch.api.arrays import array_of, encoded, listed
 from conch.api.context import ModelContext, found_context, model_context
+from conch.api.coroutines import settled, settled_together
 from conch.api.request import Request
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array, datatype_of
@@ -37,13 +38,15 @@ def sample(function: Function) -> Function:
     """Calls a function once for each request, with its inputs by keyword; it returns the outputs.
 
     For models without a batch dimension. One that yields outputs answers each request any number of times.
+    Coroutines run side by side.
     """
 
     @wraps(function)
     def run(*args: Any) -> Answers:
         *bound, requests = args
         alone = len(requests) == 1
-        answers = [_answer(partial(function, *bound, **request), alone) for request in requests]
+        calls = [_answer(partial(function, *bound, **request), alone) for request in requests]
+        answers = settled_together(calls, alone)
         return _together(answers) if any(isinstance(answer, Iterator) for answer in answers) else answers
 
     return run
@@ -155,7 +158,7 @@ def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
         if request.rows is not None:
             rows = request.rows
             missing = {name: np.repeat(array[np.newaxis], rows, axis=0) for name, array in missing.items()}
-        return request.with_inputs({**request, **missing})
+        return request.with_more(missing)
 
     def decorate(function: Function) -> Function:
         @wraps(function)
@@ -207,7 +210,7 @@ def _grouping(key: Callable[[Request], object]) -> Callable[[Function], Function
             alone = len(groups) == 1
             for places in groups.values():
                 group = [requests[place] for place in places]
-                answered = _answer(partial(function, *bound, group), alone)
+                answered = _answer(partial(_settling, function, *bound, group), alone)
                 if isinstance(answered, Exception):
                     answered = [answered] * len(places)
                 if isinstance(answered, Iterator):
@@ -271,6 +274,10 @@ def _answer(ask: Callable[[], Any], alone: bool) -> Any:
         return error
 
 
+def _settling(function: Function, *args: Any) -> Any:
+    return settled(function(*args))
+
+
 def _next(stream: Iterator[Any], alone: bool) -> Any:
     """The same of what an iterator yields next; `_NOTHING` at its end."""
     return _answer(partial(next, stream, _NOTHING), alone)
@@ -278,6 +285,7 @@ def _next(stream: Iterator[Any], alone: bool) -> Any:
 
 def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:
     """What has become of something that was returned, or of each thing that is yielded."""
+    returned = settled(returned)
     if isinstance(returned, Iterator):
         return (change(outputs) for outputs in returned)
     return change(returned)
@@ -320,7 +328,7 @@ def _split(outputs: Outputs, rows: Sequence[int]) -> list[Outputs]:
 def _rows(request: Request) -> int:
     if request.rows is not None:
         return request.rows
-    shape = next(iter(request.values())).shape if request else ()
+    shape = request.shared(next(iter(request))).shape if request else ()
     return shape[0] if shape else 1
 
 
@@ -334,7 +342,7 @@ def _joined(requests: Sequence[Request]) -> dict[str, Array]:
                 f"requests of a batch have different inputs, {sorted(first)} and {sorted(request)}: use "
                 f"group_by_keys or fill_optionals above batch"
             )
-    return {name: np.concatenate([request[name] for request in requests]) for name in first}
+    return {name: np.concatenate([request.shared(name) for request in requests]) for name in first}
 
 
 def _counted(answers: Any, count: int) -> Sequence[Any]:

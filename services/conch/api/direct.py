@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TypedDict
 from weakref import WeakSet
 
+import numpy as np
 import numpy.typing as npt
 
 from conch.api.arrays import input_array
@@ -17,7 +18,7 @@ from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
 from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
-from conch.core.tensor import Array, Tensor
+from conch.core.tensor import Array, Tensor, brain_floats, float_array
 from conch.core.watch import watch_of
 
 _PROTOCOL = "direct"
@@ -281,7 +282,7 @@ def _result(response: InferenceResponse) -> Result:
     outputs: dict[str, Array] = {}
     for tensor in response.outputs:
         tensor.fetch()
-        array = tensor.numpy()
+        array = float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
         # What can't be written to is somebody else's as well: a message's, a cache's, or the caller's inputs.
         outputs[tensor.name] = array if array.flags.writeable else array.copy()
     return Result(outputs, response.parameters)
@@ -293,7 +294,9 @@ def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
     Raises:
         InvalidArgumentError: It can't be one.
     """
-    array = input_array(name, value, datatype)
+    array = input_array(name, value, "FP32" if datatype == "BF16" else datatype)
+    if datatype == "BF16" and array.dtype == np.float32:
+        return Tensor(name, datatype, array.shape, brain_floats(array))
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     array = array.view()

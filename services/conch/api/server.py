@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Unpack
 
 from conch.api.composition import Settings
 from conch.api.decorators import Function
+from conch.api.derivation import from_example, hinted_inputs, hinted_outputs
 from conch.api.direct import Direct, Inputs, RequestOptions, Responses
 from conch.api.model import ModelConfig, Tensor
 from conch.api.repository import BoundModel, BoundRepository
@@ -282,11 +282,12 @@ class Server:
         self,
         name: str,
         function: Function | Sequence[Function],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
         config: ModelConfig | None = None,
         *,
         version: int = 1,
+        example: Inputs | None = None,
     ) -> None:
         """Makes a function a model; in a running server, returns when it is ready.
 
@@ -295,12 +296,14 @@ class Server:
         Args:
             name: The model's name.
             function: Takes a list of `conch.Request` and returns a list of outputs; see `conch.batch` and
-                `conch.sample` for functions of arrays. A list of functions has as many instances, which run
-                side by side.
-            inputs: What it takes.
-            outputs: What it returns.
+                `conch.sample` for functions of arrays. A coroutine function runs on an event loop of its
+                instance. A list of functions has as many instances, which run side by side.
+            inputs: What it takes; without, what an example or the function's type hints say.
+            outputs: What it returns; likewise.
             config: How it is served.
             version: The model's version.
+            example: Arrays by input, with the batch dimension where the model has one: the function is called
+                once with them to learn the inputs and outputs that are not given.
 
         Raises:
             ConchError: Something is wrong with it; what was bound before stays.
@@ -312,9 +315,18 @@ class Server:
             raise InvalidArgumentError(f"{name!r} can't be the name of a model")
         if not isinstance(version, int) or version < 1:
             raise InvalidArgumentError(f"model '{name}': version must be a whole number above 0")
-        for each in functions:
-            _check_plain(name, each)
-        message = (config or ModelConfig()).message(name, inputs, outputs, len(functions), version)
+        config = config or ModelConfig()
+        if example is not None:
+            if inputs is not None and outputs is not None:
+                raise InvalidArgumentError(
+                    f"model '{name}': an example has no effect where inputs and outputs are given"
+                )
+            inputs, outputs = from_example(name, functions[0], example, inputs, outputs, config.batching)
+        if inputs is None:
+            inputs = hinted_inputs(name, functions[0], config.batching)
+        if outputs is None:
+            outputs = hinted_outputs(name, functions[0], config.batching)
+        message = config.message(name, inputs, outputs, len(functions), version)
         model = BoundModel(message, functions, version)
         with self._binding:
             self._check_not_stopped()
@@ -405,19 +417,6 @@ def _reasons() -> Iterator[None]:
         yield
     except PollError as error:
         raise InvalidArgumentError(f"{error.message}: {error.reason}") from error
-
-
-def _check_plain(name: str, function: Function) -> None:
-    inner = inspect.unwrap(function)
-    if any(
-        is_kind(each)
-        for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        for each in (inner, getattr(inner, "__call__", None))  # noqa: B004  (it may be an object of a class)
-    ):
-        raise InvalidArgumentError(
-            f"model '{name}': a coroutine function can't be bound; bind a plain one, and a list of them to "
-            f"have several requests run at the same time"
-        )
 
 
 def _url(address: str, port: int) -> str:

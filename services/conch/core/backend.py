@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from conch.core.instances.placement import Placement
+from conch.core.notes import Notes
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
 from conch.core.scheduler.base import Batch
@@ -129,9 +130,11 @@ class BackendModel(ABC):
     Attributes:
         makes_together: Whether several threads may make instances at the same time: for those that are made
             somewhere else, as in processes of their own. One that takes long asks `load_stopped`.
+        notes: What it does against its config; None where the backend takes none.
     """
 
     makes_together: ClassVar[bool] = False
+    notes: Notes | None = None
 
     @abstractmethod
     def create_instance(self, placement: Placement) -> BackendInstance:

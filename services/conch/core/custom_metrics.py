@@ -190,15 +190,16 @@ class CustomFamily:
 
         Args:
             labels: What tells it from the others, by names as `label_name` makes them.
-            bounds: Upper bounds of the buckets, ascending, of a histogram and of nothing else.
+            bounds: Upper bounds of the buckets, ascending, of a histogram and of nothing else; empty for the
+                one that counts all.
 
         Raises:
             InvalidArgumentError: There are bounds, or none, where it should be the other way round, or
                 they do not ascend; or a label has the name of that of buckets.
         """
-        if self.kind == "histogram" and not bounds:
+        if self.kind == "histogram" and bounds is None:
             raise InvalidArgumentError("Bucket boundaries not found in Metric args.")
-        if self.kind != "histogram" and bounds:
+        if self.kind != "histogram" and bounds is not None:
             raise InvalidArgumentError("Unexpected buckets found.")
         limits = tuple(float(bound) for bound in bounds or ())
         if any(not low < high for low, high in pairwise(limits)) or any(map(math.isnan, limits)):

@@ -51,25 +51,27 @@ class Latencies:
 
 
 class FirstResponses:
-    """How long requests waited for their first response, in buckets that can be chosen; used as `Latencies`.
+    """How long requests waited for their first response, in whole milliseconds, as Triton observes it.
+
+    Callers hold a lock, as for `Latencies`.
 
     Args:
         bounds_ms: Upper bounds of the buckets but the last, ascending, in milliseconds.
     """
 
-    __slots__ = ("_counts", "_limits", "_ns", "bounds_ms", "total")
+    __slots__ = ("_counts", "_ms", "bounds_ms", "total")
 
     def __init__(self, bounds_ms: Sequence[float]) -> None:
         self.bounds_ms = tuple(bounds_ms)
-        self._limits = [bound * 1e6 for bound in bounds_ms]
-        self._counts = [0] * (len(self._limits) + 1)
-        self._ns = 0
+        self._counts = [0] * (len(self.bounds_ms) + 1)
+        self._ms = 0
         self.total = 0
 
     def add(self, ns: int) -> None:
         """Counts one request."""
-        self._counts[bisect_left(self._limits, ns)] += 1
-        self._ns += ns
+        ms = ns // 1_000_000
+        self._counts[bisect_left(self.bounds_ms, ms)] += 1
+        self._ms += ms
         self.total += 1
 
     def add_all(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
@@ -79,7 +81,7 @@ class FirstResponses:
 
     def snapshot(self) -> FirstResponseCounts:
         """A copy."""
-        return FirstResponseCounts(self.bounds_ms, tuple(accumulate(self._counts)), self._ns)
+        return FirstResponseCounts(self.bounds_ms, tuple(accumulate(self._counts)), self._ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,12 @@ class FirstResponseCounts:
     Attributes:
         bounds_ms: Upper bounds of the buckets but the last, in milliseconds.
         counts: Requests up to each bound, and all.
-        ns: All times together.
+        ms: All times together, each in whole milliseconds.
     """
 
     bounds_ms: Sequence[float]
     counts: Sequence[int]
-    ns: int
+    ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,11 @@ class Model:
         """What the processes of its instances are in, of those that have one of their own."""
         return [status for instance in self._fleet.all if (status := instance.worker()) is not None]
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the model does against its config."""
+        return self._fleet.notes
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Runner | None:
         """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
 

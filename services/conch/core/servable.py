@@ -65,6 +65,10 @@ class Servable(Protocol):
     def workers(self) -> Sequence[WorkerStatus]:
         """What the processes of its instances are in, of those that have one of their own."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What it does against its config, though it is served."""
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
         """Checks and takes a request; the responder gets every outcome except those raised here.
 

@@ -174,6 +174,8 @@ class Tensor:
         """The same elements under another name, in memory that nobody else writes to or keeps alive."""
         array, data = self._array, self._data
         if array is not None:
+            if self.datatype == "BYTES":  # its elements may be no `bytes` yet, which others expect
+                return Tensor(name, "BYTES", self.shape, encode_bytes(array.ravel()))
             return Tensor(name, self.datatype, self.shape, None, array.copy())
         assert data is not None, "a tensor holds data or an array"
         return Tensor(name, self.datatype, self.shape, copied(data))
@@ -210,6 +212,21 @@ def datatype_of(array: Array) -> str:
             return "BYTES"
         raise UnsupportedError(f"arrays of dtype {array.dtype} have no datatype in the protocol")
     return name
+
+
+def float_array(data: Buffer, shape: tuple[int, ...]) -> Array:
+    """The elements of a BF16 tensor as an array of float32, which has each of them exactly."""
+    bits = np.frombuffer(data, "<u2").astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32).reshape(shape)
+
+
+def brain_floats(array: Array) -> bytes:
+    """An array of float32 as the data of a BF16 tensor, rounded to the nearest, ties to even."""
+    bits = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    nan = np.isnan(array).reshape(-1)
+    return np.where(nan, (bits >> 16) | 0x40, rounded).astype("<u2").tobytes()
 
 
 def encode_bytes(elements: Iterable[Any]) -> bytes:

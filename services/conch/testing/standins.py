@@ -18,7 +18,7 @@ from conch.core.servable import ClosedError
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array, Tensor
-from conch.testing.tensors import as_core_error
+from conch.testing.tensors import array_of, as_core_error
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,11 @@ class StandIn:
         """It has no processes."""
         return ()
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """It has no config to contradict."""
+        return ()
+
     def submit(self, request: InferenceRequest, may_lead: bool = False) -> None:
         """Runs a request on a thread of its own."""
         if self._closed:
@@ -105,7 +110,7 @@ class StandIn:
     def _run(self, request: InferenceRequest) -> None:
         try:
             # Copies that it may write to, as a model has them.
-            returned = self._function({name: each.numpy().copy() for name, each in request.inputs.items()})
+            returned = self._function({name: array_of(each).copy() for name, each in request.inputs.items()})
             if not self.spec.decoupled:
                 request.respond(_response(request, returned), True)
                 return

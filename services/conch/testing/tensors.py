@@ -10,7 +10,7 @@ import numpy as np
 from conch.core.errors import ConchError, InternalError, message_of
 from conch.core.request import InferenceResponse, Parameter
 from conch.core.spec import TensorSpec
-from conch.core.tensor import NUMPY_DTYPES, Array, Tensor
+from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, brain_floats, float_array
 
 
 class ModelError(Exception):
@@ -53,7 +53,7 @@ def tensors_of(inputs: Mapping[str, Any], specs: Iterable[TensorSpec] = ()) -> d
         specs: Say what type of array to make of the latter.
     """
     datatypes = {spec.name: spec.datatype for spec in specs}
-    made = (Tensor.from_array(name, _array(value, datatypes.get(name))) for name, value in inputs.items())
+    made = (_tensor(name, value, datatypes.get(name)) for name, value in inputs.items())
     return {
         tensor.name: Tensor(tensor.name, tensor.datatype, tensor.shape, bytes(tensor.data)) for tensor in made
     }
@@ -61,7 +61,12 @@ def tensors_of(inputs: Mapping[str, Any], specs: Iterable[TensorSpec] = ()) -> d
 
 def outputs_of(response: InferenceResponse) -> Outputs:
     """The outputs of a response that is no error."""
-    return Outputs(((tensor.name, tensor.numpy()) for tensor in response.outputs), response.parameters)
+    return Outputs(((tensor.name, array_of(tensor)) for tensor in response.outputs), response.parameters)
+
+
+def array_of(tensor: Tensor) -> Array:
+    """A tensor's array; BF16 as float32, as models see it."""
+    return float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
 
 
 def as_model_error(error: ConchError) -> ModelError:
@@ -86,8 +91,12 @@ def _kinds(kind: type[ConchError]) -> Iterator[type[ConchError]]:
         yield each
 
 
-def _array(value: Any, datatype: str | None) -> Array:
+def _tensor(name: str, value: Any, datatype: str | None) -> Tensor:
     if isinstance(value, np.ndarray):
-        return value
-    dtype = object if datatype == "BYTES" else NUMPY_DTYPES.get(datatype or "")
-    return np.asarray(value, dtype)
+        array = value
+    else:
+        kind = "FP32" if datatype == "BF16" else datatype or ""
+        array = np.asarray(value, object if kind == "BYTES" else NUMPY_DTYPES.get(kind))
+    if datatype == "BF16" and array.dtype == np.float32:
+        return Tensor(name, datatype, array.shape, brain_floats(array))
+    return Tensor.from_array(name, array)

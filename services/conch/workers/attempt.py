@@ -13,6 +13,7 @@ from conch.core.calls import ServerCalls
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.errors import ConchError
 from conch.core.instances.placement import Placement
+from conch.core.notes import Notes
 from conch.core.spec import ModelSpec
 from conch.core.stopping import load_stopped
 from conch.workers.channel import Channel
@@ -67,6 +68,7 @@ class Launch:
     waiter: WorkerWaiter
     families: CustomFamilies
     monitor: Monitor
+    notes: Notes
 
     @property
     def name(self) -> str:
@@ -127,6 +129,7 @@ class Attempt:
             self._explain,
             launch.families,
             launch.waiter,
+            notes=launch.notes,
         )
 
     @property

@@ -67,7 +67,7 @@ class WorkerInstance(BackendInstance):
         """
         waiter = WorkerWaiter(calls, placement.name, spec)
         families = current_families()  # of the server that loads the model
-        launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor)
+        launch = Launch(spec, placement, settings, environment, calls, waiter, families, monitor, team.notes)
         instance = cls(launch, team)
         instance._supervisor.open()
         return instance

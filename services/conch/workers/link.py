@@ -14,6 +14,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
 from conch.core.instances.placement import Placement
+from conch.core.notes import Notes
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest
 from conch.core.scheduler.base import Batch
@@ -62,6 +63,7 @@ class Link:
         waiter: The instance, as one that waits for calls; None where nobody looks for those that wait for
             ever.
         gpus: The GPUs of this process.
+        notes: Takes what the model does against its config.
 
     Attributes:
         readiness: Asks the model's `is_ready`; None where it has none, and before it is loaded.
@@ -82,6 +84,7 @@ class Link:
         families: CustomFamilies = FAMILIES,
         waiter: WorkerWaiter | None = None,
         gpus: CudaDevices | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -89,6 +92,7 @@ class Link:
         self._on_lost = on_lost
         self._explain = explain
         self._lock = threading.Lock()
+        self._notes = Notes() if notes is None else notes
         self._load_done: Callable[[ConchError | None], None] | None = None
         self._quiet = False  # its end is no loss
         self._exchange = Exchange(channel, in_worker=False)
@@ -116,6 +120,7 @@ class Link:
                 Kind.ASK: json_fields(self._caller.ask),
                 Kind.LOG: json_fields(lambda subject, fields: self._log.handle(fields)),
                 Kind.METRIC: json_fields(metrics.change),
+                Kind.NOTE: json_fields(self._on_note),
                 Kind.READY: json_fields(self._checks.answered),
                 Kind.LOADED: json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
@@ -225,6 +230,12 @@ class Link:
             self.readiness = LinkReadiness(self._checks.ask)
         self.concurrent = facts.get("concurrent") is True
         self._loaded(None)
+
+    def _on_note(self, subject: int, fields: dict[str, Any]) -> None:
+        text = fields.get("text")
+        if not isinstance(text, str):
+            raise WireError("a note is a text")
+        self._notes.add(text)
 
     def _on_failed(self, subject: int, incoming: Incoming) -> None:
         self._quiet = True

@@ -114,6 +114,7 @@ class _WorkerModel(BackendModel):
         self._calls = calls
         self._monitor = monitor
         self._team = Team()
+        self.notes = self._team.notes
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         return WorkerInstance.open(

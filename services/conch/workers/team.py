@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from conch.core.notes import Notes
 from conch.core.readiness import Readiness
 from conch.workers.lives import Life, all_hopeless, has_quorum
 
@@ -46,9 +47,14 @@ class Member:
 
 
 class Team:
-    """The instances of a model version; its lock guards their lives."""
+    """The instances of a model version; its lock guards their lives.
+
+    Attributes:
+        notes: What the model does against its config.
+    """
 
     def __init__(self) -> None:
+        self.notes = Notes()
         self.lock = threading.Lock()
         self._members: list[Member] = []
         self._hopeless = False

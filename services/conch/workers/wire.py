@@ -88,6 +88,7 @@ class Kind(IntEnum):
     DEVICES = 23  # S: UUIDs of the GPUs on which outputs may stay
     UNREACHABLE = 24  # W, a batch: its tensors on a GPU can't be opened; it is to be sent without
     GONE = 25  # S: UUID and handle of memory on a GPU that is not used any more
+    NOTE = 26  # W: JSON: what the model does against its config
 
 
 _KINDS = {int(kind): kind for kind in Kind}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -252,12 +253,89 @@ def test_what_goes_wrong_is_told_as_what_it_is(server: conch.Server, what: str) 
     server.unbind("wrong")
 
 
-def test_a_coroutine_function_is_refused_with_what_to_do(server: conch.Server) -> None:
-    async def run(requests: list[conch.Request]) -> list[Any]:
-        return []
+def test_coroutine_functions(server: conch.Server) -> None:
+    loops = []
 
-    with pytest.raises(conch.InvalidArgumentError, match="coroutine function"):
-        server.bind("coroutine", run, [X], [Y])
+    async def of_requests(requests: list[conch.Request]) -> list[Any]:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        assert conch.model_context().name == "coroutine"
+        return [request["X"] + 1 for request in requests]
+
+    @conch.batch
+    async def of_arrays(X: Array) -> Array:
+        await asyncio.sleep(0)
+        if X[0] < 0:
+            raise conch.InvalidArgumentError("negative")
+        return X * 2
+
+    class Called:
+        async def __call__(self, requests: list[conch.Request]) -> list[Any]:
+            return [request["X"] for request in requests]
+
+    functions: dict[str, Any] = {"coroutine": of_requests, "batch": of_arrays, "object": Called()}
+    for name, function in functions.items():
+        server.bind(name, function, [X], [Y])
+    for name, wanted in {"coroutine": 4, "batch": 6, "object": 3}.items():
+        for _ in range(2):
+            assert server.infer(name, {"X": [[3.0]]})["Y"].tolist() == [[wanted]]
+    assert loops[0] is loops[1]  # what belongs to a loop can be kept
+    with pytest.raises(conch.InvalidArgumentError, match="negative"):
+        server.infer("batch", {"X": [[-1.0]]})
+    for name in ("coroutine", "batch", "object"):
+        server.unbind(name)
+    eventually(loops[0].is_closed, "the loop goes with the model")
+
+
+@pytest.mark.parametrize("decorated", [False, True])
+def test_async_generators(server: conch.Server, decorated: bool) -> None:
+    closed = threading.Event()
+
+    async def count(X: Array) -> AsyncIterator[Any]:
+        try:
+            for number in range(100):
+                await asyncio.sleep(0)
+                yield {"Y": X + number}
+        finally:
+            closed.set()
+
+    async def of_requests(requests: list[conch.Request]) -> AsyncIterator[Any]:
+        async for outputs in count(requests[0]["X"]):
+            yield [outputs]
+
+    streams = conch.ModelConfig(batching=False, decoupled=True)
+    server.bind("counting", conch.sample(count) if decorated else of_requests, [X], [Y], streams)
+    found = [outputs["Y"].tolist() for outputs in server.stream("counting", {"X": [1.0]})]
+    assert found == [[number + 1] for number in range(100)]
+    assert closed.is_set()
+    closed.clear()
+    for _ in server.stream("counting", {"X": [1.0]}):
+        break
+    assert closed.wait(WAIT_S), "a generator that is left is closed"
+    server.unbind("counting")
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http", "direct"])
+def test_inputs_can_be_written_to(server: conch.Server, protocol: str) -> None:
+    """Frameworks warn of arrays that can't, and nobody else is to see what a function writes."""
+
+    def add_in_place(requests: list[conch.Request]) -> list[Any]:
+        for request in requests:
+            request["X"][:] += 1
+            assert request["X"] is request["X"] and request["X"].flags.writeable
+        return [request["X"] for request in requests]
+
+    server.bind("in_place", add_in_place, [X], [Y])
+    given = np.ones((2, 3), np.float32)
+    if protocol == "direct":
+        assert server.infer("in_place", {"X": given})["Y"].tolist() == [[2] * 3] * 2
+    else:
+        url = server.grpc_url if protocol == "grpc" else server.http_url
+        assert url is not None
+        with conch.Client(url, "in_place") as client:
+            assert client.infer_batch(given)["Y"].tolist() == [[2] * 3] * 2
+    assert given.tolist() == [[1] * 3] * 2
+    server.unbind("in_place")
 
 
 def test_an_error_of_one_request_leaves_the_others(server: conch.Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -329,3 +330,48 @@ def test_first_value_tells_the_client_of_rows_that_differ() -> None:
 def test_decorators_with_names_want_names(decorator: Any) -> None:
     with pytest.raises(TypeError, match="at least one"):
         decorator()
+
+
+def test_coroutines_of_a_batch_run_side_by_side() -> None:
+    arrived = 0
+
+    @conch.sample
+    async def meet(X: Array) -> Array:
+        nonlocal arrived
+        arrived += 1
+        while arrived < 3:
+            await asyncio.sleep(0)
+        if X[0] == 1:
+            raise InvalidArgumentError("one")
+        return X
+
+    answers = meet([request(X=[number]) for number in range(3)])
+    assert (answers[0].tolist(), answers[2].tolist()) == ([0], [2])
+    assert isinstance(answers[1], InvalidArgumentError)
+
+
+def test_decorators_take_coroutine_functions() -> None:
+    @conch.fill_optionals(K=np.float32(1))
+    @conch.group_by_values("K")
+    @conch.batch
+    @conch.pad_batch(sizes=[4])
+    @conch.first_value("K")
+    async def add(X: Array, K: float) -> Array:
+        assert len(X) == 4
+        return X + K
+
+    first, second, third = rows_of(1, 2, 1)
+    second = second.with_more({"K": np.full((2, 1), 2, np.float32)})
+    answers = add([first, second, third])
+    assert [answer.ravel().tolist() for answer in answers] == [[1], [3, 4], [4]]
+
+
+def test_only_inputs_that_are_looked_at_are_copied() -> None:
+    copied: list[int] = []
+    array = np.zeros(4, np.float32)
+    array.flags.writeable = False
+    one = conch.Request({"A": array, "B": array}, rows=4, on_copy=copied.append)
+    assert one.shared("A") is array and not copied
+    assert one["A"] is one["A"] is not array and one["A"].flags.writeable
+    assert one.with_more({"C": array}).shared("B") is array
+    assert copied == [16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,51 @@ def test_scalars_get_dims_of_one_and_a_reshape(harness: Harness, backend: OnnxRu
         ),
     )
     assert harness.infer(model, {"A": rows(1, 2, width=1)}).array("B").tolist() == [[-1], [-2]]
+
+
+@pytest.mark.parametrize("inside", [(), (1,)])
+def test_scalars_of_a_model_without_a_batch(
+    harness: Harness, backend: OnnxRuntimeBackend, inside: tuple[int, ...]
+) -> None:
+    """A config can't have empty dims: with or without a reshape, one element stands for a scalar."""
+    content = graph(
+        [node("Neg", ["A"], ["B"]), node("Neg", ["C"], ["D"])],
+        {"A": (F, []), "C": (F, ["n"])},
+        {"B": (F, []), "D": (F, ["n"])},
+    )
+    write(harness, content)
+    model = harness.load(
+        backend,
+        harness.spec(
+            inputs=(TensorSpec("A", "FP32", (1,), reshape=inside), *tensor_specs(C=("FP32", (-1,)))),
+            outputs=(TensorSpec("B", "FP32", (1,), reshape=inside), *tensor_specs(D=("FP32", (-1,)))),
+            model_file="model.onnx",
+            max_batch_size=0,
+        ),
+    )
+    answer = harness.infer(model, {"A": np.ones(1, np.float32), "C": np.ones(2, np.float32)})
+    assert (answer.array("B").tolist(), answer.array("D").tolist()) == ([-1], [-1, -1])
+
+
+def test_initializers_that_are_inputs(harness: Harness, backend: OnnxRuntimeBackend) -> None:
+    """A config may name those that a request may replace, and need not."""
+    weights = onnx.numpy_helper.from_array(np.ones((1, 2), np.float32), "W")
+    tensors: Tensors = {"A": (F, [1, 2]), "W": (F, [1, 2])}
+    write(harness, graph([node("Add", ["A", "W"], ["B"])], tensors, {"B": (F, [1, 2])}, [weights]))
+    a, w = tensor_specs(A=("FP32", (1, 2)), W=("FP32", (1, 2)))
+    more: dict[str, Any] = {
+        "outputs": tensor_specs(B=("FP32", (1, 2))),
+        "model_file": "model.onnx",
+        "max_batch_size": 0,
+    }
+    optional = dataclasses.replace(w, optional=True)
+    model = harness.load(backend, harness.spec(inputs=(a, optional), **more))
+    assert harness.infer(model, {"A": rows(1)}).array("B").tolist() == [[2, 2]]
+    assert harness.infer(model, {"A": rows(1), "W": rows(5)}).array("B").tolist() == [[6, 6]]
+    model = harness.load(backend, harness.spec(inputs=(a,), **more))
+    assert harness.infer(model, {"A": rows(1)}).array("B").tolist() == [[2, 2]]
+    with pytest.raises(ConchError, match="configuration expects 1 inputs, model provides 2"):
+        harness.load(backend, harness.spec(inputs=(w,), **more))
 
 
 def test_batches_across_two_instances(harness: Harness, backend: OnnxRuntimeBackend) -> None:

@@ -24,9 +24,10 @@ def told() -> dict[Any, float]:
 
 
 def test_a_counter_a_gauge_and_a_histogram() -> None:
-    count = Family(name="c", description="what", kind=COUNTER).Metric(labels={"model": "m"})
-    level = Family("g", "what", GAUGE).Metric()
-    spread = Family("h", "what", HISTOGRAM).Metric(labels={"a-b": "1"}, buckets=[0.5, 1, 10])
+    counts, levels = Family(name="c", description="what", kind=COUNTER), Family("g", "what", GAUGE)
+    spreads = Family("h", "what", HISTOGRAM)
+    count, level = counts.Metric(labels={"model": "m"}), levels.Metric()
+    spread = spreads.Metric(labels={"a-b": "1"}, buckets=[0.5, 1, 10])
     count.increment(2.5)
     count.increment(0)
     level.set(7)
@@ -43,12 +44,39 @@ def test_a_counter_a_gauge_and_a_histogram() -> None:
 
 
 def test_what_a_model_no_longer_holds_is_gone() -> None:
-    metric = Family("gone", "what", GAUGE).Metric()
+    family = Family("gone", "what", GAUGE)
+    metric = family.Metric()
     metric.set(1)
     assert value(told(), "gone") == 1
     del metric
     gc.collect()
     assert value(told(), "gone") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "buckets", "what", "use"),
+    [
+        (COUNTER, None, "increment", lambda metric: metric.increment(1)),
+        (COUNTER, None, "get", lambda metric: metric.value()),
+        (GAUGE, None, "set", lambda metric: metric.set(1)),
+        (HISTOGRAM, [], "observe", lambda metric: metric.observe(1)),
+    ],
+)
+def test_a_metric_ends_with_its_family(
+    kind: int, buckets: Any, what: str, use: Callable[[Any], None]
+) -> None:
+    family = Family("deleted", "what", kind)
+    metric = family.Metric(buckets=buckets)
+    use(metric)
+    del family
+    gc.collect()
+    with pytest.raises(
+        pb_utils.TritonModelException,
+        match=f"^Failed to {what} metric value: Invalid metric operation as the corresponding 'MetricFamily' "
+        "has been deleted",
+    ):
+        use(metric)
+    assert not any(name.startswith("deleted") for name, _ in told())
 
 
 def test_models_share_a_family_and_its_metrics() -> None:
@@ -70,15 +98,17 @@ def test_metrics_whose_labels_are_told_alike_are_the_same() -> None:
 
 
 def test_the_last_bucket_can_be_named() -> None:
-    spread = Family("unbounded", "what", HISTOGRAM).Metric(buckets=[1, math.inf])
+    family, bare = Family("unbounded", "what", HISTOGRAM), Family("bare", "what", HISTOGRAM)
+    spread, single = family.Metric(buckets=[1, math.inf]), bare.Metric(buckets=[])
     spread.observe(2)
+    single.observe(3)
     found = told()
+    assert value(found, "bare_bucket", le="+Inf") == value(found, "bare_count") == 1
     assert [value(found, "unbounded_bucket", le=bound) for bound in ("1.0", "+Inf")] == [0, 1]
 
 
-COUNT = Family("count", "what", COUNTER).Metric()
-LEVEL = Family("level", "what", GAUGE).Metric()
-SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
+FAMILIES = [Family(name, "what", kind) for kind, name in enumerate(("count", "level", "spread"))]
+COUNT, LEVEL, SPREAD = FAMILIES[0].Metric(), FAMILIES[1].Metric(), FAMILIES[2].Metric(buckets=[1])
 
 
 @pytest.mark.parametrize(
@@ -112,6 +142,10 @@ SPREAD = Family("spread", "what", HISTOGRAM).Metric(buckets=[1])
             "Failed to create metric. Unexpected buckets found.",
         ),
         (
+            lambda: Family("x7", "", GAUGE).Metric(buckets=[]),
+            "Failed to create metric. Unexpected buckets found.",
+        ),
+        (
             lambda: Family("x5", "", HISTOGRAM).Metric(labels={"le": "1"}, buckets=[1]),
             "a histogram's label can't be named 'le'",
         ),
@@ -131,7 +165,8 @@ def test_what_cannot_be(call: Callable[[], object], text: str) -> None:
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3))
 def test_any_labels_can_be_told(labels: dict[str, str]) -> None:
-    metric = Family("any", "what", GAUGE).Metric(labels)
+    family = Family("any", "what", GAUGE)
+    metric = family.Metric(labels)
     metric.set(1)
     text = "".join("".join(each) for family, each in CustomMetrics()() if family.name == "any")
     assert text.count("\n") >= 1 and text.endswith(" 1\n")

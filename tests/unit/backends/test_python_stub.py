@@ -43,8 +43,8 @@ class TritonPythonModel:
         output = pb_utils.get_output_config_by_name(config, "B")
         assert output is not None
         self.dtype = pb_utils.triton_string_to_numpy(output["data_type"])
-        family = pb_utils.MetricFamily("seen", "how many", pb_utils.MetricFamily.COUNTER)
-        self.seen = family.Metric(labels={"model": args["model_name"]})
+        self.family = pb_utils.MetricFamily("seen", "how many", pb_utils.MetricFamily.COUNTER)
+        self.seen = self.family.Metric(labels={"model": args["model_name"]})
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         responses = []

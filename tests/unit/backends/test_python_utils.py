@@ -124,8 +124,11 @@ def test_received_tensor_copies_when_looked_at(harness: Harness) -> None:
     texts = received_tensor(harness, CoreTensor("S", "BYTES", (1,), b"\1\0\0\0x"), batch)
     texts.as_numpy()[0] = b"y"
     assert texts.as_numpy().tolist() == [b"y"]
-    with pytest.raises(pb_utils.TritonModelException, match="BF16 has no numpy form"):
-        received_tensor(harness, CoreTensor("H", "BF16", (1,), b"\0\0"), batch).as_numpy()
+    floats = received_tensor(harness, CoreTensor("H", "BF16", (1, 2), b"\xc0\x3f\0\xc0"), batch)
+    halves = floats.as_numpy()
+    halves[0, 0] *= 3
+    assert floats.as_numpy().tolist() == [[4.5, -2]] and halves.dtype == np.float32
+    assert (floats.triton_dtype(), floats._lent().data) == ("TYPE_BF16", b"\xc0\x3f\0\xc0")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,30 @@ def test_brain_floats_go_through_dlpack(harness: Harness) -> None:
     assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("I", [2, 1], "TYPE_BF16")
     assert bytes(tensor._core.data) == b"abcd"
     assert batch.bytes_copied == 4
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pb_utils.Tensor("", None),
+        lambda: pb_utils.InferenceRequest("", None, [], [], "m"),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log(None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log("what", 5),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log("what", None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_info(5),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_warn(None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_error(None),  # type: ignore[arg-type]
+        lambda: pb_utils.Logger.log_verbose(None),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_of_a_wrong_type(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError):
+        call()
+
+
+def test_bytes_can_be_logged(caplog: pytest.LogCaptureFixture) -> None:
+    pb_utils.Logger.log(b"caf\xc3\xa9 \xff", pb_utils.Logger.WARNING)  # type: ignore[arg-type]
+    assert caplog.messages == ["café \\xff"]
 
 
 def test_response() -> None:
@@ -293,7 +320,6 @@ def test_correlation_ids_of_requests_that_models_make(given: Any, taken: int | s
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (None, "must be integer or string"),
         (np.int64(7), "must be integer or string"),
         (-1, "not below 0, not -1"),
         (1 << 64, "an integer of 64 bits"),

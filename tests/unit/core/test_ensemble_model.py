@@ -44,6 +44,7 @@ class Direct:
         self.held = 0
         self.readiness = ()
         self.workers = ()
+        self.notes = ()
         self.requests: list[InferenceRequest] = []
         self.cancelled: list[InferenceRequest] = []
         self._answer = answer

@@ -122,18 +122,18 @@ def test_first_responses_are_counted_once_a_request(waits: list[int]) -> None:
     assert statistics.mark != mark
     found = statistics.snapshot().first_responses
     assert found is not None
-    times = [wait + 1115 for wait in waits] + [500]
-    assert list(found.counts) == [*(sum(ns <= bound for ns in times) for bound in (10**6, 10**9)), len(times)]
-    assert found.ns == sum(times)
+    times = [(wait + 1115) // 10**6 for wait in waits] + [0]  # whole milliseconds, as Triton observes them
+    assert list(found.counts) == [*(sum(ms <= bound for ms in times) for bound in (1, 1000)), len(times)]
+    assert found.ms == sum(times)
 
 
 def test_the_first_response_of_a_decoupled_model_is_not_counted_again_with_its_last() -> None:
     statistics = ModelStatistics()
     statistics.keep_first_responses([1, 1000], decoupled=True)
     mark = statistics.mark
-    statistics.record_first_response(2_000_000)
+    statistics.record_first_response(2_999_999)
     assert statistics.mark != mark
     statistics.record_success(make_request(received_ns=0, queued_ns=0), (0, 1, 5_000_000_000))
     found = statistics.snapshot().first_responses
     assert found is not None
-    assert (list(found.counts), found.ns) == ([0, 1, 1], 2_000_000)
+    assert (list(found.counts), found.ms) == ([0, 1, 1], 2)

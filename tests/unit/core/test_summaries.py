@@ -85,13 +85,14 @@ def test_how_they_read() -> None:
     statistics.record_hit(5_000, 6_000, 50_000)
     labels = ModelLabels.of("m", 1, {})
     quantiles = [[1_500.0, math.nan]] * (CACHE_MISS + 1)
-    pieces = metrics.render(labels, statistics.snapshot(), quantiles, True)
-    assert pieces[0] == (
+    assert metrics.render(labels, statistics.snapshot(), quantiles, False)[0] == (
         'nv_inference_request_summary_us_count{model="m",version="1"} 1\n'
         'nv_inference_request_summary_us_sum{model="m",version="1"} 50\n'
         'nv_inference_request_summary_us{model="m",version="1",quantile="0.5"} 1.5\n'
         'nv_inference_request_summary_us{model="m",version="1",quantile="0.999"} NaN\n'
     )
+    pieces = metrics.render(labels, statistics.snapshot(), quantiles, True)
+    assert pieces[REQUEST] == ""  # Triton has none of models with a response cache
     assert pieces[CACHE_HIT].startswith('nv_cache_hit_summary_per_model_count{model="m",version="1"} 1\n')
     assert metrics.render(labels, statistics.snapshot(), quantiles, False)[CACHE_HIT:] == ["", ""]
     assert [family.kind for family in metrics.families] == ["summary"] * 7

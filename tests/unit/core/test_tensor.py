@@ -17,9 +17,11 @@ from conch.core.tensor import (
     NUMPY_DTYPES,
     Array,
     Tensor,
+    brain_floats,
     datatype_of,
     decode_bytes,
     encode_bytes,
+    float_array,
 )
 
 FIXED = sorted(NUMPY_DTYPES.keys() - {"BYTES"})
@@ -179,6 +181,27 @@ def test_bf16_has_no_array() -> None:
     with pytest.raises(UnsupportedError) as caught:
         Tensor("x", "BF16", (1,), bytes(2)).numpy()
     assert caught.value.message == "tensor 'x' of datatype BF16 has no numpy form"
+
+
+@given(st.lists(st.integers(0, 0xFFFF), max_size=20))
+def test_brain_floats_are_exact_as_floats(bits: list[int]) -> None:
+    data = np.array(bits, "<u2").tobytes()
+    floats = float_array(data, (len(bits), 1))
+    assert floats.shape == (len(bits), 1) and floats.dtype == np.float32
+    again = float_array(brain_floats(floats), (len(bits),))
+    np.testing.assert_array_equal(again, floats[:, 0])  # with NaN equal to NaN
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_floats_are_rounded_to_the_nearest_brain_float(value: float) -> None:
+    (bits,) = np.frombuffer(brain_floats(np.array([value], np.float32)), "<u2").tolist()
+    (found,) = float_array(brain_floats(np.array([value], np.float32)), (1,)).tolist()
+    below, above = bits - 1 if bits & 0x7FFF else bits, bits + 1
+    for near in (below, above):
+        other = float(float_array(np.array([near], "<u2").tobytes(), (1,))[0])
+        if np.isfinite(other) and np.isfinite(found):
+            assert abs(found - value) <= abs(other - value)
+            assert abs(found - value) < abs(other - value) or bits % 2 == 0
 
 
 @pytest.mark.parametrize(

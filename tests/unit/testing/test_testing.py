@@ -229,7 +229,7 @@ def test_it_runs_where_a_debugger_is_at_home(tmp_path: Path) -> None:
 """
     config = CONFIG.replace('"SUM" data_type: TYPE_FP32', '"SUM" data_type: TYPE_STRING')
     outputs = conch.testing.run(model(tmp_path, body, config), {"A": ROW})
-    assert outputs["SUM"][0, 0] == threading.current_thread().name
+    assert outputs["SUM"][0, 0].decode() == threading.current_thread().name
 
 
 def test_placement_in_a_config_does_not_count(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ MISTAKES = [
     "pb_utils.MetricFamily(5, '')",
     "pb_utils.MetricFamily('a_family', None)",
     "pb_utils.MetricFamily('a_family', '', 2).Metric(buckets=['x'])",
-    "pb_utils.MetricFamily('a_family', '', 1).Metric().set('x')",
+    "(family := pb_utils.MetricFamily('a_family', '', 1)).Metric().set('x')",
 ]
 
 

@@ -55,8 +55,8 @@ class TritonPythonModel:
         return config
 
     def initialize(self, args):
-        family = pb_utils.MetricFamily("of_other_pythons", "Requests", pb_utils.MetricFamily.COUNTER)
-        self.count = family.Metric(labels={"python": "other"})
+        self.family = pb_utils.MetricFamily("of_other_pythons", "Requests", pb_utils.MetricFamily.COUNTER)
+        self.count = self.family.Metric(labels={"python": "other"})
 
     async def execute(self, requests):
         return [await self.answer(request) for request in requests]

@@ -57,6 +57,8 @@ if not hasattr(self, "family"):
     self.metric = self.family.Metric({"a": "b"})
     self.histogram = pb_utils.MetricFamily("w6_seconds", "Times", pb_utils.MetricFamily.HISTOGRAM)
     self.times = self.histogram.Metric({}, [1.0, 2.0])
+    self.bare = pb_utils.MetricFamily("w6_bare", "Times", pb_utils.MetricFamily.HISTOGRAM)
+    self.all = self.bare.Metric({}, [])
 self.metric.increment(2)
 self.times.observe(1.5)
 texts = [str(self.metric.value())]

@@ -16,7 +16,7 @@ from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.near import Places
 from conch.backends.onnxruntime.binding import Binder
 from conch.backends.onnxruntime.options import CUDA, ON_A_DEVICE, execution_providers, session_options
-from conch.backends.onnxruntime.signature import Signature, complete, validate
+from conch.backends.onnxruntime.signature import Signature, complete, is_scalar, validate
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
@@ -109,12 +109,13 @@ class OnnxRuntimeBackend(ArrayBackend):
                     "onnxruntime can't start: check that the CUDA and cuDNN libraries of its version are "
                     "installed, for example by pip install 'onnxruntime-gpu[cuda,cudnn]'"
                 )
-        validate(spec, Signature.of(session))
+        signature = Signature.of(session)
+        validate(spec, signature)
         run_options = self._ort.RunOptions()
         if placement.kind == "GPU" and session.get_providers()[0] in ON_A_DEVICE:
-            return _DeviceFunction(session, run_options, spec, "cuda", placement.device_id)
+            return _DeviceFunction(session, run_options, spec, signature, "cuda", placement.device_id)
         kind = _SessionFunction if _strings_or_devices(session) else _WritingSessionFunction
-        return kind(session, run_options, spec)
+        return kind(session, run_options, spec, signature)
 
     def _session(self, path: Path, source: str | bytes, options: Any, providers: list[Any]) -> Any:
         try:
@@ -144,26 +145,48 @@ class _OnnxModel(BackendModel):
 class _SessionFunction:
     """An ONNX Runtime session as a function of arrays."""
 
-    def __init__(self, session: Any, options: Any, spec: ModelSpec) -> None:
+    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
         self._session = session
         self._options = options  # one for all runs: making one takes a third of a small run
         # What `run` does around this call, checks of names that have been checked and a fallback to other
         # providers behind the operator's back, takes as long as a small model.
         self._run = getattr(session, "_sess", session).run
-        self._datatypes = {tensor.name: tensor.datatype for tensor in spec.model_outputs}
         self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
+        self._strings_out = frozenset(each.name for each in spec.model_outputs if each.datatype == "BYTES")
+        dims = {each.name: each.dims for each in (*signature.inputs, *signature.initialized)}
+        dims_out = {each.name: each.dims for each in signature.outputs}
+        self._scalars = frozenset(
+            each.name for each in spec.model_inputs if is_scalar(spec, each, dims[each.name])
+        )
+        self._scalars_out = frozenset(
+            each.name for each in spec.model_outputs if is_scalar(spec, each, dims_out[each.name])
+        )
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
-        for name in self._strings:
-            if name in inputs:
-                inputs[name] = _text(name, inputs[name])
+        self._shape_inputs(inputs)
         try:
             results = self._run(outputs, inputs, self._options)
         except ConchError:
             raise
         except Exception as error:
             raise InternalError(_status_text(error)) from error
-        return dict(zip(outputs, results, strict=True))
+        found = dict(zip(outputs, results, strict=True))
+        for name in self._strings_out:
+            if name in found:
+                found[name] = _encoded(found[name])
+        for name in self._scalars_out:
+            if name in found:
+                found[name] = found[name].reshape(1)
+        return found
+
+    def _shape_inputs(self, inputs: dict[str, Array]) -> None:
+        """Makes strings and scalars of the inputs what ONNX has for them."""
+        for name in self._strings:
+            if name in inputs:
+                inputs[name] = _text(name, inputs[name])
+        for name in self._scalars:
+            if name in inputs:
+                inputs[name] = inputs[name].reshape(())
 
     def close(self) -> None:
         # The session is freed with the last reference to it.
@@ -177,12 +200,15 @@ class _DeviceFunction(_SessionFunction):
         session: The session.
         options: Its run options.
         spec: The model.
+        signature: What the session takes and gives.
         device: ONNX Runtime's name for the kind of device.
         device_id: Number of the device.
     """
 
-    def __init__(self, session: Any, options: Any, spec: ModelSpec, device: str, device_id: int) -> None:
-        super().__init__(session, options, spec)
+    def __init__(
+        self, session: Any, options: Any, spec: ModelSpec, signature: Signature, device: str, device_id: int
+    ) -> None:
+        super().__init__(session, options, spec, signature)
         self.device_id = device_id
         self._binder = Binder(spec, session, device, device_id)
 
@@ -190,9 +216,9 @@ class _DeviceFunction(_SessionFunction):
         self, inputs: Mapping[str, Array | DeviceTensor], outputs: tuple[str, ...], places: Places
     ) -> Mapping[str, Array | DeviceTensor]:
         arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
-        strings = any(self._datatypes[name] == "BYTES" for name in outputs)
-        if strings or not self._strings.isdisjoint(inputs):
-            # Strings can't be bound: with them everything goes through host memory.
+        unbound_in, unbound_out = self._strings | self._scalars, self._strings_out | self._scalars_out
+        if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
+            # Strings can't be bound, and scalars have another shape: everything goes through host memory.
             arrays |= {
                 name: value.numpy() for name, value in inputs.items() if isinstance(value, DeviceTensor)
             }
@@ -213,8 +239,8 @@ class _DeviceFunction(_SessionFunction):
 class _WritingSessionFunction(_SessionFunction):
     """A session on the CPU, without strings, that can write its outputs to given memory."""
 
-    def __init__(self, session: Any, options: Any, spec: ModelSpec) -> None:
-        super().__init__(session, options, spec)
+    def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
+        super().__init__(session, options, spec, signature)
         from onnxruntime.capi import _pybind_state
 
         self._binding = _pybind_state.SessionIOBinding
@@ -223,21 +249,23 @@ class _WritingSessionFunction(_SessionFunction):
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the session once; see `WritesInPlace`."""
+        self._shape_inputs(inputs)
         native = getattr(self._session, "_sess", self._session)
         given = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         try:
             binding = self._binding(native)
             for bind, arrays in ((binding.bind_input, given), (binding.bind_output, outputs)):
                 for name, array in arrays.items():
+                    shape = () if name in self._scalars_out else array.shape
                     address = array.__array_interface__["data"][0]
-                    bind(name, self._device, array.dtype.type, array.shape, address)
+                    bind(name, self._device, array.dtype.type, shape, address)
             native.run_with_iobinding(binding, self._options)
         except Exception as error:
             raise InternalError(_status_text(error)) from error
 
 
 def _strings_or_devices(session: Any) -> bool:
-    tensors = (*session.get_inputs(), *session.get_outputs())
+    tensors = (*session.get_inputs(), *session.get_overridable_initializers(), *session.get_outputs())
     return session.get_providers() != ["CPUExecutionProvider"] or any(
         tensor.type == "tensor(string)" for tensor in tensors
     )
@@ -251,6 +279,13 @@ def _text(name: str, array: Array) -> Array:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"input '{name}' has an element that is not UTF-8: {error}") from error
     return text.reshape(array.shape)
+
+
+def _encoded(array: Array) -> Array:
+    """Strings of ONNX as BYTES: other models take `bytes`."""
+    elements = np.empty(array.size, dtype=object)
+    elements[:] = [element.encode() for element in array.flat]
+    return elements.reshape(array.shape)
 
 
 def _status_text(error: Exception) -> str:

@@ -71,15 +71,26 @@ class OnnxTensor:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs of an ONNX model, in its order."""
+    """The inputs and outputs of an ONNX model, in its order.
+
+    Attributes:
+        inputs: The inputs that each run needs.
+        outputs: The outputs.
+        initialized: Inputs with a value of their own, an initializer, which a run may replace.
+    """
 
     inputs: tuple[OnnxTensor, ...]
     outputs: tuple[OnnxTensor, ...]
+    initialized: tuple[OnnxTensor, ...] = ()
 
     @classmethod
     def of(cls, session: Any) -> Signature:
         """Reads a session's signature."""
-        return cls(_tensors(session.get_inputs()), _tensors(session.get_outputs()))
+        return cls(
+            _tensors(session.get_inputs()),
+            _tensors(session.get_outputs()),
+            _tensors(session.get_overridable_initializers()),
+        )
 
 
 def _tensors(arguments: Iterable[Any]) -> tuple[OnnxTensor, ...]:
@@ -176,14 +187,16 @@ def validate(spec: ModelSpec, signature: Signature) -> None:
     """
     made = made_tensors(spec)
     inputs = (*spec.model_inputs, *made)
-    if len(inputs) != len(signature.inputs):
+    names = {tensor.name for tensor in inputs}
+    provided_inputs = (*signature.inputs, *(each for each in signature.initialized if each.name in names))
+    if len(inputs) != len(provided_inputs):
         raise InvalidArgumentError(
             f"unable to load model '{spec.name}', configuration expects {len(inputs)} inputs, model "
-            f"provides {len(signature.inputs)}"
+            f"provides {len(provided_inputs)}"
         )
     scattered = {name for split in spec.batch_outputs for name in split.names}
     for kind, wanted, provided in (
-        ("input", inputs, signature.inputs),
+        ("input", inputs, provided_inputs),
         ("output", spec.model_outputs, signature.outputs),
     ):
         by_name = {tensor.name: tensor for tensor in provided}
@@ -241,6 +254,11 @@ def _check_rank(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]
         )
 
 
+def is_scalar(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> bool:
+    """Whether a config has one element where the model has a scalar: dims can't be empty in a config."""
+    return spec.max_batch_size == 0 and not model_dims and tensor.backend_dims == (1,)
+
+
 def _check_datatype(spec: ModelSpec, kind: str, tensor: TensorSpec, found: OnnxTensor) -> None:
     if tensor.datatype not in _DATATYPES.values():
         raise InternalError(
@@ -265,6 +283,8 @@ def _check_dims(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]
             f"{start}for the model to support batching the shape should have at least 1 dimension and the "
             f"first dimension must be -1; but shape expected by the model is {shape_text(model_dims)}"
         )
+    if is_scalar(spec, tensor, model_dims):
+        return
     dims = (-1, *tensor.backend_dims) if batches else tensor.backend_dims
     if len(dims) == len(model_dims) and all(
         -1 in (want, got) or want == got for want, got in zip(model_dims, dims, strict=True)

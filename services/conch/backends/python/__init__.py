@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from conch.backends.python.settings import Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.instances.placement import Placement
+from conch.core.notes import Notes
 from conch.core.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -86,11 +87,14 @@ class PythonBackend(Backend):
 
 
 class _PythonModel(BackendModel):
+    notes: Notes
+
     def __init__(self, spec: ModelSpec, calls: ServerCalls | None) -> None:
         self._spec = spec
         self._calls = calls
+        self.notes = Notes()
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         from conch.backends.python.instance import open_instance
 
-        return open_instance(self._spec, placement, self._calls)
+        return open_instance(self._spec, placement, self._calls, self.notes.add)

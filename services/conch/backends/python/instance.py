@@ -6,7 +6,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from threading import get_ident
 from typing import Any, ClassVar
 
@@ -87,13 +87,19 @@ def load_code(name: str, version_directory: Any, file_name: str, owner: object |
     return code
 
 
-def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | None = None) -> PythonInstance:
+def open_instance(
+    spec: ModelSpec,
+    placement: Placement,
+    calls: ServerCalls | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> PythonInstance:
     """Loads a model and makes an instance of it.
 
     Args:
         spec: The model version.
         placement: Where the instance is.
         calls: The server, for the model's calls; None where it can't make any.
+        note: Takes what the model does against its config.
 
     Raises:
         ConchError: The model can't be loaded, or its `initialize` failed.
@@ -123,7 +129,7 @@ def open_instance(spec: ModelSpec, placement: Placement, calls: ServerCalls | No
         raise InternalError(describe(error)) from error
     caller.opening = False
     kind = AsyncPythonInstance if _is_concurrent(model.execute) else PythonInstance
-    return kind(spec, placement, code, model, caller)
+    return kind(spec, placement, code, model, caller, note)
 
 
 def _is_concurrent(execute: Any) -> bool:
@@ -161,7 +167,13 @@ class PythonInstance(BackendInstance):
     """Runs batches on a model's object, on the thread that calls."""
 
     def __init__(
-        self, spec: ModelSpec, placement: Placement, code: ModelCode, model: Any, caller: Caller
+        self,
+        spec: ModelSpec,
+        placement: Placement,
+        code: ModelCode,
+        model: Any,
+        caller: Caller,
+        note: Callable[[str], None],
     ) -> None:
         self._name = placement.name
         self._pid = os.getpid()
@@ -170,7 +182,7 @@ class PythonInstance(BackendInstance):
         self._model = model
         self._execute = model.execute
         self._decoupled = spec.decoupled
-        self._converter = Converter(spec)
+        self._converter = Converter(spec, note)
         sequence = spec.sequence
         self._iterative = sequence is not None and sequence.iterative
         concurrent = _is_concurrent(model.execute)

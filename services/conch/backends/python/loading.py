@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from conch.backends.python import directories
+from conch.backends.python import argv, directories
 from conch.backends.python.plain import NotTheirsError, StandIn, UnknownError, rename
 
 _PREFIX = "conch_model_"
@@ -53,6 +53,7 @@ class ModelCode:
         module: The model's module.
         main: What it is called inside the package.
         owner: On whose behalf the modules run, or None.
+        argv: Holds the list that the modules see as `sys.argv`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -73,11 +74,14 @@ class ModelCode:
         slug = re.sub(r"\W", "_", f"{name}_{version_directory.name}")
         self.package = f"{_PREFIX}{slug}_{next(_numbers)}"
         self._owned: dict[str, bool] = {}
+        self.argv = [[""]]
         self.builtins = {**vars(builtins), "__import__": self._import}
         with _lock:
             if _FINDER not in sys.meta_path:
                 # First, for the standard finder would find the same files and load them without us.
                 sys.meta_path.insert(0, _FINDER)
+            if not _only_one:
+                argv.divide(_argv_of_caller)
             directories.use(self._directories, for_all=_only_one)
             _packages[self.package] = self
             # A file written just before the load may be newer than what the importer remembers of the folder.
@@ -102,6 +106,8 @@ class ModelCode:
             directories.leave(self._directories)
             if not _packages and _FINDER in sys.meta_path:
                 sys.meta_path.remove(_FINDER)
+            if not _packages:
+                argv.unite()
 
     def find(self, full_name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """The spec of one of the package's modules."""
@@ -249,9 +255,10 @@ _FINDER = _Finder()
 
 
 def only_one_model() -> None:
-    """Says that this process is for one model, to which all plain names of its modules belong."""
+    """Says that this process is for one model: plain names of its modules and `sys.argv` are its own."""
     global _only_one
     _only_one = True
+    sys.argv = [""]
 
 
 def directory_of(module_name: str) -> Path | None:
@@ -284,12 +291,9 @@ def _whose(top: str) -> ModelCode:
         UnknownError: There is none.
     """
     # No lock: the import system asks, whoever may hold it.
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__")
-        if isinstance(module, str) and is_model_module(module):
-            return _checked(_packages.get(module.partition(".")[0]), top)
-        frame = frame.f_back
+    package = _calling_package()
+    if package is not None:
+        return _checked(_packages.get(package), top)
     from conch.backends.python.caller import running_caller  # which needs this module
 
     caller = running_caller()
@@ -302,6 +306,24 @@ def _whose(top: str) -> ModelCode:
         f"it is not known which of {len(known)} instances of models asks for '{top}': let a function in a "
         "module of the model ask, or run the model in a worker process"
     )
+
+
+def _calling_package() -> str | None:
+    """The package of the innermost model's module among the callers; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if isinstance(module, str) and is_model_module(module):
+            return module.partition(".")[0]
+        frame = frame.f_back
+    return None
+
+
+def _argv_of_caller() -> list[list[str]] | None:
+    """Where the arguments are that the calling model sees; None where no model calls."""
+    package = _calling_package()
+    code = None if package is None else _packages.get(package)
+    return None if code is None else code.argv
 
 
 def _checked(code: ModelCode | None, top: str) -> ModelCode:

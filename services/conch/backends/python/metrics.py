@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from conch.backends.python.arguments import number_of, text_of
 from conch.backends.python.errors import TritonModelException
 from conch.core.custom_metrics import CustomFamilies, CustomMetric, Kind, current_families
-from conch.core.errors import ConchError
+from conch.core.errors import ConchError, InvalidArgumentError
 
 _families: CustomFamilies | None = None
 
@@ -19,18 +20,32 @@ def keep_metrics_in(families: CustomFamilies) -> None:
     _families = families
 
 
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' "
+    "object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
 _KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
 
 
 class Metric:
-    """A metric of a family; it is exported for as long as the model holds it.
+    """A metric of a family; it is exported for as long as the model holds it and the family.
 
     Args:
         metric: The metric in the core.
     """
 
     def __init__(self, metric: CustomMetric) -> None:
-        self._metric = metric
+        self._kept: CustomMetric | None = metric
+
+    @property
+    def _metric(self) -> CustomMetric:
+        metric = self._kept
+        if metric is None:
+            raise InvalidArgumentError(_DELETED)
+        return metric
+
+    def _invalidate(self) -> None:
+        self._kept = None
 
     def increment(self, value: float) -> None:
         """Adds to a counter or a gauge."""
@@ -54,7 +69,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Metrics of one name, shared by all models that name it.
+    """Metrics of one name, shared by all models that name it; the metrics that it makes end with it.
 
     Args:
         name: The name.
@@ -70,6 +85,7 @@ class MetricFamily:
     HISTOGRAM = 2
 
     def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        self._metrics: WeakSet[Metric] = WeakSet()
         if kind not in range(len(_KINDS)):
             raise TritonModelException("Unknown metric kind")
         name = text_of(name, "name of a MetricFamily")
@@ -81,7 +97,7 @@ class MetricFamily:
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """The metric with these labels; a histogram needs the upper bounds of its buckets.
+        """The metric with these labels; a histogram needs upper bounds of buckets, possibly none.
 
         Raises:
             TritonModelException: The labels are not strings, or the buckets do not fit.
@@ -90,13 +106,19 @@ class MetricFamily:
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         if not all(isinstance(text, str) for item in (labels or {}).items() for text in item):
             raise TritonModelException("Failed to create metric. Names and values of labels must be strings.")
-        bounds = [number_of(each, "a bucket of a Metric") for each in (() if buckets is None else buckets)]
-        if self._family.kind == "histogram" and not bounds:
+        if self._family.kind == "histogram" and buckets is None:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
-        if self._family.kind != "histogram" and bounds:
+        if self._family.kind != "histogram" and buckets is not None:
             raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        bounds = None if buckets is None else [number_of(each, "a bucket of a Metric") for each in buckets]
         with _errors("Error when creating Metric"):
-            return Metric(self._family.metric(labels or {}, bounds or None))
+            metric = Metric(self._family.metric(labels or {}, bounds))
+        self._metrics.add(metric)
+        return metric
+
+    def __del__(self) -> None:
+        for metric in getattr(self, "_metrics", ()):
+            metric._invalidate()
 
 
 @contextmanager

@@ -209,10 +209,13 @@ def _correlation_of(value: object) -> int | str:
     """A correlation id as a model gave it.
 
     Raises:
-        TritonModelException: It is none; the first text is Triton's.
+        TypeError: It is None.
+        TritonModelException: It is no correlation id; the first text is Triton's.
     """
     if isinstance(value, str):
         return str(value)
+    if value is None:
+        raise TypeError("correlation_id of an InferenceRequest must be an integer or a string, not None")
     if not isinstance(value, int):
         raise TritonModelException("Correlation ID must be integer or string")
     if not 0 <= value < 1 << 64:

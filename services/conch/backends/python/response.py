@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from conch.backends.python.errors import TritonError, TritonModelException, as_core_error
+from conch.backends.python.settings import Settings
 from conch.backends.python.tensor import Tensor
 from conch.core.errors import InternalError
 from conch.core.request import InferenceRequest as CoreRequest
@@ -14,6 +15,8 @@ from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Parameter
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor as CoreTensor
+from conch.core.tensor import brain_floats
+from conch.core.validation import shape_text
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +87,28 @@ def check_parameters(parameters: object) -> None:
 class Converter:
     """Turns a model's responses into the core's.
 
-    As Triton does, it keeps the outputs that were asked for, and, beyond Triton, the states of a sequence.
+    As Triton does, it keeps the outputs that were asked for, and, beyond Triton, the states of a sequence. An
+    output whose datatype or rank contradicts the config is served all the same, as in Triton, and noted; with
+    ``strict-outputs`` it is refused. FP32 becomes BF16 where the config has that: numpy has no type for it.
+
+    Args:
+        spec: The model version.
+        note: Takes what the model does against its config.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, note: Callable[[str], None] = lambda text: None) -> None:
         self._spec = spec
+        self._note = note
+        self._strict = Settings.of(spec).strict_outputs
+        batch = int(spec.max_batch_size > 0)
+        self._dims = {
+            tensor.name: (-1, *tensor.backend_dims) if batch else tensor.backend_dims
+            for tensor in spec.model_outputs
+        }
+        self._expected = {
+            tensor.name: (tensor.datatype, len(self._dims[tensor.name])) for tensor in spec.model_outputs
+        }
+        self._noted: set[str] = set()
         self._all = frozenset(tensor.name for tensor in spec.model_outputs)
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
@@ -109,6 +129,7 @@ class Converter:
         else:
             wanted = self._states.union(requested) if self._states else requested
         tensors = response._tensors
+        expected = self._expected
         kept = request.responses_wait
         outputs: list[CoreTensor] = []
         dropped = False
@@ -116,9 +137,13 @@ class Converter:
             for tensor in tensors:
                 core = tensor._core
                 if core.name in wanted:
-                    outputs.append(tensor._kept() if kept else core)
+                    fits = (core.datatype, len(core.shape)) == expected.get(core.name)
+                    output = tensor._kept() if kept else core
+                    outputs.append(output if fits else self._fitted(output))
                 else:
                     dropped = True
+        except InternalError as error:
+            return CoreResponse([], error)
         except (AttributeError, TypeError):
             raise TritonModelException(f"{_EXPECTED}{_found(response._tensors)}.") from None
         if dropped:
@@ -128,6 +153,39 @@ class Converter:
     def failed(self, message: str) -> CoreResponse:
         """A response that says that the model failed."""
         return CoreResponse([], InternalError(message))
+
+    def _fitted(self, tensor: CoreTensor) -> CoreTensor:
+        """An output that is not what the config says, as it is served.
+
+        Raises:
+            InternalError: It is refused.
+        """
+        name, shape = tensor.name, tensor.shape
+        expected = self._expected.get(name)
+        if expected is None:
+            return tensor
+        datatype, rank = expected
+        if datatype == "BF16" and tensor.datatype == "FP32" and not tensor.on_device:
+            tensor = CoreTensor(name, datatype, shape, brain_floats(tensor.numpy()))
+        if tensor.datatype != datatype:
+            self._contradicts(name, f"datatype {datatype}", tensor.datatype)
+        if len(shape) != rank:
+            self._contradicts(
+                name,
+                f"{rank} dimensions ({shape_text(self._dims[name])})",
+                f"{len(shape)} ({shape_text(shape)})",
+            )
+        return tensor
+
+    def _contradicts(self, name: str, expected: str, got: str) -> None:
+        model = self._spec.name
+        text = f"output '{name}' of model '{model}' contradicts its config: expected {expected}, got {got}"
+        if self._strict:
+            raise InternalError(text)
+        kind = f"{name} {expected}"  # shapes may vary without end
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self._note(text)
 
     def _warn(self, tensors: Sequence[Tensor]) -> None:
         """Says once for each output that the config does not have it: nobody will ever receive it."""

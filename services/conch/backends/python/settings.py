@@ -54,6 +54,8 @@ class Settings:
             for no limit.
         start_timeout_s: Seconds that a worker may take until it has loaded the model
             (``CONCH_START_TIMEOUT_SECONDS``, ``start-timeout-seconds``); None for no limit.
+        strict_outputs: Whether outputs whose datatype or rank contradicts the config are refused
+            (``CONCH_STRICT_OUTPUTS``, ``strict-outputs``); else they are served and noted.
     """
 
     placement: Placement = DEFAULT_PLACEMENT
@@ -61,6 +63,7 @@ class Settings:
     max_execution_s: float | None = None
     memory_limit_mb: int | None = None
     start_timeout_s: float | None = None
+    strict_outputs: bool = False
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Settings:
@@ -81,6 +84,7 @@ class Settings:
             values.seconds("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
             values.integer("MEMORY_LIMIT_MB", "memory-limit-mb"),
             values.seconds("START_TIMEOUT_SECONDS", "start-timeout-seconds"),
+            values.boolean("STRICT_OUTPUTS", "strict-outputs"),
         )
 
     def check_in_process(self, spec: ModelSpec) -> None:
@@ -123,6 +127,14 @@ class _Values:
                 placement: Placement = known
                 return placement
         raise InvalidArgumentError(f"{found[1]} must be 'in_process' or 'worker', not '{found[0]}'")
+
+    def boolean(self, parameter: str, option: str) -> bool:
+        found = self.find(parameter, option)
+        if found is None:
+            return False
+        if found[0] not in ("true", "false"):
+            raise InvalidArgumentError(f"{found[1]} must be 'true' or 'false', not '{_shortened(found[0])}'")
+        return found[0] == "true"
 
     def integer(self, parameter: str, option: str) -> int | None:
         found = self.find(parameter, option)

@@ -12,7 +12,7 @@ from conch.backends.python.errors import TritonModelException
 from conch.core import dlpack
 from conch.core.device import DeviceTensor
 from conch.core.errors import UnsupportedError
-from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of
+from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of, float_array
 from conch.core.tensor import Tensor as CoreTensor
 
 _CPU = (dlpack.CPU, 0)
@@ -43,14 +43,14 @@ class Tensor:
     the one copy of an input's way; an input nobody looks at, or one that is returned as it came, has none.
     """
 
-    __slots__ = ("_batch", "_core")
+    __slots__ = ("_batch", "_core", "_floats")
 
     def __init__(self, name: str, numpy_array: Any) -> None:
         if type(name) is not str:
             name = text_of(name, "the name of a Tensor")
+        array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        array = numpy_array if type(numpy_array) is np.ndarray else _made_array(name, numpy_array)
         try:
             self._core = CoreTensor(name, datatype_of(array), array.shape, None, array)
         except UnsupportedError as error:
@@ -117,14 +117,18 @@ class Tensor:
     def as_numpy(self) -> Array:
         """The data as an array that may be written to; the same one every time.
 
+        BF16 comes as a copy in float32, as numpy has no type for it; what is written there changes no tensor.
+
         Raises:
-            TritonModelException: It is on a GPU, or of a type that numpy does not have.
+            TritonModelException: It is on a GPU.
         """
         core = self._core
         batch = self._batch
         if core.on_device:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         try:
+            if core.datatype == "BF16":
+                return self._as_floats(core, batch)
             if batch is None:
                 return core.numpy()
             if core.writable:
@@ -143,6 +147,14 @@ class Tensor:
             return array
         except UnsupportedError as error:
             raise TritonModelException(str(error)) from None
+
+    def _as_floats(self, core: CoreTensor, batch: Copies | None) -> Array:
+        floats: Array | None = getattr(self, "_floats", None)  # not set in every tensor, to save the time
+        if floats is None:
+            floats = self._floats = float_array(core.data, core.shape)
+            if batch is not None:
+                batch.bytes_copied += floats.nbytes
+        return floats
 
     def to_dlpack(self) -> Any:
         """The data as a DLPack capsule: the memory itself, also on a GPU.

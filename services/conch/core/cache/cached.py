@@ -107,6 +107,11 @@ class CachedModel:
         return self.model.workers
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What the model does against its config."""
+        return self.model.notes
+
+    @property
     def pending(self) -> int:
         """Requests accepted and not yet executing."""
         return self.model.pending

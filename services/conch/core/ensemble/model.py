@@ -80,6 +80,11 @@ class EnsembleModel:
         return ()
 
     @property
+    def notes(self) -> Sequence[str]:
+        """None: its models have them."""
+        return ()
+
+    @property
     def pending(self) -> int:
         """None: requests wait in the queues of its models."""
         return 0

@@ -58,6 +58,11 @@ class Fleet:
         self._members: list[Member] = []
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What the model does against its config."""
+        return () if self._model.notes is None else self._model.notes.texts
+
+    @property
     def active(self) -> list[BackendInstance]:
         """Instances that run batches."""
         with self._lock:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from conch.core.latencies import FirstResponseCounts, LatencyCounts
 from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, StatisticsSnapshot
 from conch.observe.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
-from conch.observe.metrics.text import Family, ModelLabels, Template, number
+from conch.observe.metrics.text import Family, ModelLabels, Template
 
 _PER_SECOND = 1_000_000_000
 _BOUNDS = bounds(in_seconds(EXPONENTS))
@@ -247,7 +247,7 @@ def _first_response_template(bounds_ms: Sequence[float]) -> Template:
 def first_responses(model: ModelLabels, counted: FirstResponseCounts) -> str:
     """The samples of that histogram of a model version."""
     template = _first_response_template(tuple(counted.bounds_ms))
-    return template.render(model, (*counted.counts, number(counted.ns / 1e6), counted.counts[-1]))
+    return template.render(model, (*counted.counts, counted.ms, counted.counts[-1]))
 
 
 PENDING = Template(

@@ -19,15 +19,17 @@ class _Summary:
         template: Its samples.
         stage: Whose times they are.
         total: How many there were, and how long they took together.
-        cached_only: Whether only models with a response cache have it.
+        cached: Whether models with a response cache have it, those without, or both (None).
     """
 
     template: Template
     stage: int
     total: Callable[[StatisticsSnapshot], Duration]
-    cached_only: bool
+    cached: bool | None
 
 
+# Triton has no summary of whole requests for models with a response cache.
+_CACHED: dict[int, bool] = {stages.REQUEST: False, stages.CACHE_HIT: True, stages.CACHE_MISS: True}
 _TOTALS: Sequence[tuple[str, str, int, Callable[[StatisticsSnapshot], Duration]]] = (
     (
         "nv_inference_request_summary_us",
@@ -61,13 +63,13 @@ _TOTALS: Sequence[tuple[str, str, int, Callable[[StatisticsSnapshot], Duration]]
     ),
     (
         "nv_cache_hit_summary_per_model",
-        "Summary of cache hit duration per model, in microseconds",
+        "Summary of cache hit counts/durations per model, in microseconds.",
         stages.CACHE_HIT,
         lambda s: s.cache_hit,
     ),
     (
         "nv_cache_miss_summary_per_model",
-        "Summary of cache miss (insert+lookup) duration per model, in microseconds",
+        "Summary of cache miss counts/durations per model, in microseconds.",
         stages.CACHE_MISS,
         lambda s: s.cache_miss,
     ),
@@ -89,9 +91,7 @@ class SummaryMetrics:
             *(("", "quantile", repr(quantile)) for quantile in quantiles),
         ]
         self._families = [
-            _Summary(
-                Template(Family(name, "summary", text), samples), stage, total, stage >= stages.CACHE_HIT
-            )
+            _Summary(Template(Family(name, "summary", text), samples), stage, total, _CACHED.get(stage))
             for name, text, stage, total in _TOTALS
         ]
 
@@ -117,7 +117,7 @@ class SummaryMetrics:
         """
         pieces: list[str] = []
         for summary in self._families:
-            if summary.cached_only and not cached:
+            if summary.cached not in (None, cached):
                 pieces.append("")
                 continue
             total = summary.total(counted)

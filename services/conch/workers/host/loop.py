@@ -121,6 +121,12 @@ class Host:
         """Sends a message without tensors."""
         self._exchange.send(kind, subject, fields)
 
+    def _note(self, text: str) -> None:
+        try:
+            self._exchange.send(Kind.NOTE, 0, wire.encode_json({"text": text}))
+        except ChannelClosedError:
+            pass  # nobody reads it any more
+
     # --- what the main thread does ------------------------------------------------------------------------
 
     def _open(self, spec: ModelSpec, placement: Placement) -> bool:
@@ -130,7 +136,7 @@ class Host:
             limit_memory(settings.memory_limit_mb)
         self._watch.begin()  # an `initialize` may take long, and ask the server for something
         try:
-            instance = open_instance(spec, placement, self._calls)
+            instance = open_instance(spec, placement, self._calls, self._note)
         except ConchError as error:
             if self._forked:
                 raise error.__cause__ or error from None

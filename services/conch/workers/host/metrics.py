@@ -86,9 +86,8 @@ class RemoteFamily(CustomFamily):
     def metric(self, labels: Mapping[str, str], bounds: Sequence[float] | None = None) -> CustomMetric:
         """See `CustomFamily.metric`."""
         number = self._families.number()
-        self._server.ask(
-            "metric", number=number, family=self._number, labels=dict(labels), bounds=bounds and list(bounds)
-        )
+        limits = None if bounds is None else list(bounds)
+        self._server.ask("metric", number=number, family=self._number, labels=dict(labels), bounds=limits)
         metric = RemoteMetric(self, labels, self._server, number)
         self._families.watch(metric, number)
         return metric

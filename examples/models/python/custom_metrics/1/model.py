@@ -8,19 +8,20 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        # The families are kept: a metric whose family is gone can't be used.
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        texts = pb_utils.MetricFamily(
+        self.texts_family = pb_utils.MetricFamily(
             "texts_total", "Texts that were measured", pb_utils.MetricFamily.COUNTER
         )
-        longest = pb_utils.MetricFamily(
+        self.longest_family = pb_utils.MetricFamily(
             "longest_text", "Characters of the longest", pb_utils.MetricFamily.GAUGE
         )
-        sizes = pb_utils.MetricFamily(
+        self.sizes_family = pb_utils.MetricFamily(
             "text_characters", "Characters of a text", pb_utils.MetricFamily.HISTOGRAM
         )
-        self.texts = texts.Metric(labels)
-        self.longest = longest.Metric(labels)
-        self.sizes = sizes.Metric(labels, buckets=[10, 100, 1000])
+        self.texts = self.texts_family.Metric(labels)
+        self.longest = self.longest_family.Metric(labels)
+        self.sizes = self.sizes_family.Metric(labels, buckets=[10, 100, 1000])
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
         responses = []
