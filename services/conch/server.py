@@ -25,6 +25,7 @@ from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
 from conch.core.watch import RequestLog
+from conch.forks import ListeningAddresses
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.routes import Services
@@ -140,7 +141,9 @@ class Server:
         self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
+        self._control_options = control_port
         self._metrics_options = metrics
+        self._addresses = ListeningAddresses()
         self._metrics = (
             None
             if metrics is None
@@ -183,7 +186,8 @@ class Server:
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
-            self._control.start()  # before the models: their loading can be watched
+            # Before the models: their loading can be watched.
+            self._keep_from_forks(self._control_options, self._control.start())
         if self._options.listen_while_loading:
             self._listen()
         failures = self.failures = self.agent.start()
@@ -246,10 +250,17 @@ class Server:
     def _listen(self) -> None:
         if self._grpc is not None and self.grpc_port is None:
             self.grpc_port = self._grpc.start()
+            self._keep_from_forks(self._grpc_options, self.grpc_port)
         if self._http is not None and self.http_port is None:
             self.http_port = self._http.start()
+            self._keep_from_forks(self._http_options, self.http_port)
         if self._metrics is not None and self.metrics_port is None:
             self.metrics_port = self._metrics.start()
+            self._keep_from_forks(self._metrics_options, self.metrics_port)
+
+    def _keep_from_forks(self, options: _Target | None, port: int) -> None:
+        assert options is not None, "it has been started with them"
+        self._addresses.add(options.target, port)
 
     def _stop_listening(self, grace_s: float) -> bool:
         """Stops all front ends at the same time: each of them has the whole grace."""
@@ -274,6 +285,7 @@ class Server:
     def _stop_metrics(self, grace_s: float) -> bool:
         ended = self._metrics is None or self._metrics.stop(grace_s)
         self._loop.stop()
+        self._addresses.clear()
         return ended
 
     def _close_cache(self) -> None:
@@ -290,7 +302,15 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
     return CacheService(cache, new_hash)
 
 
-class _Address(Protocol):
+class _Target(Protocol):
+    """Where something listens."""
+
+    @property
+    def target(self) -> str:
+        """Host and port, or ``unix:PATH``."""
+
+
+class _Address(_Target, Protocol):
     """Where something is to listen."""
 
     @property
@@ -304,10 +324,6 @@ class _Address(Protocol):
     @property
     def reuse_port(self) -> bool:
         """Whether others may listen there too."""
-
-    @property
-    def target(self) -> str:
-        """Both together."""
 
 
 def check_free(options: _Address) -> None:

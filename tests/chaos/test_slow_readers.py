@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from tests.chaos.test_clients import STREAM
+from tests.support.hazards import workers_of
 from tests.support.servers import (
     WAIT_S,
     RawClient,
@@ -26,6 +29,8 @@ from tests.support.servers import (
     write_model,
 )
 from tritonclient.grpc import service_pb2
+
+from conch.workers.blocks import MOST_IDLE, MOST_LENT
 
 BLOCK = 1 << 20
 BLOCKS = 400
@@ -190,6 +195,44 @@ def test_a_server_stops_although_a_model_waits(repository: Path, tmp_path: Path,
         assert flood.cancelled == 1
         with pytest.raises(grpc.RpcError):
             list(call)
+
+
+@pytest.mark.slow
+def test_many_slow_readers_of_a_worker_hold_few_descriptors(repository: Path, tmp_path: Path) -> None:
+    config = CONFIG.format(how="thread", log=tmp_path / "log")
+    config += 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
+    write_model(tmp_path / "models", "flood", config, {"model.py": MODEL.replace("{sync}", "")})
+    with (
+        serving(repository, tmp_path / "models", flags=["--exit-timeout-secs=3"]) as server,
+        client_of(server) as client,
+        ExitStack() as stack,
+    ):
+        flood = Flood(server, tmp_path / "log")
+        (worker,) = workers_of(server)
+        streams = [stack.enter_context(stream(flood, request(90))) for _ in range(20)]
+        flood.wait_until_it_waits()
+        for process in (server.process.pid, worker.pid):
+            assert 0 < blocks_of(process) <= MOST_LENT + MOST_IDLE
+        used = max(int(number) for number in os.listdir(f"/proc/{server.process.pid}/fd"))
+        _, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 1, hard))
+        for call in streams[:3]:
+            call.cancel()
+        eventually(lambda: flood.cancelled == 3, "the model goes on")
+        check_simple(client.infer("simple", simple_inputs()))
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        with stream(flood, request(3)) as call:
+            assert sum(1 for _ in call) == 2
+        assert [each.pid for each in workers_of(server)] == [worker.pid]
+
+
+def blocks_of(pid: int) -> int:
+    """How many blocks of memory a process has descriptors of."""
+    links = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return sum("conch-tensors" in link for link in links)
 
 
 def test_a_deadline_ends_the_wait(repository: Path, tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ SCRIPTS = {
     ),
     "(lambda all: (shown(next(all)), len(list(all)), len(list(all))))"
     "(call('stream', 3, 0).exec(decoupled=True))": "([[3.0, 0.0]], 2, 3)",
+    "(lambda all: (len(list(all)), shown(next(iter(all))), len(list(all)), len(list(all))))"
+    "(call('stream', 3, 0).exec(decoupled=True))": "(3, [[3.0, 0.0]], 2, 3)",
+    "(lambda all: ([shown(one) for one, _ in zip(all, range(1))], len(list(all))))"
+    "(call('echo', 3).exec(decoupled=True))": "([[[3.0]]], 1)",
     "raised(lambda: call('echo', 1, correlation_id=1.5))": (
         "TritonModelException: Correlation ID must be integer or string"
     ),
@@ -144,6 +148,24 @@ def test_responses_in_a_coroutine_as_they_come(client: triton.InferenceServerCli
     assert run(client, code, "coroutine") == "4"
 
 
+def test_the_loop_goes_on_until_the_first_response(
+    client: triton.InferenceServerClient, tmp_path: Path
+) -> None:
+    released = str(tmp_path / "released")
+    waits = (
+        "import os\n"
+        "end = time.monotonic() + 10\n"
+        f"while not os.path.exists({released!r}) and time.monotonic() < end: time.sleep(0.002)\n"
+        f"result = os.path.exists({released!r})"
+    )
+    code = (
+        f"async def release(): open({released!r}, 'w').close()\n"
+        f"made, task = texts('script', {waits!r}), asyncio.create_task(release())\n"
+        "return [shown(one) for one in await made.async_exec(decoupled=True)]"
+    )
+    assert run(client, code, "coroutine") == "[[[b'True']]]"
+
+
 def test_the_other_model_sees_the_request(client: triton.InferenceServerClient) -> None:
     code = (
         "response = call('seen', 1, request_id='i', correlation_id=3, flags=3, timeout=77,\n"
@@ -236,6 +258,31 @@ def test_calls_that_nobody_could_serve_fail(
     said = run(client, nested(*models), first)
     assert f"model '{models[-1]}' can't run this call: all of its instances wait" in said
     assert run(client, "result = 1", first) == "1"
+
+
+@pytest.mark.parametrize("how", ["exec()", "exec(decoupled=True)", "async_exec()"])
+def test_a_forked_process_can_not_call(client: triton.InferenceServerClient, how: str) -> None:
+    calls = {
+        "exec()": "call('echo', 1).exec()",
+        "exec(decoupled=True)": "next(made)",  # an iterator of the model's, whose answers come there
+        "async_exec()": "asyncio.run(work())",
+    }
+    code = (
+        "import multiprocessing\n"
+        "async def work(): return await call('echo', 1).async_exec()\n"
+        "made = call('endless', 1, request_id='forked').exec(decoupled=True)\n"
+        "next(made)\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "theirs, ours = context.Pipe()\n"
+        f"child = context.Process(target=lambda: theirs.send(raised(lambda: {calls[how]})))\n"
+        "child.start()\n"
+        "result = ours.poll(10) and ours.recv()\n"
+        "child.kill()\n"
+        "made.cancel()"
+    )
+    said = run(client, code)
+    forked = "a process that model instance 'script_0' has forked can't call the server"
+    assert said.startswith(f"TritonModelException: {forked}")
 
 
 def test_streams_that_nobody_could_serve_fail(client: triton.InferenceServerClient) -> None:

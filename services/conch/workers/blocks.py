@@ -8,6 +8,7 @@ again, and what is idle beyond a cap, or for a while, is dropped on both sides.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -26,6 +27,15 @@ LEAST_BYTES = 64 * 1024
 MOST_IDLE_BYTES = 256 * 1024 * 1024
 MOST_IDLE = 16
 """How many blocks may be idle: each takes a descriptor on both sides."""
+
+MOST_LENT = 64
+"""While so many blocks are lent, tensors travel in files that the receiver reads and closes at once.
+
+So one side takes no more descriptors of the other one, however many requests wait for slow clients.
+"""
+
+MOST_MAPPED = 2 * (MOST_LENT + MOST_IDLE)
+"""How many blocks of the other side's are mapped: more than one that keeps to the limits above has."""
 
 IDLE_NS = 30_000_000_000
 """How long a block may be idle."""
@@ -103,7 +113,12 @@ class Pool:
     def lent(self) -> int:
         """How many blocks are lent."""
         with self._lock:
-            return len(self._blocks) - sum(map(len, self._idle.values()))
+            return len(self._blocks) - self._idle_count
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many blocks are lent that no further one should be."""
+        return self.lent >= MOST_LENT
 
     @property
     def count(self) -> int:
@@ -139,6 +154,23 @@ class Pool:
         """
         with self._lock:
             self._give_back(number)
+
+    def unmapped(self, number: int) -> None:
+        """Takes back a block that the other side can't map: it is not used again.
+
+        Raises:
+            WireError: It is not lent.
+        """
+        with self._lock:
+            block = self._blocks.get(number)
+            self._give_back(number)
+            if block is None or block.holds:
+                return
+            idle = self._idle[block.size]
+            if block in idle:  # else it has been dropped already
+                idle.remove(block)
+                self._idle_bytes -= block.size
+                self._drop(block)
 
     def discard(self, block: Block) -> None:
         """Takes a block back that was taken and has not been sent."""
@@ -225,12 +257,14 @@ class Pool:
                 or self._idle_bytes > self._most_idle
                 or self._idle_count > MOST_IDLE
             ):
-                block = idle.pop(0)
-                block.sent()
                 self._idle_bytes -= size
-                self._idle_count -= 1
-                del self._blocks[block.number]
-                self._dropped.append(block.number)
+                self._drop(idle.pop(0))
+
+    def _drop(self, block: Block) -> None:
+        block.sent()
+        self._idle_count -= 1
+        del self._blocks[block.number]
+        self._dropped.append(block.number)
 
 
 class Mappings:
@@ -262,6 +296,7 @@ class Mappings:
 
         Raises:
             WireError: It is no block, or not sealed.
+            OSError: This process can't map it now.
         """
         if number in self._maps or not 0 < number < RETURNED:
             raise WireError(f"block {number} is there already, or can't be")
@@ -271,8 +306,13 @@ class Mappings:
                 raise WireError(f"block {number} is not sealed")
             if size <= 0 or os.fstat(fd).st_size != size:
                 raise WireError(f"block {number} does not have {size} bytes")
+        except (OSError, OverflowError) as error:
+            raise WireError(f"block {number} can't be mapped: {error}") from None
+        if len(self._maps) >= MOST_MAPPED:
+            raise OSError(errno.EMFILE, f"{MOST_MAPPED} blocks are mapped already")
+        try:
             mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, self._protection)
-        except (OSError, ValueError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             raise WireError(f"block {number} can't be mapped: {error}") from None
         self._maps[number] = np.frombuffer(mapping, np.uint8)
 

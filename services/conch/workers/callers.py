@@ -182,6 +182,16 @@ class WorkerCaller:
             error = UnavailableError("the server can't start a thread to answer with: there are too many")
             self._send_answer(number, wire.encode_error(error))
 
+    def lost(self, number: int, kind: Kind, error: ConchError) -> None:
+        """Answers a call or a question that could not be read."""
+        if kind is Kind.ASK:
+            self._send_answer(number, wire.encode_error(error))
+            return
+        try:
+            self._send_reply(number, InferenceResponse([], error), True, True)
+        except ChannelClosedError:
+            pass  # the reader notices
+
     def close(self) -> None:
         """Cancels all calls: nobody waits for them any more."""
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import select
 import socket
@@ -42,6 +43,7 @@ _TRY_TO_RECEIVE = int(socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
 _SEND = int(socket.MSG_NOSIGNAL)
 _TRY_TO_SEND = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+_CUT = int(socket.MSG_TRUNC)
 
 
 class ChannelClosedError(Exception):
@@ -58,6 +60,7 @@ class Channel:
 
     Attributes:
         why: Why this side has ended the conversation, where the other one gave it a reason to; else empty.
+        fds_lost: Whether a message has come whose descriptors this process had no room for.
     """
 
     def __init__(self, sock: socket.socket, patient: bool = True) -> None:
@@ -68,6 +71,7 @@ class Channel:
         # A thread may send while it sends: the garbage collector, or a signal, may run what logs.
         self._lock = threading.RLock()
         self.why = ""
+        self.fds_lost = False
         self._backlog: deque[tuple[list[Buffer], list[int], int]] = deque()
         self._waiting = 0  # bytes that the backlog takes
         self._moved_ns = 0  # when it began, or when something was last taken out of it
@@ -94,7 +98,7 @@ class Channel:
             with os.fdopen(file, "wb", closefd=False) as target:
                 for part in parts:
                     target.write(part)
-            self._send([wire.outline(size)], [file, *fds])
+            self._send([wire.outline(parts[0], size)], [file, *fds])
         finally:
             os.close(file)
 
@@ -134,7 +138,8 @@ class Channel:
             wait: Whether to wait if there is none.
 
         Returns:
-            The message, and the descriptors that came with it, which are the caller's to close.
+            The message, and the descriptors that came with it, which are the caller's to close. Of a message
+            whose file can't be read that is the outline: see `Message.outline`.
 
         Raises:
             BlockingIOError: There is none, and it is not to be waited for.
@@ -157,9 +162,13 @@ class Channel:
             if not size:
                 raise ChannelClosedError("the other side has closed its socket")
             if flags & _TRUNCATED:
-                raise WireError("a message is larger than any may be")
+                if flags & _CUT:
+                    raise WireError("a message is larger than any may be")
+                self.fds_lost = True
             packet = memoryview(buffer)[:size]
             if packet[2] & wire.OUTLINE if size > 2 else False:
+                if not fds and self.fds_lost:
+                    return packet, fds
                 return _read_outline(packet, fds), fds
             return packet, fds
         except BaseException:
@@ -250,6 +259,8 @@ class Channel:
         except BlockingIOError:
             raise
         except OSError as error:
+            if fds and error.errno == errno.ETOOMANYREFS:
+                raise  # nothing has been sent: too many descriptors of this user are on their way
             # Also where the system has run out of something: what was lost would be waited for, so whoever
             # reads is to notice.
             self.shut()
@@ -269,7 +280,8 @@ class Channel:
                     self._room.notify_all()
             try:
                 self._put(parts, fds, _SEND)
-            except ChannelClosedError:
+            except (ChannelClosedError, OSError):
+                self.shut()
                 with self._lock:
                     self._drop_backlog()
             finally:
@@ -291,8 +303,8 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
-    """The message in the first of the descriptors, which is closed."""
-    size = wire.decode(packet).subject
+    """The message in the first of the descriptors, which is closed; the outline without memory for it."""
+    size = wire.decode(packet).block_size
     if not fds:
         raise WireError("a message in a file has come without the file")
     file = fds.pop(0)
@@ -307,6 +319,8 @@ def _read_outline(packet: memoryview, fds: list[int]) -> memoryview:
                 raise WireError("a message in a file ends too early")
             done += count
         return view
+    except MemoryError:
+        return packet
     except OSError as error:
         raise WireError(f"a message in a file can't be read: {error}") from None
     finally:

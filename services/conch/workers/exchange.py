@@ -9,11 +9,14 @@ from conch.core.tensor import Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Block, Mappings, Pool
 from conch.workers.channel import BUFFER_BYTES, Channel
-from conch.workers.gpu_tensors import Devices
+from conch.workers.gpu_tensors import Devices, UnmappedError, unmapped
 from conch.workers.incoming import Incoming, Small
 from conch.workers.packing import Payload, pack_alike, pack_block, pack_inline
 from conch.workers.tensors import ReceivedTensor, server_tensor, worker_tensor
-from conch.workers.wire import RETURNED, Kind, Layouts, Place, TensorLayout, WireError
+from conch.workers.wire import RETURNED, Kind, Layouts, Message, Place, TensorLayout, WireError
+
+_MOST_IN_FILE = 1 << 30
+"""Tensors with more bytes than this travel in a block however many are lent."""
 
 
 class Exchange:
@@ -71,7 +74,7 @@ class Exchange:
             if not described and pack_alike(payload, lists, self._sent):
                 return payload
             size = sum(tensor.nbytes for tensors in lists for tensor in tensors)
-            if size <= wire.MOST_INLINE and not described:
+            if not described and (size <= wire.MOST_INLINE or (size <= _MOST_IN_FILE and self.pool.crowded)):
                 pack_inline(payload, lists, self._sent)
             else:
                 mappings = self.mappings if returned else None
@@ -94,6 +97,9 @@ class Exchange:
         mappings = self.mappings
         released = mappings.take_released(wire.MOST_RELEASED) if mappings.waiting else []
         try:
+            if released and _in_file(fields, payload):  # or they would be lost if that could not be read
+                self.channel.send([wire.encode(Kind.RELEASE, released=released)])
+                released = []
             if payload is None:
                 self.channel.send([wire.encode(kind, subject, fields, released=released)])
                 return
@@ -170,10 +176,7 @@ class Exchange:
             packet, fds = self.channel.receive(self._buffer, wait)
             try:
                 message = wire.decode(packet)
-                if message.new_block:
-                    if not fds:
-                        raise WireError("a new block has come without its descriptor")
-                    self.mappings.add(message.block, message.block_size, fds[0])
+                failure = self._map(message, fds) if message.new_block or message.outline else None
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -194,8 +197,34 @@ class Exchange:
                     self.mappings.drop(number)
                 self.seen_to()
                 continue
+            if message.kind is Kind.UNMAPPED:
+                for number in wire.decode_numbers(message.fields):
+                    self.pool.unmapped(number)
+                self.seen_to()
+                continue
+            if failure is not None:
+                return Incoming(wire.lost(message) if message.outline else message, self, None, failure)
             root = self.mappings.lend(message.block) if message.block else None
             return Incoming(message, self, root)
+
+    def _map(self, message: Message, fds: Sequence[int]) -> UnmappedError | None:
+        """Maps the new block of a message; the error if this process can't, or if the message itself is lost.
+
+        Raises:
+            WireError: There is no block, or it is none.
+        """
+        error = unmapped()
+        if message.new_block and fds:
+            try:
+                self.mappings.add(message.block, message.block_size, fds[0])
+                return None
+            except OSError as failed:
+                error = unmapped(str(failed))
+        elif message.new_block and not self.channel.fds_lost:
+            raise WireError("a new block has come without its descriptor")
+        if message.block:
+            self.channel.send([wire.encode(Kind.UNMAPPED, 0, wire.encode_numbers([message.block]))])
+        return error
 
     def interrupted(self) -> bool:
         """Whether a message has come and has not been seen to, when `receive` has failed."""
@@ -216,6 +245,12 @@ class Exchange:
             self.devices.close()
         self.pool.close()
         self.mappings.close()
+
+
+def _in_file(fields: bytes, payload: Payload | None) -> bool:
+    """Whether a message may be so long that it travels in a file."""
+    nbytes = len(fields) + (0 if payload is None else sum(map(len, payload.data)))
+    return nbytes > wire.MOST_PACKET - wire.MOST_INLINE
 
 
 def _writable_copy(data: memoryview) -> memoryview:

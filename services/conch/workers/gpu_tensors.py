@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from conch.core.errors import InternalError
+from conch.core.errors import InternalError, UnavailableError
 from conch.core.tensor import Tensor
 from conch.workers.packing import Payload
 from conch.workers.wire import Place, TensorLayout
 
 
 class UnreachableError(InternalError):
-    """A tensor on a GPU has come whose memory can't be opened here."""
+    """A tensor has come whose memory can't be opened here."""
+
+
+class UnmappedError(UnreachableError, UnavailableError):
+    """A tensor, or a whole message, has come whose memory a process can't map now."""
+
+
+def unmapped(why: str = "this process can't open further files") -> UnmappedError:
+    """The error of a request whose tensors, or whose message, can't be mapped."""
+    return UnmappedError(
+        f"memory between the server and a worker can't be mapped: {why}; the request may be sent again, and "
+        f"a higher limit of open files (ulimit -n) for the server avoids this"
+    )
 
 
 class Devices(Protocol):

@@ -8,7 +8,7 @@ from typing import Protocol
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.workers import wire
 from conch.workers.blocks import Pool
-from conch.workers.gpu_tensors import Devices, UnreachableError
+from conch.workers.gpu_tensors import Devices, UnmappedError, UnreachableError
 from conch.workers.wire import RETURNED, Layout, Layouts, Message, Place, Reader, TensorLayout, WireError
 
 Small = Callable[[str, str, tuple[int, ...], Buffer], Tensor]
@@ -38,18 +38,27 @@ class Side(Protocol):
 class Incoming:
     """A message that was received, with what it takes to read its tensors.
 
+    Args:
+        message: The message.
+        side: The side that it has come to.
+        root: The memory of the block that came with it.
+        unmapped: Why there is none although a block came with it; None where nothing is wrong.
+
     Attributes:
         message: The message.
         reader: Reads its fields.
     """
 
-    __slots__ = ("_data", "_offset", "_root", "_side", "message", "reader")
+    __slots__ = ("_data", "_offset", "_root", "_side", "_unmapped", "message", "reader")
 
-    def __init__(self, message: Message, side: Side, root: Array | None) -> None:
+    def __init__(
+        self, message: Message, side: Side, root: Array | None, unmapped: UnmappedError | None = None
+    ) -> None:
         self.message = message
         self.reader = Reader(message.fields)
         self._side = side
         self._root = root
+        self._unmapped = unmapped
         self._offset = 0  # of the next list of small tensors
         # One copy for all small tensors: the buffer is needed for the next message.
         self._data: Buffer = side.own(message.data) if message.data.nbytes else message.data
@@ -59,7 +68,7 @@ class Incoming:
 
         Raises:
             WireError: It is none, or one is not where it should be.
-            UnreachableError: One on a GPU can't be opened here; the next list can be read all the same.
+            UnreachableError: The memory of one can't be opened here; the next list can be read all the same.
         """
         side = self._side
         inline, nbytes, others = wire.decode_tensors(side.received, self.reader)
@@ -133,6 +142,8 @@ class Incoming:
             memory = self._side.pool.view(source & ~RETURNED).data
         elif source == self.message.block and self._root is not None:
             memory = self._root.data
+        elif source == self.message.block and self._unmapped is not None:
+            raise self._unmapped
         else:
             raise WireError(f"a tensor is in block {source}, which did not come with its message")
         if offset + nbytes > memory.nbytes:

@@ -26,6 +26,7 @@ from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.dispatch import Dispatcher, json_fields
 from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import unmapped
 from conch.workers.incoming import Incoming
 from conch.workers.inflight import InFlight, InFlightTable
 from conch.workers.loss import Loss
@@ -99,7 +100,7 @@ class Link:
         self._turns = Turns(channel, self._exchange)
         self._loss = Loss(name)
         self._table = InFlightTable(self._opened, self._cancel, self._loss.refuse)
-        self._results = Results(self._table, spec)
+        self._results = Results(self._table, spec, self._abandon)
         self._log = WorkerLog(spec.name)
         gpus = cuda_devices() if gpus is None else gpus
         self._sender = BatchSender(self._exchange, spec, self._table, self._log, gpus, self._results.fail)
@@ -124,6 +125,7 @@ class Link:
                 Kind.READY: json_fields(self._checks.answered),
                 Kind.LOADED: json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
+                Kind.LOST: self._on_message_lost,
             }
         )
         self._reader = threading.Thread(target=self._read, name=f"conch-{name}-link", daemon=True)
@@ -206,6 +208,9 @@ class Link:
     def _cancel(self, number: int) -> None:
         self._sender.cancel(number)
 
+    def _abandon(self, number: int) -> None:
+        self._sender.abandon(number)
+
     # --- what comes from there -----------------------------------------------------------------------------
 
     def _read(self) -> None:
@@ -236,6 +241,19 @@ class Link:
         if not isinstance(text, str):
             raise WireError("a note is a text")
         self._notes.add(text)
+
+    def _on_message_lost(self, subject: int, incoming: Incoming) -> None:
+        """Ends what a message was about that could not be read: the worker goes on."""
+        kind = wire.lost_kind(incoming.message.fields)
+        error = unmapped()
+        if kind is Kind.DONE:
+            self._results.done_lost(subject, error)
+        elif kind is Kind.RESPONSE:
+            self._results.response_lost(subject, error)
+        elif kind is Kind.CALL or kind is Kind.ASK:
+            self._caller.lost(subject, kind, error)
+        elif kind not in (Kind.LOG, Kind.METRIC, Kind.NOTE):
+            raise WireError("a message was lost that can't be done without")
 
     def _on_failed(self, subject: int, incoming: Incoming) -> None:
         self._quiet = True

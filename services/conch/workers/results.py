@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from conch.core.backend import Outcome
@@ -26,10 +26,12 @@ class Results:
     Args:
         table: What the worker has.
         spec: The model version.
+        abandon: Tells the worker that a request that it has is over, by its number.
     """
 
-    def __init__(self, table: InFlightTable, spec: ModelSpec) -> None:
+    def __init__(self, table: InFlightTable, spec: ModelSpec, abandon: Callable[[int], None]) -> None:
         self._table = table
+        self._abandon = abandon
         self._decoupled = spec.decoupled
 
     def done(self, number: int, incoming: Incoming) -> None:
@@ -71,7 +73,11 @@ class Results:
             WireError: It is none.
         """
         record = ResponseRecord.decode(incoming.reader)
-        outputs: Sequence[Tensor] = incoming.tensors() if record.has_tensors else []
+        try:
+            outputs: Sequence[Tensor] = incoming.tensors() if record.has_tensors else []
+        except UnreachableError as error:
+            self.response_lost(number, without_traceback(error))
+            return
         incoming.reader.end()
         entry = self._table.entry(number)
         if record.final:
@@ -87,6 +93,29 @@ class Results:
             parameters = None if record.parameters is None else dict(record.parameters)
             response = InferenceResponse(list(outputs), record.error, parameters)
         entry.hand(response, record.final, wire.units(outputs))
+
+    def done_lost(self, number: int, error: ConchError) -> None:
+        """Ends a batch whose outcome could not be read.
+
+        Raises:
+            WireError: There is no such batch.
+        """
+        sent = self._table.batches.get(number)
+        if sent is None:
+            raise WireError(f"batch {number} is done, but has not begun")
+        if self._table.take(number) is not None:
+            self.fail(sent, error)
+
+    def response_lost(self, number: int, error: ConchError) -> None:
+        """Ends a request one of whose responses could not be read: nothing may follow the error."""
+        entry = self._table.entry(number)
+        if entry is None:
+            return
+        self._abandon(number)
+        self._table.over((number,))
+        if entry.watched is not None:
+            entry.watched.ended(entry)
+        entry.fail(error)
 
     def fail(self, sent: SentBatch, error: ConchError, opened: dict[int, OpenRequest] | None = None) -> None:
         """Ends a batch with an error.

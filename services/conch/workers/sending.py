@@ -15,6 +15,7 @@ from conch.workers import wire
 from conch.workers.channel import ChannelClosedError
 from conch.workers.devices import ServerDevices, use_on_server
 from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import unmapped
 from conch.workers.incoming import Incoming
 from conch.workers.inflight import InFlightTable, SentBatch
 from conch.workers.packing import Payload
@@ -83,23 +84,37 @@ class BatchSender:
                 self.cancel(number)
 
     def unreachable(self, number: int, incoming: Incoming) -> None:
-        """Sends a batch again, and all others from now on, with its tensors on GPUs in host memory.
+        """Sends a batch again whose tensors the worker could not open; one that it can't open twice fails.
+
+        If they may have been on a GPU, the worker gets copies in host memory from now on.
 
         Raises:
-            WireError: It has none that the worker could be unable to reach.
+            WireError: There is no such batch.
         """
         sent = self._table.batches.get(number)
-        if sent is None or self._devices is None or sent.resent:
-            raise WireError(f"batch {number} has no tensors on a GPU that could be out of reach")
+        if sent is None:
+            raise WireError(f"batch {number} is out of reach, but has not begun")
+        if sent.resent:
+            if self._table.take(number) is not None:
+                self._fail(sent, unmapped("the worker can't open further files"))
+                for each in sent.numbers:
+                    self.tell(Kind.FORGET, each)
+            return
         sent.resent = True
-        self._devices.lends = False
-        log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
+        if self._devices is not None and self._devices.lends:
+            self._devices.lends = False
+            log.warning("a worker of model '%s' can't open memory on GPUs: it gets copies", self._spec.name)
         self.send(sent)
 
     def cancel(self, number: int) -> None:
         """Says that nobody waits for a request any more."""
         if number in self._table.open:
             self.tell(Kind.CANCEL, number)
+
+    def abandon(self, number: int) -> None:
+        """Says that a request is over, which the worker may still answer."""
+        self.cancel(number)
+        self.tell(Kind.FORGET, number)
 
     def credit(self, number: int, units: int) -> None:
         """Says how much more may be sent in response to a request."""

@@ -36,7 +36,7 @@ from conch.core.request import InferenceRequest
 from conch.core.tensor import ELEMENT_SIZES, Buffer, Tensor
 
 MAGIC = 0xC7
-VERSION = 2
+VERSION = 3
 
 MOST_INLINE = 32 * 1024
 """Tensors of a message that have more bytes than this together travel in a block."""
@@ -86,9 +86,11 @@ class Kind(IntEnum):
     METRIC = 20  # W: JSON: a change of a metric
     LEVEL = 21  # S: JSON: from which level on records are wanted
     DEVICES = 23  # S: UUIDs of the GPUs on which outputs may stay
-    UNREACHABLE = 24  # W, a batch: its tensors on a GPU can't be opened; it is to be sent without
+    UNREACHABLE = 24  # W, a batch: its tensors can't be opened or have not come; it is to be sent again
     GONE = 25  # S: UUID and handle of memory on a GPU that is not used any more
-    NOTE = 26  # W: JSON: what the model does against its config
+    UNMAPPED = 26  # B: blocks that came and can't be mapped: they are given back, and not to be used again
+    LOST = 27  # on the side that receives: a message about a subject whose file could not be read
+    NOTE = 28  # W: JSON: what the model does against its config
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -120,6 +122,7 @@ class Message(NamedTuple):
         block_size: The size of that block.
         new_block: Whether the block's descriptor comes with it.
         released: Blocks that are given back.
+        outline: Whether the message itself is in a file of `block_size` bytes.
     """
 
     kind: Kind
@@ -130,6 +133,7 @@ class Message(NamedTuple):
     block_size: int
     new_block: bool
     released: tuple[int, ...]
+    outline: bool = False
 
 
 def encode(
@@ -158,9 +162,17 @@ def encode(
     return b"".join(parts)
 
 
-def outline(size: int) -> bytes:
-    """The message that tells of a message in a file, which has `size` bytes."""
-    return HEADER.pack(MAGIC, Kind.RELEASE, OUTLINE, 0, 0, size, 0, 0)
+def outline(message: Buffer, size: int) -> bytes:
+    """The message that tells of a message in a file.
+
+    It has what the receiver needs if it can't read the file: kind, subject and block of that message.
+
+    Args:
+        message: The message in the file, or its beginning.
+        size: Bytes of the file.
+    """
+    _, kind, _, _, _, subject, block, _ = HEADER.unpack_from(message)
+    return HEADER.pack(MAGIC, kind, OUTLINE, 0, 0, subject, block, size)
 
 
 def decode(packet: memoryview) -> Message:
@@ -192,7 +204,18 @@ def decode(packet: memoryview) -> Message:
         block_size,
         flags & NEW_BLOCK != 0,
         numbers,
+        flags & OUTLINE != 0,
     )
+
+
+def lost(message: Message) -> Message:
+    """What stands for a message whose file could not be read; `lost_kind` has its kind."""
+    return message._replace(kind=Kind.LOST, fields=memoryview(bytes([message.kind])), block=0)
+
+
+def lost_kind(fields: memoryview) -> Kind | None:
+    """The kind of a message that was lost; None where that is not known."""
+    return _KINDS.get(fields[0]) if len(fields) == 1 else None
 
 
 def encode_hello(pid: int) -> bytes:
@@ -999,7 +1022,8 @@ CREDIT_AT = WINDOW // 4
 """The server says what it has handed on when it is that much."""
 
 _UNIT_BYTES = 64 * 1024
-_BLOCK_UNITS = 4
+_BLOCK_UNITS = 12
+"""So at most eight blocks of a request are on their way at a time, each of which takes a descriptor."""
 
 
 def units(tensors: Sequence[Tensor]) -> int:

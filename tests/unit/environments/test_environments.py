@@ -27,9 +27,10 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.stopping import stopping_with
-from conch.workers.environments import Environment, EnvironmentCache, environment_for
+from conch.workers.environments import Asked, Environment, EnvironmentCache, environment_for
 from conch.workers.environments import building as building_module
 from conch.workers.environments.building import Tools
+from conch.workers.environments.inherited import NAMES, PREFIXES
 from conch.workers.environments.interpreter import interpreter_in
 from conch.workers.environments.tools import Output, run_tool
 
@@ -85,7 +86,7 @@ def test_by_default_it_is_the_servers(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     environment = environment_for(model(tmp_path), cache)
     assert environment.python == Path(sys.executable)
-    assert environment.variables == dict(os.environ)
+    assert environment.variables["PATH"] == os.environ["PATH"]
     assert environment.paths == ()
     assert run(environment, "__import__('sys').prefix") == sys.prefix
     assert str(tmp_path) in run(environment, "__import__('sys').path")
@@ -98,6 +99,35 @@ def test_variables_of_a_model(tmp_path: Path, cache: EnvironmentCache) -> None:
     assert run(environment, "dict(__import__('os').environ)")["A"] == f"{spec.directory}/a"
     assert environment.variables["PATH"] == "/only"
     assert "A" not in os.environ
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the server's", "a venv"])
+def test_workers_inherit_no_secrets(
+    tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    secrets = ("AWS_SECRET_ACCESS_KEY", "TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN", "OTHER")
+    for name in (*secrets, "OMP_NUM_THREADS", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    parameters = {"CONCH_PASS_ENVIRONMENT": "OTHER, AWS_*"}
+    if own:
+        make_venv(tmp_path / "venv")
+        parameters["EXECUTION_ENV_PATH"] = str(tmp_path / "venv")
+    passes = Asked.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "OTHER"}))
+    assert passes.reason == "parameter 'CONCH_PASS_ENVIRONMENT'"  # or it would have no effect in process
+    environment = environment_for(model(tmp_path, {}, parameters), cache)
+    found = run(environment, "dict(__import__('os').environ)")
+    assert {"OMP_NUM_THREADS", "TMPDIR", "AWS_SECRET_ACCESS_KEY", "OTHER"} <= found.keys()
+    assert not {"TRITONCACHE_REDIS_PASSWORD", "NVIDIA_API_KEY", "XDG_TOKEN"} & found.keys()
+    everything = Asked.read("m", tmp_path, "model.py", {}, {"pass-environment": "*"})
+    assert set(secrets) <= (everything.variables or {}).keys()
+    with pytest.raises(InvalidArgumentError, match="'CONCH_PASS_ENVIRONMENT' must list names"):
+        Asked.of(model(tmp_path, {}, {"CONCH_PASS_ENVIRONMENT": "A=b"}))
+
+
+def test_the_page_lists_what_workers_inherit() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "python-models.md").read_text()
+    listed = (*NAMES, *(f"{prefix}*" for prefix in PREFIXES))
+    assert [name for name in listed if f"`{name}`" not in page] == []
 
 
 def test_a_venv(tmp_path: Path, cache: EnvironmentCache, monkeypatch: pytest.MonkeyPatch) -> None:

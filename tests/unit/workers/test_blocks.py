@@ -434,8 +434,8 @@ def test_unexpected_descriptors_are_closed() -> None:
     with open(os.devnull, "rb") as file:
         worker.send([wire.encode(Kind.DONE)], [file.fileno()] * 3)
         worker.send([wire.encode(Kind.DONE, new_block=True, block=1)])
-        worker.send([wire.outline(100)])
-        worker.send([wire.outline(100)], [file.fileno()] * 2)
+        worker.send([wire.outline(wire.encode(Kind.DONE), 100)])
+        worker.send([wire.outline(wire.encode(Kind.DONE), 100)], [file.fileno()] * 2)
     server.receive()
     for _ in range(3):
         with pytest.raises(WireError):

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,7 +79,7 @@ MESSAGES = st.one_of(
         st.booleans(),
         st.lists(SMALL, max_size=2),
     ),
-    st.integers(0, 2**40).map(wire.outline),
+    st.integers(0, 2**40).map(partial(wire.outline, wire.encode(Kind.DONE))),
 )
 
 

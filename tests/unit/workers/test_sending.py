@@ -467,8 +467,9 @@ def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> N
         sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))
         sender.unreachable(number, nothing)
         assert not sender._devices.lends
-        with pytest.raises(WireError, match="could be out of reach"):
+        sender.unreachable(number, nothing)
+        with pytest.raises(UnavailableError, match="the worker can't open further files"):
+            begun.result()
+        with pytest.raises(WireError, match="has not begun"):
             sender.unreachable(number, nothing)
         os.kill(running.process.pid, signal.SIGKILL)
-        with pytest.raises(UnavailableError):
-            begun.result()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from conch.backends.python.call import LONGEST_LOOK_S, Answer, Call
 from conch.backends.python.caller import Caller
-from conch.backends.python.errors import CallsEnded
+from conch.backends.python.errors import CallsEnded, TritonModelException
 from conch.backends.python.response import InferenceResponse
 from conch.backends.python.responses import ResponseIterator, tell
 
@@ -58,7 +58,7 @@ class AwaitedCall(Call):
             return
         try:
             self.look()
-        except CallsEnded as ended:
+        except (CallsEnded, TritonModelException) as ended:
             self.future.set_exception(ended)
         else:
             self._look_again = self._loop.call_later(LONGEST_LOOK_S, self._watch)
@@ -81,12 +81,11 @@ def awaited(caller: Caller, request: InferenceRequest) -> asyncio.Future[Inferen
 
 
 def awaited_responses(caller: Caller, request: InferenceRequest) -> asyncio.Future[ResponseIterator]:
-    """Begins a call that may have any number of answers; the iterator is there at once.
+    """Begins a call that may have any number of answers; the iterator comes with the first one, as in Triton.
 
     Raises:
         RuntimeError: No loop runs on the calling thread.
         TritonModelException: The caller can't call the server.
     """
-    future: asyncio.Future[ResponseIterator] = asyncio.get_running_loop().create_future()
-    future.set_result(ResponseIterator(caller, request))
-    return future
+    loop = asyncio.get_running_loop()
+    return loop.create_task(ResponseIterator(caller, request)._begun())

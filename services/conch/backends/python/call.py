@@ -234,7 +234,9 @@ class Call:
 
         Raises:
             CallsEnded: Nobody waits for the caller any more; the call has been cancelled.
+            TritonModelException: This process is a fork of the caller's.
         """
+        self.caller.check_process()
         now = monotonic_ns()
         if not (now >= self._ends_ns and self._unwanted(now)):
             return
@@ -295,7 +297,9 @@ class WaitingCall(Call):
 
         Raises:
             CallsEnded: Nobody waits for the caller any more.
+            TritonModelException: This process is a fork of the caller's.
         """
+        self.caller.check_process()
         waiting = self.caller.begins_to_wait(self)
         try:
             return self._wait()

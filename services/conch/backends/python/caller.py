@@ -12,6 +12,7 @@ A request that a model makes remembers the first answer, so that it can be run f
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,21 @@ if TYPE_CHECKING:
     from conch.backends.python.call import Call
 
 NOWHERE = "BLS is only supported during the 'execute' function."
+FORKED = (
+    "a process that model instance '{name}' has forked can't call the server: make the call in the model's "
+    "own process and pass the result on"
+)
+
+_forks = 0
+"""How many forks lie between the program's first process and this one."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 _here: ContextVar[Running | None] = ContextVar("conch_caller", default=None)
 
@@ -70,10 +86,12 @@ class Caller:
         in_circle: Whether the call that was last waited for was in a circle of calls when it was looked at.
         opening: Whether the instance is being made, so that whoever loads the model waits for it.
         loads: The model that it waits for meanwhile, to be loaded.
+        warned_of_blocking: Whether the log says that it blocks its event loop while it waits for responses.
     """
 
     __slots__ = (
         "_closed",
+        "_forks",
         "_lock",
         "_namespace",
         "_open",
@@ -87,6 +105,7 @@ class Caller:
         "running",
         "thread",
         "waiting",
+        "warned_of_blocking",
     )
 
     def __init__(self, server: ServerCalls | None, name: str, spec: ModelSpec | None = None) -> None:
@@ -99,7 +118,9 @@ class Caller:
         self.in_circle = False
         self.opening = False
         self.loads = ""
+        self.warned_of_blocking = False
         self._namespace = "" if spec is None else spec.namespace
+        self._forks = _forks
         self._lock = threading.Lock()
         self._open: set[OpenCall] = set()
         self._closed = False
@@ -114,9 +135,19 @@ class Caller:
         """
         if self.known_server is None:
             raise TritonModelException(NOWHERE)
+        self.check_process()
         if self._closed:
             raise TritonModelException(f"model instance '{self.name}' has been unloaded")
         return self.known_server
+
+    def check_process(self) -> None:
+        """Checks that this is the caller's process: no thread answers calls in a fork of it.
+
+        Raises:
+            TritonModelException: It is a fork.
+        """
+        if self._forks != _forks:
+            raise TritonModelException(FORKED.format(name=self.name))
 
     def names(self, model_name: str) -> Iterator[str]:
         """What a model may be known as to this caller, in the order in which that is to be tried."""
@@ -265,6 +296,7 @@ def current_caller() -> Caller:
         return known[0]
     servers = {id(caller.known_server): caller.known_server for caller in known}
     if len(servers) == 1:
+        known[0].check_process()
         return Caller(known[0].known_server, "")
     if not servers:
         raise TritonModelException(NOWHERE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from conch.backends.python.response import InferenceResponse
 
 if TYPE_CHECKING:
     from conch.backends.python.request import InferenceRequest
+
+log = logging.getLogger(__name__)
 
 _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
@@ -57,8 +60,9 @@ class _StreamCall(WaitingCall):
 class ResponseIterator:
     """The responses to a request, as they come; for `for` and `async for`.
 
-    A final flag that comes without a response is seen as a response without tensors, as in Triton. When all
-    have come they can be gone through again from the first one, so they are kept as long as the iterator.
+    A final flag that comes without a response is a response without tensors, as in Triton. Responses are kept
+    as long as the iterator: a loop after one that has reached the end begins with the first response again, a
+    loop after one that was left goes on where that was.
     """
 
     def __init__(self, caller: Caller, request: InferenceRequest) -> None:
@@ -66,7 +70,20 @@ class ResponseIterator:
         self._responses: list[InferenceResponse] = []
         self._position = 0
         self._over = False
+        self._first: Answer | None = None
         self._call.begin(may_lead=False)
+
+    async def _begun(self) -> ResponseIterator:
+        """Waits for the first response without holding up the loop; a loop over the responses finds it there.
+
+        Cancelling this cancels the request.
+        """
+        try:
+            self._first = await self._call.next_in_coroutine()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self
 
     def cancel(self) -> None:
         """Cancels the request: nobody waits for further responses. The model may still send some."""
@@ -74,7 +91,7 @@ class ResponseIterator:
             self._call.cancel()
 
     def __iter__(self) -> ResponseIterator:
-        if self._over:
+        if self._over and self._position >= len(self._responses):
             self._position = 0
         return self
 
@@ -84,7 +101,11 @@ class ResponseIterator:
             if response is None:
                 raise StopIteration("Iteration is done for the responses.")
             return response
-        return self._keep(self._call.next())
+        answer = self._taken() or self._call.next_if_there()
+        if answer is None:
+            self._warn_of_blocking()
+            answer = self._call.next()
+        return self._keep(answer)
 
     def __aiter__(self) -> ResponseIterator:
         return self.__iter__()
@@ -95,7 +116,24 @@ class ResponseIterator:
             if response is None:
                 raise StopAsyncIteration("Iteration is done for the responses.")
             return response
-        return self._keep(await self._call.next_in_coroutine())
+        return self._keep(self._taken() or await self._call.next_in_coroutine())
+
+    def _taken(self) -> Answer | None:
+        """The first answer, where `_begun` has taken it and nothing else has."""
+        first, self._first = self._first, None
+        return first
+
+    def _warn_of_blocking(self) -> None:
+        caller = self._call.caller
+        if asyncio._get_running_loop() is None or caller.warned_of_blocking:
+            return
+        caller.warned_of_blocking = True
+        log.warning(
+            "model instance '%s' loops over the responses of model '%s' with 'for' in a coroutine, which "
+            "blocks its event loop until the next one comes: use 'async for'",
+            caller.name,
+            self._call.core.model_name,
+        )
 
     def _again(self) -> InferenceResponse | None:
         """The next one of those that are kept."""

@@ -12,17 +12,21 @@ from typing import Any, Literal
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import ModelSpec
 from conch.workers.environments.beside import named_in_lines, relative_in_lock, relative_in_project
+from conch.workers.environments.inherited import named
 
 EXECUTION_ENV_PATH = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 BUILD = "build-environments"
 VARIABLE = "CONCH_ENV_"
+PASS = "CONCH_PASS_ENVIRONMENT"
+PASS_OPTION = "pass-environment"
 
 Kind = Literal["requirements", "project", "uv-lock", "pylock", "script"]
 
 _SCRIPT = re.compile(r"(?m)^# /// script[ \t]*\n(?P<lines>(?:^#(?:| .*)\n)+?)^# ///[ \t]*$")
 _NESTED = re.compile(r"(?m)^[ \t]*(?:-r|-c|--requirement|--constraint)(?:[ \t]+|=)?(?P<file>\S+)")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PATTERN = re.compile(r"[A-Za-z0-9_*?]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Asked:
     Attributes:
         prepared: The directory or archive that the config names.
         packages: What is to be installed for it.
-        variables: Variables for its workers.
+        variables: Variables for its workers, beside those that all workers inherit.
         reason: What asks for workers of its own, for messages; empty if nothing does.
     """
 
@@ -96,7 +100,8 @@ class Asked:
         """The same, of what a config and the backend's options say."""
         where = f"model '{name}'"
         directory = version_directory.parent
-        variables = _variables(where, directory, parameters)
+        own = _variables(where, directory, parameters)
+        variables = {**_passed(where, parameters, options), **own}
         given = parameters.get(EXECUTION_ENV_PATH, "")
         if given:
             path = Path(given.replace(MODEL_DIRECTORY, str(directory))).absolute()
@@ -108,7 +113,8 @@ class Asked:
         packages = None if _ignored(options) else _packages(where, version_directory, model_file)
         if packages is not None:
             return cls(None, packages, variables, f"'{packages.file}'")
-        reason = f"parameter '{VARIABLE}{next(iter(variables))}'" if variables else ""
+        asks = PASS if PASS in parameters else f"{VARIABLE}{next(iter(own))}" if own else ""
+        reason = f"parameter '{asks}'" if asks else ""
         return cls(None, None, variables, reason)
 
 
@@ -135,6 +141,25 @@ def _variables(where: str, directory: Path, parameters: Mapping[str, str]) -> di
                 raise InvalidArgumentError(f"{where}: parameter '{key}' is no variable that can be set")
             variables[name] = value.replace(MODEL_DIRECTORY, str(directory))
     return variables
+
+
+def _passed(where: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the server that the model's config and the operator name."""
+    patterns: list[str] = []
+    for value, source in (
+        (options.get(PASS_OPTION), f"--backend-config=python,{PASS_OPTION}"),
+        (parameters.get(PASS), f"{where}: parameter '{PASS}'"),
+    ):
+        if value is None:
+            continue
+        listed = value.replace(",", " ").split()
+        if not listed or not all(map(_PATTERN.fullmatch, listed)):
+            raise InvalidArgumentError(
+                f"{source} must list names of environment variables, or patterns such as 'AWS_*', separated "
+                f"by commas, not '{value}'"
+            )
+        patterns += listed
+    return named(patterns)
 
 
 def _packages(where: str, version_directory: Path, model_file: str) -> Packages | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from conch.core.errors import UnavailableError
+from conch.workers.environments.inherited import inherited
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Environment:
 
 
 def server_environment(added: Mapping[str, str] | None = None) -> Environment:
-    """The interpreter that this program runs in, with the variables that it has now.
+    """The interpreter that this program runs in, with those of its variables that workers inherit.
 
     Args:
         added: Variables on top of those.
@@ -51,4 +51,4 @@ def server_environment(added: Mapping[str, str] | None = None) -> Environment:
     if not sys.executable:
         raise UnavailableError("this program has no Python interpreter that workers could be started with")
     version = ".".join(str(part) for part in sys.version_info[:3])
-    return Environment(Path(sys.executable), {**os.environ, **(added or {})}, version=version)
+    return Environment(Path(sys.executable), {**inherited(), **(added or {})}, version=version)

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.stopping import Stopped, never
+from conch.workers.environments.inherited import inherited
 from conch.workers.environments.tools import ends_within, kill_group
 
 OLDEST = (3, 10)
@@ -120,12 +121,12 @@ def find_python(prefix: Path, label: str) -> Path:
 
 
 def activated(prefix: Path) -> dict[str, str]:
-    """The server's variables as activating an environment changes them.
+    """The variables that workers inherit, as activating an environment changes them.
 
     ``PYTHONPATH`` is not among them: it would put what is installed for the server before what is installed
     in the environment.
     """
-    variables = without_python(os.environ)
+    variables = without_python(inherited())
     variables["PATH"] = os.pathsep.join([str(prefix / "bin"), variables.get("PATH", os.defpath)])
     variables["VIRTUAL_ENV" if (prefix / "pyvenv.cfg").exists() else "CONDA_PREFIX"] = str(prefix)
     # An interpreter outside a venv would find what the user has installed for another one.

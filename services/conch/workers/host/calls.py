@@ -11,13 +11,14 @@ from typing import Any, cast
 
 from conch.backends.python.call import refusal
 from conch.core.calls import Waiter
-from conch.core.errors import UnavailableError
+from conch.core.errors import ConchError, UnavailableError, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter
 from conch.workers import wire
 from conch.workers.channel import ChannelClosedError
 from conch.workers.exchange import Exchange
+from conch.workers.gpu_tensors import UnreachableError
 from conch.workers.host.reading import Reading, Watch
 from conch.workers.host.requests import HostRequest
 from conch.workers.incoming import Incoming
@@ -208,7 +209,11 @@ class WorkerCalls:
     def on_reply(self, number: int, incoming: Incoming) -> None:
         """Takes a response of another model."""
         record = ResponseRecord.decode(incoming.reader)
-        outputs = incoming.tensors() if record.has_tensors else []
+        try:
+            outputs = incoming.tensors() if record.has_tensors else []
+        except UnreachableError as unreachable:
+            self.lost(number, Kind.REPLY, without_traceback(unreachable))
+            return
         request = self._open.get(number)
         if record.final:
             self._ended(number)
@@ -221,6 +226,20 @@ class WorkerCalls:
         parameters = None if record.parameters is None else dict(record.parameters)
         response = InferenceResponse(outputs, record.error, parameters) if record.present else None
         request.respond(response, record.final)
+
+    def lost(self, number: int, kind: Kind, error: ConchError) -> None:
+        """Ends a call, or a question, whose answer could not be read."""
+        if kind is Kind.ANSWER:
+            answer = self._asked.pop(number, None)
+            if answer is not None:
+                answer.error = error
+                answer.here = True
+            return
+        request = self._open.get(number)
+        if request is not None:
+            self.cancel(request)
+            self._ended(number)
+            request.respond(InferenceResponse([], error), True)
 
     def _ended(self, number: int) -> None:
         request = self._open.pop(number, None)

@@ -26,7 +26,7 @@ from conch.core.spec import ModelSpec
 from conch.workers import wire
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
-from conch.workers.gpu_tensors import UnreachableError
+from conch.workers.gpu_tensors import UnreachableError, unmapped
 from conch.workers.host.answering import Answering
 from conch.workers.host.calls import WorkerCalls
 from conch.workers.host.logs import log_to_server
@@ -89,6 +89,7 @@ class Host:
             Kind.LOAD: self._on_load,
             Kind.DEVICES: self._on_devices,
             Kind.GONE: self._on_gone,
+            Kind.LOST: self._on_message_lost,
         }
 
     def run(self) -> None:
@@ -257,6 +258,16 @@ class Host:
         devices = self._exchange.devices
         if isinstance(devices, WorkerDevices):
             devices.gone(bytes(incoming.message.fields))
+
+    def _on_message_lost(self, subject: int, incoming: Incoming) -> None:
+        """Answers a message that could not be read."""
+        kind = wire.lost_kind(incoming.message.fields)
+        if kind is Kind.EXECUTE:
+            self._exchange.send(Kind.UNREACHABLE, subject)  # the server sends it again
+        elif kind is Kind.REPLY or kind is Kind.ANSWER:
+            self._calls.lost(subject, kind, unmapped())
+        else:
+            raise WireError("a message was lost that can't be done without")
 
     def _on_credit(self, subject: int, incoming: Incoming) -> None:
         request = self._received.get(subject)

@@ -1,0 +1,61 @@
+"""Pools of threads: as many as there is work for, and none without."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+from tests.support.core import WAIT_S
+from tests.support.servers import eventually
+
+from conch.frontends.pool import Pool
+
+
+def named(name: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
+
+
+def test_threads_that_a_burst_has_started_end() -> None:
+    pool = Pool(4, "pool-burst", idle_s=0.01)
+    go_on = threading.Event()
+    futures = [pool.submit(go_on.wait, WAIT_S) for _ in range(10)]
+    assert len(named("pool-burst")) == 4
+    go_on.set()
+    assert all(future.result(WAIT_S) for future in futures)
+    eventually(lambda: not named("pool-burst"), "the threads end")
+    assert pool.submit(max, 1, 2).result(WAIT_S) == 2  # and come again
+    assert pool.close(WAIT_S)
+
+
+def test_an_idle_thread_takes_the_next_work() -> None:
+    pool = Pool(4, "pool-idle")
+    for _ in range(100):
+        pool.submit(int).result(WAIT_S)
+    with pytest.raises(ValueError, match="invalid literal"):
+        pool.submit(int, "x").result(WAIT_S)
+    assert len(named("pool-idle")) <= 2  # it may take the result before the thread is idle
+    assert pool.close(WAIT_S)
+    assert not named("pool-idle")
+
+
+def test_a_closed_pool_gives_up_what_has_not_begun() -> None:
+    pool = Pool(1, "pool-closed")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang() -> bool:
+        begun.set()
+        return go_on.wait(WAIT_S)
+
+    hangs = pool.submit(hang)
+    assert begun.wait(WAIT_S)
+    waits = pool.submit(int)
+    assert not pool.close(0.0)
+    with pytest.raises(CancelledError):
+        waits.result(WAIT_S)
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(int)
+    go_on.set()
+    assert hangs.result(WAIT_S)
+    assert pool.close(WAIT_S)
+    assert not named("pool-closed")
