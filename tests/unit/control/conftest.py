@@ -59,6 +59,9 @@ class EchoModel(BackendModel):
     def create_instance(self, placement: Placement) -> BackendInstance:
         self._backend.placements.append(placement)
         self._backend.room -= 1
+        if self._behaviour == "slow instances":
+            self._backend.loading.release()
+            assert self._backend.gate.wait(WAIT_S)
         if self._behaviour == "bad instance" or self._backend.room < 0:
             raise NotFoundError(f"no room for {placement.name}")
         gate = self._backend.gate if self._behaviour == "slow" else None

@@ -20,10 +20,14 @@ from conch.core.scheduler.sequence.controls import Controls
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
+from conch.core.stopping import check_wanted
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.core.validation import RequestValidator, shape_text
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+"""How often a load that waits for a model looks whether it is still wanted."""
 
 _SEED = 0
 _EMPTY_STRING = 4
@@ -81,6 +85,7 @@ class Warmup:
                 self._on_start = None
         for sample, tensors in self._samples:
             for iteration in range(sample.count):
+                check_wanted()
                 log.debug(
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._spec.name,
@@ -91,6 +96,7 @@ class Warmup:
                 outcome = _Outcome(sample.batch_size)
                 requests = self._requests(sample, tensors, outcome)
                 while requests:
+                    check_wanted()
                     self._executor.run(instance, Batch(requests, len(requests)))
                     requests = [request for request in requests if request.rescheduled]
                     for request in requests:
@@ -139,8 +145,12 @@ class _Outcome:
         """The errors, in the order they came, once every request has ended.
 
         Without a limit, like the load it is part of: only the model knows how long its first run takes.
+
+        Raises:
+            UnavailableError: The load was stopped.
         """
-        self._finished.wait()
+        while not self._finished.wait(_LOOK_S):
+            check_wanted()
         return self._errors
 
 
