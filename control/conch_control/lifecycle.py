@@ -368,6 +368,8 @@ class Lifecycle:
                         self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
                 else:
                     self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
+                    if isinstance(error, NoVersionError):
+                        self._book.known(name)
             if stopped is not None and stopped is not error:
                 raise stopped from None
             raise
