@@ -275,7 +275,7 @@ def test_correlation_ids(datatype: str | None, iterative: bool, given: int | str
     with pytest.raises(InvalidArgumentError) as raised:
         validate(request)
     assert raised.value.message == (
-        f"[request id: <id_unknown>] sequence batching control 'ID' data-type is "
+        f"sequence batching control 'ID' data-type is "
         f"'{'BYTES' if isinstance(given, str) else 'UINT64'}', but model 'm' expects '{datatype}'"
     )
 
