@@ -91,9 +91,7 @@ class Drains:
 
         self.start(model, unload, lease is not None and lease.early)
 
-    def start(
-        self, model: Servable, drain: Callable[[], None], early: bool = False
-    ) -> threading.Thread:
+    def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> threading.Thread:
         """Has what is no longer wanted of a model finish on a thread of its own.
 
         Args:

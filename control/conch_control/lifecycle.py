@@ -302,7 +302,7 @@ class Lifecycle:
                 if replaces:
                     self._statistics.swapped(monotonic_ns() - start)
         if good:
-            # Instances that were taken away have finalized when the load returns; nothing fails of it any more.
+            # A load returns when the instances that it takes away have finalized.
             self._drains.join(leaving, lambda: operation.stopped is not None)
             return
         made.abandon()
@@ -311,9 +311,7 @@ class Lifecycle:
             self._book.change(name, failed(self._book.versions(name), made.failures))
         raise _load_error(name, made.failures)
 
-    def _swap(
-        self, name: str, wanted: _Loaded, versions: list[int], made: Made
-    ) -> list[threading.Thread]:
+    def _swap(self, name: str, wanted: _Loaded, versions: list[int], made: Made) -> list[threading.Thread]:
         """Publishes what has been made, and has what it replaces finish.
 
         Returns:

@@ -77,7 +77,9 @@ def group_problems(
     if message is not None:
         counts = [group.count for group in groups]
         yield Problem(
-            f"instance_group[{counts.index(max(counts))}].count", message, expected=f"at most {MOST_INSTANCES}"
+            f"instance_group[{counts.index(max(counts))}].count",
+            message,
+            expected=f"at most {MOST_INSTANCES}",
         )
 
 

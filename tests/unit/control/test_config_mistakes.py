@@ -83,8 +83,12 @@ def reason(site: Site, config: str, strict: bool) -> str:
     return "; ".join([raised.value.message, *(line.reason for line in agent.index(False))])
 
 
-@pytest.mark.parametrize("platform", ['platform: "tensorrt_plan"', 'platform: "onnxruntime_onnx"', 'backend: "echo"'])
+@pytest.mark.parametrize(
+    "platform", ['platform: "tensorrt_plan"', 'platform: "onnxruntime_onnx"', 'backend: "echo"']
+)
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(("config", "sentence"), [*BATCH.items(), *OTHERS.items()])
-def test_mistakes_before_backends(site: Site, platform: str, strict: bool, config: str, sentence: str) -> None:
+def test_mistakes_before_backends(
+    site: Site, platform: str, strict: bool, config: str, sentence: str
+) -> None:
     assert sentence in reason(site, f"{platform} {config}", strict)

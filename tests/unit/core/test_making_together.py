@@ -141,5 +141,7 @@ def test_nothing_is_begun_once_the_load_is_stopped(most: int) -> None:
 
 def test_two_are_made_at_the_same_time_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_cores", lambda: 1)
-    model = Model.create(make_spec(instances=2), Together(2))  # else it waits for the other one until it fails
+    model = Model.create(
+        make_spec(instances=2), Together(2)
+    )  # else it waits for the other one until it fails
     assert model.close()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import InstanceGroup, Resource
 
-
 MOST_INSTANCES = 1000
 """How many instances a version may have on all its devices: each takes memory, and perhaps a process."""
 
