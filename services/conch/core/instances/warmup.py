@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,6 +17,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.scheduler.base import Batch
+from conch.core.scheduler.expiry import NEVER
 from conch.core.scheduler.sequence.controls import Controls
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
@@ -60,7 +62,7 @@ class Warmup:
         self._clock = clock
         self._on_start: Callable[[], None] | None = on_start
         self._lock = threading.Lock()
-        self._executor = Executor(spec, ModelStatistics(), clock)
+        self._executor = Executor(_without_idle_limit(spec), ModelStatistics(), clock)
         random = default_rng(_SEED)  # seeded, so that a load fails every time or never
         validate = RequestValidator(spec)
         self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
@@ -152,6 +154,13 @@ class _Outcome:
         while not self._finished.wait(_LOOK_S):
             check_wanted()
         return self._errors
+
+
+def _without_idle_limit(spec: ModelSpec) -> ModelSpec:
+    """A spec whose sequences do not end while a request runs: first runs may take long."""
+    if spec.sequence is None:
+        return spec
+    return replace(spec, sequence=replace(spec.sequence, max_idle_ns=NEVER))
 
 
 def _tensors(
