@@ -14,7 +14,7 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
 from conch.core.instances.fleet import Resize
 from conch.core.instances.limiter import RateLimiter
-from conch.core.instances.placement import Devices, counts_by_kind
+from conch.core.instances.placement import counts_by_kind
 from conch.core.model import Model
 from conch.core.registry import Registry
 from conch.core.servable import Servable
@@ -23,16 +23,16 @@ from conch.core.stopping import check_wanted
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.caching import load_identity, put_behind
 from conch_control.config.complete import complete
-from conch_control.config.groups import group_problems, read_groups, resolve_groups
+from conch_control.config.groups import read_groups, resolve_groups
 from conch_control.config.jsonform import to_json
 from conch_control.config.modelfile import checked_model_file, runtime_problems
 from conch_control.config.normalize import normalize
 from conch_control.config.platforms import is_ensemble
-from conch_control.config.problems import Problems, raise_first, result_or_raise
-from conch_control.config.ragged import ragged_problems, validate_ragged
+from conch_control.config.problems import raise_first, result_or_raise
+from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
-from conch_control.config.validate import tensor_problems, validate_config, validate_tensors
+from conch_control.config.validate import validate_config, validate_tensors, whole_problems
 from conch_control.config.warmup import read_warmup
 from conch_control.definition import Definition
 from conch_control.ensemble_loader import EnsembleLoader
@@ -164,7 +164,7 @@ class Loader:
             return self._get_backend(config.backend)
         except ConchError:
             if config.input and config.output:  # else the backend might have completed it
-                raise_first(written_problems(config, self._options.devices))
+                raise_first(whole_problems(config, self._options.devices))
             raise
 
     def _finish(
@@ -188,10 +188,3 @@ class Loader:
             config, directory, version, model_file, backend_options, self._options.max_queue_size
         )
         return spec, read_warmup(config, directory)
-
-
-def written_problems(config: ModelConfig, devices: Devices) -> Problems:
-    """What is wrong with the tensors and groups of a whole config, whatever backend it names."""
-    yield from tensor_problems(config)
-    yield from ragged_problems(config)
-    yield from group_problems(config, devices)

@@ -92,3 +92,104 @@ def test_mistakes_before_backends(
     site: Site, platform: str, strict: bool, config: str, sentence: str
 ) -> None:
     assert sentence in reason(site, f"{platform} {config}", strict)
+
+
+@pytest.mark.parametrize(("config", "sentence"), [*BATCH.items(), *OTHERS.items()])
+def test_mistakes_of_strict_configs_without_versions(site: Site, config: str, sentence: str) -> None:
+    site.model("m", versions={}, config=f'platform: "onnxruntime_onnx" {config}')
+    agent = site.agent(strict_model_config=True)
+    with pytest.raises(ConchError, match="failed to poll"):
+        agent.load("m", {})
+    assert sentence in agent.index(False)[0].reason
+
+
+def test_a_config_that_its_backend_might_have_completed(site: Site) -> None:
+    assert "unable to find backend library for backend 'nope'" in reason(
+        site, 'backend: "nope" input { name: "IN" }', False
+    )
+
+
+IO = """
+input { name: "data" data_type: TYPE_FP32 dims: 16 }
+output { name: "prob" data_type: TYPE_FP32 dims: 16 }
+"""
+
+
+def step(inputs: str = 'key: "X" value: "data"', outputs: str = 'key: "X" value: "prob"') -> str:
+    return (
+        f'step {{ model_name: "part" model_version: -1 input_map {{ {inputs} }} output_map {{ {outputs} }} }}'
+    )
+
+
+def ensemble(*steps: str, more: str = "", io: str = IO) -> str:
+    return f'platform: "ensemble" {io} {more} ensemble_scheduling {{ {" ".join(steps)} }}'
+
+
+NO_MAPS = 'step {{ model_name: "part" {} }}'.format
+FITTING = "max_batch_size: 4"
+PART = f"""
+backend: "echo"
+{FITTING}
+input {{ name: "X" data_type: TYPE_FP32 dims: 16 }}
+output {{ name: "X" data_type: TYPE_FP32 dims: 16 }}
+"""
+STRUCTURE = {
+    ensemble(): "must specify 'step' for ensemble 'm'",
+    ensemble(step().replace('model_name: "part"', "")): "must specify 'model_name' in step 0 of ensemble 'm'",
+    ensemble(NO_MAPS('output_map { key: "X" value: "prob" }')): (
+        "must specify 'input_map' in step 0 of ensemble 'm'"
+    ),
+    ensemble(NO_MAPS('input_map { key: "X" value: "data" }')): (
+        "must specify 'output_map' in step 0 of ensemble 'm'"
+    ),
+    ensemble(step(), step()): (
+        "ensemble tensor 'prob' can appear in an output map only once for ensemble 'm' step 1"
+    ),
+    ensemble(step(), io=IO + 'input { name: "other" data_type: TYPE_FP32 dims: 16 }'): (
+        "ensemble input 'other' for ensemble m' is not used"
+    ),
+    ensemble(step(), step(outputs='key: "X" value: "t"')): "ensemble tensor 't' is unused in ensemble 'm'",
+    ensemble(step(), more="instance_group {}"): "instance group should not be specified for ensemble 'm'",
+    ensemble(step(), more="optimization {}"): "optimization should not be specified for ensemble 'm'",
+    ensemble(step(), more="model_warmup {}"): "model_warmup can not be specified for ensemble 'm'",
+    ensemble(step(inputs='key: "Q" value: "data"'), more=FITTING): (
+        "in ensemble m, ensemble tensor data is mapping to non-existing input Q in model part"
+    ),
+    ensemble(step(outputs='key: "Q" value: "prob"'), more=FITTING): (
+        "in ensemble m, ensemble tensor prob is mapped from non-existing output Q in model part"
+    ),
+    ensemble(step(), more="max_batch_size: 8"): (
+        "ensemble m allows maximum batch size 8, but it contains model part which only allows maximum batch "
+        "size to be 4"
+    ),
+    ensemble(step(), more=FITTING, io=IO.replace("FP32", "INT32")): (
+        "in ensemble m, ensemble tensor data: inconsistent data type: TYPE_INT32 is inferred from model m "
+        "while TYPE_FP32 is inferred from model part"
+    ),
+    ensemble(step(), more=FITTING, io=IO.replace("16", "8")): (
+        "in ensemble m, ensemble tensor data: inconsistent shape: [-1,8] is inferred from model m while "
+        "[-1,16] is inferred from model part"
+    ),
+    f'platform: "ensemble" {IO}': "ensemble scheduling must be set for ensemble m whose platform is ensemble",
+    f'platform: "ensemble" backend: "echo" {IO}': (
+        "Ensemble model 'm' must have platform type 'ensemble' and empty backend type"
+    ),
+    f'platform: "onnxruntime_onnx" {IO} ensemble_scheduling {{ {step()} }}': (
+        "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble"
+    ),
+    f'platform: "tensorrt_plan" backend: "onnxruntime" {IO}': (
+        "unexpected 'platform' and 'backend' pair, got:tensorrt_plan, onnxruntime"
+    ),
+    f'platform: "invalid_platform" {IO}': "unexpected platform type 'invalid_platform' for m",
+    f'backend: "echo" runtime: "../other/libtriton_echo.so" {IO}': (
+        "backend library name '../other/libtriton_echo.so' escapes backend directory"
+    ),
+    f'backend: "echo" runtime: "nope" {IO}': "unable to find backend library 'nope' for model 'm'",
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("config", "sentence"), STRUCTURE.items())
+def test_mistakes_of_ensembles_and_platforms(site: Site, strict: bool, config: str, sentence: str) -> None:
+    site.model("part", config=PART)
+    assert sentence in reason(site, config, strict)

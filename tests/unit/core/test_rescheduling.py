@@ -115,8 +115,8 @@ def test_a_run_that_takes_longer_than_a_sequence_may_be_idle_is_the_last(
         ((_, response, _),) = run.answers.calls
         assert response is not None and isinstance(response.error, InvalidArgumentError)
         assert response.error.message == (
-            "inference request for sequence 7 to model 'm' must specify the START flag on the first request of "
-            "the sequence: the sequence ended while its request ran for longer than "
+            "inference request for sequence 7 to model 'm' must specify the START flag on the first request "
+            "of the sequence: the sequence ended while its request ran for longer than "
             "max_sequence_idle_microseconds, 0"
         )
 
