@@ -302,8 +302,9 @@ class Lifecycle:
                 if replaces:
                     self._statistics.swapped(monotonic_ns() - start)
         if good:
-            # A load returns when the instances that it takes away have finalized.
-            self._drains.join(leaving, lambda: operation.stopped is not None)
+            # A load returns when the instances that it takes away have finalized: unless it is asked for by a
+            # model, which may itself run on one of them.
+            self._drains.join(leaving, lambda: operation.stopped is not None or self._operations.awaited > 0)
             return
         made.abandon()
         with self._lock:

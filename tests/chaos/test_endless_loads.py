@@ -53,7 +53,11 @@ def test_they_stop(tmp_path: Path, placement: str, endless: str) -> None:
     (many / "config.pbtxt").write_text(FIELDS + "instance_group { count: 2000000000 }")
     flags = ["--model-control-mode=explicit", f"--backend-config=python,placement={placement}"]
     marker = "warm" if "warm" in endless else "m_0_0"
-    with serving(repository, flags=flags) as server, client_of(server) as client, ThreadPoolExecutor() as pool:
+    with (
+        serving(repository, flags=flags) as server,
+        client_of(server) as client,
+        ThreadPoolExecutor() as pool,
+    ):
         with pytest.raises(InferenceServerException, match="ask for 2000000000 instances, .* at most 1000"):
             client.load_model("many")
         load = pool.submit(client.load_model, "m")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from conch.core.instances.limited import LimitedRunner
 from conch.core.instances.placement import Devices
 from conch.core.instances.runner import Runner
 from conch.core.model import Model
+from conch.core.scheduler.base import Batch
 from conch.core.scheduler.rate import ResourceLimit
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.definition import read_definition
@@ -101,6 +103,28 @@ def test_a_load_returns_when_the_instances_that_go_have_been_closed(site: Site) 
         assert site.backend.closed == ["m:1"]
     for answer in answers:
         assert answer.error() is None
+
+
+def test_a_model_may_take_away_the_instance_that_it_runs_on(site: Site) -> None:
+    agent = loaded(site, "instance_group { count: 2 }")
+    both = threading.Barrier(2)
+    done: list[bool] = []
+
+    def execute(batch: Batch) -> None:
+        if both.wait(WAIT_S) == 0:  # one of the two asks, while the other is still at it
+            site.model("m", versions={}, config=site.config("instance_group { count: 1 }"))
+            assert site.backend.calls is not None
+            site.backend.calls.load("m", {})
+            done.append(True)
+        both.wait(WAIT_S)
+
+    site.backend.on_execute = execute
+    answers = [site.send("m"), site.send("m")]
+    for answer in answers:
+        assert answer.error() is None
+    assert done == [True]
+    eventually(lambda: site.backend.closed == ["m:1"], "the other instance is closed")
+    agent.load("m", {})
 
 
 def test_an_unload_while_a_busy_instance_goes(site: Site) -> None:
