@@ -1,4 +1,4 @@
-"""Loads that would go on for ever: refused where that can be seen, and stopped by an unload and by SIGTERM."""
+"""Loads that would go on for ever: refused where that can be seen, stopped by an unload and by SIGTERM."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_they_stop(tmp_path: Path, placement: str, endless: str) -> None:
         client_of(server) as client,
         ThreadPoolExecutor() as pool,
     ):
-        with pytest.raises(InferenceServerException, match="ask for 2000000000 instances, .* at most 1000"):
+        with pytest.raises(InferenceServerException, match=r"ask for 2000000000 instances, .* at most 1000"):
             client.load_model("many")
         load = pool.submit(client.load_model, "m")
         eventually((begun / marker).exists, "the load has come so far")

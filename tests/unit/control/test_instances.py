@@ -179,7 +179,7 @@ def test_other_names_and_groups_of_the_same_instances(
 def test_more_instances_than_a_model_may_have(site: Site, count: int) -> None:
     site.model("m", config=site.config(f"instance_group {{ count: {count} }}"))
     with pytest.raises(
-        InvalidArgumentError, match=f"ask for {count} instances, .* at most 1000; lower 'count'"
+        InvalidArgumentError, match=rf"ask for {count} instances, .* at most 1000; lower 'count'"
     ):
         site.agent().load("m", {})
     assert site.loads() == names(site) == []
