@@ -325,7 +325,7 @@ class Agent:
             log.error("failed to load '%s'", name, exc_info=error)
         failure = LoadFailure(name, shown)
         # A model the operator named is missed even if there is no trace of it.
-        if name not in self._registry.entries:
+        if not self._registry.entries.get(name, Entry()).states:
             self._book.failed(name, failure.reason)
         return failure
 

@@ -87,6 +87,7 @@ class Book:
         self._lock = threading.RLock()
         self._versions: dict[str, Statuses] = {}
         self._failures: dict[str, str] = {}
+        self._known: set[str] = set()  # models that are published even if they have no versions
 
     def versions(self, name: str) -> Statuses:
         """The versions of a model that were ever attempted."""
@@ -148,6 +149,13 @@ class Book:
             if ended:
                 self.change(name, ended)
 
+    def known(self, name: str) -> None:
+        """Says that there is a model, of which no version may be there; clients are told so from here on."""
+        with self._lock:
+            self._known.add(name)
+            if name not in self._registry.entries:
+                self._registry.publish(name, Entry())
+
     def drained(self, name: str, status: VersionStatus) -> None:
         """Says that a version which was draining is gone, unless something else has become of it since."""
         with self._lock:
@@ -195,7 +203,7 @@ class Book:
 
     def _publish(self, name: str, statuses: Statuses, ready: Mapping[int, Servable]) -> None:
         states = {version: _state(status) for version, status in statuses.items() if _shown(status)}
-        if states:
+        if states or name in self._known:
             self._registry.publish(name, Entry(dict(ready), states))
         else:
             self._registry.remove(name)

@@ -17,7 +17,8 @@ from conch_control.config.jsonform import parse_override
 from conch_control.config.normalize import normalize
 from conch_control.config.parse import read_config
 from conch_control.config.platforms import fill_backend
-from conch_control.config.validate import validate_config, validate_tensors
+from conch_control.config.problems import raise_first
+from conch_control.config.validate import validate_config, whole_problems
 from conch_control.options import ControlOptions
 from conch_control.repoagents import AgentChain, make_chain
 from conch_control.repoagents.chain import FindHook, find_hook
@@ -150,5 +151,5 @@ def _read(
     normalize(config)
     validate_config(config)
     if options.strict_model_config:
-        validate_tensors(config)  # else they may be completed later
+        raise_first(whole_problems(config, options.devices))  # else it may be completed later
     return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

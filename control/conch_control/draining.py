@@ -91,13 +91,16 @@ class Drains:
 
         self.start(model, unload, lease is not None and lease.early)
 
-    def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> None:
-        """Waits for what is no longer wanted of a model to finish.
+    def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> threading.Thread:
+        """Has what is no longer wanted of a model finish on a thread of its own.
 
         Args:
             model: The model.
             drain: Waits, and closes it.
             early: Whether it was loaded while the process started.
+
+        Returns:
+            The thread, for `join`.
         """
         what = f"'{model.spec.name}' version {model.spec.version}"
         todo = [drain]
@@ -111,6 +114,7 @@ class Drains:
                 with self._lock:
                     stopping = self._stopping
                     del self._going[thread]
+                    self._lock.notify_all()
             if not stopping:
                 give_back(early)
                 log_given_back(what, before)
@@ -119,6 +123,13 @@ class Drains:
         with self._lock:
             self._going[thread] = model
             thread.start()  # here, so that whoever finds it can join it
+        return thread
+
+    def join(self, threads: Iterable[threading.Thread], given_up: Callable[[], bool]) -> None:
+        """Waits for threads of `start`, or until the wait is given up; called without the lock held."""
+        waited = set(threads)
+        with self._lock:
+            self._lock.wait_for(lambda: given_up() or waited.isdisjoint(self._going))
 
     def stop(self) -> None:
         """Says that the process ends: memory need not be given back."""

@@ -11,6 +11,7 @@ what it has made. The book's and the registry's locks are inside it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -292,14 +293,18 @@ class Lifecycle:
         made = self._maker.make(operation, definition, versions, serving, treatments)
         with self._lock:
             good = operation.stopped is None and not made.failures
+            leaving: list[threading.Thread] = []
             if good:
                 replaces = any(version in serving for version in made.loaded)
-                self._swap(name, wanted, versions, made)
+                leaving = self._swap(name, wanted, versions, made)
                 for version in made.loaded:
                     self._statistics.loaded(name, version, made.load_ns[version])
                 if replaces:
                     self._statistics.swapped(monotonic_ns() - start)
         if good:
+            # A load returns when the instances that it takes away have finalized: unless it is asked for by a
+            # model, which may itself run on one of them.
+            self._drains.join(leaving, lambda: operation.stopped is not None or self._operations.awaited > 0)
             return
         made.abandon()
         with self._lock:
@@ -307,8 +312,12 @@ class Lifecycle:
             self._book.change(name, failed(self._book.versions(name), made.failures))
         raise _load_error(name, made.failures)
 
-    def _swap(self, name: str, wanted: _Loaded, versions: list[int], made: Made) -> None:
-        """Publishes what has been made, and has what it replaces finish."""
+    def _swap(self, name: str, wanted: _Loaded, versions: list[int], made: Made) -> list[threading.Thread]:
+        """Publishes what has been made, and has what it replaces finish.
+
+        Returns:
+            The threads on which instances end that were taken away from versions that stay.
+        """
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
         ready = {version: made.loaded.get(version) or serving[version] for version in versions}
         going = {version: model for version, model in serving.items() if ready.get(version) is not model}
@@ -328,12 +337,14 @@ class Lifecycle:
             self._drains.retire(
                 model, self._leases.pop(model, None), statuses[version] if version not in ready else None
             )
-        for version, resize in made.resizes.items():
-            self._drains.start(serving[version], resize.finish)
+        leaving = [
+            self._drains.start(serving[version], resize.finish) for version, resize in made.resizes.items()
+        ]
         if made.resizes:
-            log.info("changed the number of instances of '%s'", name)
+            log.info("changed the instances of '%s'", name)
         if made.loaded or going:
             log.info("successfully loaded '%s'", name)
+        return leaving
 
     @contextmanager
     def _ending(self, operation: Operation) -> Iterator[None]:
@@ -356,6 +367,8 @@ class Lifecycle:
                         self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
                 else:
                     self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, FORGOTTEN))
+                    if isinstance(error, NoVersionError):
+                        self._book.known(name)
             if stopped is not None and stopped is not error:
                 raise stopped from None
             raise

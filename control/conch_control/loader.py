@@ -11,13 +11,15 @@ from conch.core.cache.cached import CachedModel
 from conch.core.cache.service import CacheService
 from conch.core.calls import Calls, ServerCalls
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
+from conch.core.errors import ConchError
 from conch.core.instances.fleet import Resize
 from conch.core.instances.limiter import RateLimiter
-from conch.core.instances.placement import differ_in_count_only
+from conch.core.instances.placement import counts_by_kind
 from conch.core.model import Model
 from conch.core.registry import Registry
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
+from conch.core.stopping import check_wanted
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.caching import load_identity, put_behind
 from conch_control.config.complete import complete
@@ -30,7 +32,7 @@ from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.spec import build_spec
 from conch_control.config.support import check_supported
-from conch_control.config.validate import validate_config, validate_tensors
+from conch_control.config.validate import validate_config, validate_tensors, whole_problems
 from conch_control.config.warmup import read_warmup
 from conch_control.definition import Definition
 from conch_control.ensemble_loader import EnsembleLoader
@@ -101,12 +103,13 @@ class Loader:
         config = ModelConfig()
         config.CopyFrom(definition.config)
         check_supported(config)
-        backend = self._get_backend(config.backend)
+        backend = self._backend_of(config)
         raise_first(runtime_problems(config))
         spec, warmup = self._finish(config, backend, definition.directory, version)
         spec = replace(spec, namespace=definition.namespace)
         # Before anything is loaded: what changes from here on must not pass for what was.
         before = load_identity(self._cache, spec)
+        check_wanted()
         model = Model.create(
             spec,
             backend.load_within(spec, self._calls),
@@ -117,7 +120,7 @@ class Loader:
         return put_behind(self._cache, model, before)
 
     def resize(self, definition: Definition, model: Servable) -> Resize | None:
-        """Makes ready a change of the number of instances, if that is all a new definition asks for.
+        """Makes ready a change of instance groups, if it is one of names and of the number of instances.
 
         Args:
             definition: The model's definition, which differs from the one that was loaded in its instance
@@ -132,9 +135,7 @@ class Loader:
         """
         if isinstance(model, CachedModel):
             model = model.model  # the cache in front of it stays
-        # Sequences live in the slots of their instances, and what keeps an order may know how many there are.
-        batching = definition.config.dynamic_batching
-        if not isinstance(model, Model) or model.spec.sequence is not None or batching.preserve_ordering:
+        if not isinstance(model, Model):
             return None
         # What the backend completed stays as it is: nothing that it looked at has changed.
         config = ModelConfig.FromString(model.spec.config_message)
@@ -143,7 +144,10 @@ class Loader:
         check_supported(config)
         resolve_groups(config, self._options.devices, self._get_backend(config.backend))
         groups = read_groups(config)
-        if not differ_in_count_only(model.spec.instance_groups, groups):
+        old, new = counts_by_kind(model.spec.instance_groups), counts_by_kind(groups)
+        # Sequences live in the slots of their instances, and what keeps an order may know how many there are.
+        fixed = model.spec.sequence is not None or definition.config.dynamic_batching.preserve_ordering
+        if old != new if fixed else old.keys() != new.keys():
             return None
         spec = replace(
             model.spec,
@@ -153,6 +157,15 @@ class Loader:
         )
         with self._families.used():
             return model.prepare_resize(spec, read_warmup(config, definition.directory))
+
+    def _backend_of(self, config: ModelConfig) -> Backend:
+        """The model's backend; where there is none, mistakes in a whole config are told before that."""
+        try:
+            return self._get_backend(config.backend)
+        except ConchError:
+            if config.input and config.output:  # else the backend might have completed it
+                raise_first(whole_problems(config, self._options.devices))
+            raise
 
     def _finish(
         self, config: ModelConfig, backend: Backend, directory: Path, version: int

@@ -113,7 +113,9 @@ class Maker:
         """
         made = Made()
         resized = [version for version in versions if treatments.get(version) is Treatment.RESIZE]
-        if not self._resize(made, definition, serving, resized):
+        with stopping_with(lambda: operation.stopped is not None):
+            changed = self._resize(made, definition, serving, resized)
+        if not changed:
             treatments = {**treatments, **dict.fromkeys(resized, Treatment.LOAD)}
         if made.failures:
             return made

@@ -72,10 +72,12 @@ class Operations:
 
     Attributes:
         lock: Guards everything here; whoever changes what loads depend on holds it too. Re-entrant.
+        awaited: How many calls run inside `one_more`.
     """
 
     def __init__(self, limit: int) -> None:
         self.lock = threading.Condition()
+        self.awaited = 0
         self._limit = limit
         self._ticket = 0
         self._calls = 0
@@ -211,12 +213,14 @@ class Operations:
         """Lets one more load run: one that others wait for which run themselves."""
         with self.lock:
             self._limit += 1
+            self.awaited += 1
             self.lock.notify_all()
         try:
             yield
         finally:
             with self.lock:
                 self._limit -= 1
+                self.awaited -= 1
 
     def unload(self, name: str) -> None:
         """Stops all loads of a model that were asked for before this."""

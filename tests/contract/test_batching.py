@@ -274,7 +274,7 @@ class TestFullQueues:
         waiting, refused = fill(raw, model, size)
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refused.details() == (
-            f"[request id: <id_unknown>] {size} requests are waiting, the most the model's queue takes; "
+            f"{size} requests are waiting, the most the model's queue takes; "
             f"retry after a pause, a longer one each time"
         )
         trailing = dict(refused.trailing_metadata())
@@ -289,7 +289,7 @@ class TestFullQueues:
         block("policy")
         _, refused = fill(raw, "policy", 1)
         assert refused.code() is grpc.StatusCode.UNAVAILABLE
-        assert refused.details() == "[request id: <id_unknown>] Exceeds maximum queue size"
+        assert refused.details() == "Exceeds maximum queue size"
         assert "grpc-retry-pushback-ms" in dict(refused.trailing_metadata())
 
     def test_no_bound(self, raw: RawClient, block: Callable[[str], Blocked]) -> None:

@@ -27,7 +27,7 @@ SCRIPTS = {
     "shown(call('echo', 1, model_version=1).exec())": "[[1.0]]",
     "call('echo', 1).exec().output_tensors()[0].as_numpy().flags.writeable": "True",
     "shown(call('echo', 1, outputs=['X']).exec())": WRONG.format(
-        "echo", "unexpected inference output 'X' for model 'echo'"
+        "echo", "unexpected inference output 'X' for model 'echo', allowed outputs are: OUT"
     ),
     "shown(call('fails', 1).exec())": "no luck",
     "shown(call('nope', 1).exec())": WRONG.format("nope", NOT_READY.format("nope")),

@@ -452,10 +452,10 @@ def test_sequences_share_a_resource(client: Client, kind: str) -> None:
 FULL = {
     "short": (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"[request id: <id_unknown>] {BOUND} requests are waiting, the most the model's queue takes; "
+        f"{BOUND} requests are waiting, the most the model's queue takes; "
         f"retry after a pause, a longer one each time",
     ),
-    "policy": (grpc.StatusCode.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size"),
+    "policy": (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"),
 }
 
 

@@ -255,7 +255,7 @@ def test_config_override(manager: Client) -> None:
     )
     manager.load_model("probe", config=json.dumps(config))
     assert manager.get_model_config("probe").config.max_batch_size == 2
-    text = "[request id: x] inference request batch-size must be <= 2 for 'probe'"
+    text = "[request id: x] inference request batch-size must be <= 2 for 'probe', got 3"
     assert refused(manager.infer, "probe", probe_inputs(shape=(3, 4)), request_id="x") == (
         "INVALID_ARGUMENT",
         text,

@@ -81,16 +81,22 @@ def test_models_share_the_code_and_have_their_own_files(
     (beside / "model.py").write_text(BACKEND.replace("self.factor)", "self.factor + 2)"))
     for directory in (own / "1", beside):
         (directory / "shared.py").write_text(SHARED)
+    # A backend by the model's name, and a file of the model's by that of the backend.
+    named = write_model(models, "named.scaling", 7)
+    (named / "config.pbtxt").unlink()
+    (named / "1/model.scaling").write_text("weights, which are no Python")
     flags = [f"--backend-directory={backends}"]
     with serving(models, flags=[*flags, placement.replace("python", "scaling")]) as server:
-        results = [infer(server, name) for name in ("half", "triple", "own", "beside")]
+        results = [infer(server, name) for name in ("half", "triple", "own", "beside", "named.scaling")]
         with client_of(server) as client:
-            config: Any = client.get_model_config("half", as_json=True)
-    assert results == [0.5, 3, 6, 7]
-    assert (config["config"]["backend"], config["config"].get("default_model_filename", "")) == (
-        "scaling",
-        "",
-    )
+            configs: list[Any] = [
+                client.get_model_config(name, as_json=True)["config"] for name in ("half", "named.scaling")
+            ]
+    assert results == [0.5, 3, 6, 7, 7]
+    assert [(each["backend"], each.get("default_model_filename", "")) for each in configs] == [
+        ("scaling", ""),
+        ("scaling", "model.scaling"),
+    ]
     command = [str(CONCH), "check", *flags, "--json", "--run-code", str(models)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -346,8 +346,7 @@ def test_ids_are_cut_to_their_datatype(client: Client) -> None:
         (
             "oldest",
             {"sequence": "a", "flags": "S"},
-            "[request id: <id_unknown>] sequence batching control 'C' data-type is 'BYTES', but model "
-            "'oldest' expects 'UINT64'",
+            "sequence batching control 'C' data-type is 'BYTES', but model 'oldest' expects 'UINT64'",
         ),
         (
             "oldest",
@@ -356,7 +355,7 @@ def test_ids_are_cut_to_their_datatype(client: Client) -> None:
                 "flags": "S",
                 "inputs": [*value(1), tensor("S", np.ones((1, 1), np.int32), "INT32")],
             },
-            "unexpected inference input 'S' for model 'oldest'",
+            "unexpected inference input 'S' for model 'oldest', allowed inputs are: IN",
         ),
         (
             "onnx_oldest",
@@ -365,12 +364,12 @@ def test_ids_are_cut_to_their_datatype(client: Client) -> None:
                 "flags": "S",
                 "inputs": [*value(1), tensor("BEFORE", np.ones((1, 1), np.float32))],
             },
-            "unexpected inference input 'BEFORE' for model 'onnx_oldest'",
+            "unexpected inference input 'BEFORE' for model 'onnx_oldest', allowed inputs are: IN",
         ),
         (
             "growing_oldest",
             {"sequence": 8, "flags": "S", "outputs": [triton.InferRequestedOutput("AFTER")]},
-            "unexpected inference output 'AFTER' for model 'growing_oldest'",
+            "unexpected inference output 'AFTER' for model 'growing_oldest', allowed outputs are: OUT",
         ),
     ],
 )

@@ -489,8 +489,7 @@ def test_what_is_wrong_with_a_request(raw: RawClient, memory: SharedObject, repe
         (-64, 0): ("INVALID_ARGUMENT", "Invalid offset + byte size for shared memory region: 'r'"),
         (128, 0): (
             "INVALID_ARGUMENT",
-            "[request id: <id_unknown>] input byte size mismatch for input 'T' for model 'returning'. "
-            "Expected 64, got 128",
+            "input byte size mismatch for input 'T' for model 'returning'. Expected 64, got 128",
         ),
     }
     for (byte_size, offset), expected in cases.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conch.core.backend import Backend
-from conch.core.instances.placement import Devices, filled, group_problem
+from conch.core.instances.placement import MOST_INSTANCES, Devices, count_problem, filled, group_problem
 from conch.core.spec import InstanceGroup, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from conch_control.config.problems import Problem, Problems, raise_first
@@ -30,18 +30,40 @@ def resolve_groups(config: ModelConfig, devices: Devices, backend: Backend) -> N
 
 def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) -> Problems:
     """Does what `resolve_groups` does, and says of each group why it can't be placed."""
-    unknown = False
-    for number, group in enumerate(config.instance_group):
-        if group.kind not in ModelInstanceGroup.Kind.values():  # text may give any number for a name
-            unknown = True
-            yield Problem(
-                f"instance_group[{number}].kind",
-                f"instance group {number} of model {config.name} has no known kind",
-                expected=f"one of {', '.join(ModelInstanceGroup.Kind.keys())}",
-            )
-    if unknown:
+    yield from group_problems(config, devices, backend.cpu_instance_count, backend.uses_gpus)
+    if not _kinds_known(config):
         return
     groups = filled(config.name, read_groups(config), devices, backend.cpu_instance_count, backend.uses_gpus)
+    if not config.instance_group:
+        config.instance_group.add()
+    for entry, resolved in zip(config.instance_group, groups, strict=True):
+        entry.name = resolved.name
+        entry.kind = ModelInstanceGroup.Kind.Value(f"KIND_{resolved.kind}")  # type: ignore[assignment]
+        entry.count = resolved.count
+        entry.gpus[:] = resolved.gpus
+
+
+def group_problems(
+    config: ModelConfig, devices: Devices, cpu_count: int = 1, allows_gpus: bool = True
+) -> Problems:
+    """Why instance groups can't be placed.
+
+    Args:
+        config: The config.
+        devices: What the machine has.
+        cpu_count: Instances of a group on the CPU that names no count.
+        allows_gpus: Whether the backend takes a GPU where a group leaves the choice.
+    """
+    if not _kinds_known(config):
+        for number, group in enumerate(config.instance_group):
+            if group.kind not in ModelInstanceGroup.Kind.values():
+                yield Problem(
+                    f"instance_group[{number}].kind",
+                    f"instance group {number} of model {config.name} has no known kind",
+                    expected=f"one of {', '.join(ModelInstanceGroup.Kind.keys())}",
+                )
+        return
+    groups = filled(config.name, read_groups(config), devices, cpu_count, allows_gpus)
     for number, resolved in enumerate(groups):
         message = group_problem(config.name, resolved, devices)
         if message is not None:
@@ -51,13 +73,19 @@ def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) ->
                 message,
                 expected=_possible(resolved, devices),
             )
-    if not config.instance_group:
-        config.instance_group.add()
-    for entry, resolved in zip(config.instance_group, groups, strict=True):
-        entry.name = resolved.name
-        entry.kind = ModelInstanceGroup.Kind.Value(f"KIND_{resolved.kind}")  # type: ignore[assignment]
-        entry.count = resolved.count
-        entry.gpus[:] = resolved.gpus
+    message = count_problem(config.name, groups)
+    if message is not None:
+        counts = [group.count for group in groups]
+        yield Problem(
+            f"instance_group[{counts.index(max(counts))}].count",
+            message,
+            expected=f"at most {MOST_INSTANCES}",
+        )
+
+
+def _kinds_known(config: ModelConfig) -> bool:
+    """Whether all groups have a kind; text may give any number for a name."""
+    return all(group.kind in ModelInstanceGroup.Kind.values() for group in config.instance_group)
 
 
 def _possible(group: InstanceGroup, devices: Devices) -> str:

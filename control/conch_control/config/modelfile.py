@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from conch.core.backend import Backend
 from conch.core.errors import UnavailableError
@@ -22,9 +22,14 @@ def runtime_problems(config: ModelConfig) -> Problems:
     if config.backend not in _NATIVE:
         own.add("model.py")
     if config.runtime not in own:
+        path = PurePosixPath(config.runtime)
+        escapes = path.is_absolute() or ".." in path.parts
         yield Problem(
             "runtime",
-            f"unable to find backend library '{config.runtime}' for model '{config.name}'",
+            f"backend library name '{config.runtime}' escapes backend directory, for model '{config.name}', "
+            f"check model config runtime field"
+            if escapes
+            else f"unable to find backend library '{config.runtime}' for model '{config.name}'",
             expected="nothing: a backend has one runtime, its own",
         )
 

@@ -80,6 +80,8 @@ def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Pro
     _, dot, backend = config.name.rpartition(".")
     if dot and backend:
         config.backend = backend
+        usual = next((entry.model_file for entry in FORMATS if entry.backend == backend), f"model.{backend}")
+        config.default_model_filename = config.default_model_filename or usual
         return
     yield Problem(
         "backend",

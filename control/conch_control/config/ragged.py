@@ -35,7 +35,7 @@ def ragged_problems(config: ModelConfig) -> Problems:
     for number, made in enumerate(config.batch_input):
         path = f"batch_input[{number}]"
         what = f"batch input kind '{_input_kind(made)}'"
-        yield from _kind_problems(f"{path}.kind", made.kind, BatchInputConfig.Kind)
+        yield from _kind_problems(f"{path}.kind", "input", made.kind, BatchInputConfig.Kind)
         if len(made.source_input) != 1:
             yield _one_source(path, what, len(made.source_input))
         if made.data_type not in (TYPE_INT32, TYPE_FP32):
@@ -64,7 +64,7 @@ def ragged_problems(config: ModelConfig) -> Problems:
     for number, split in enumerate(config.batch_output):
         path = f"batch_output[{number}]"
         what = f"batch output kind '{_output_kind(split)}'"
-        yield from _kind_problems(f"{path}.kind", split.kind, BatchOutputConfig.Kind)
+        yield from _kind_problems(f"{path}.kind", "output", split.kind, BatchOutputConfig.Kind)
         if len(split.source_input) != 1:
             yield _one_source(path, what, len(split.source_input))
         yield from _source_problems(path, split.source_input, what, config)
@@ -135,10 +135,12 @@ def _source_problems(path: str, names: Sequence[str], what: str, config: ModelCo
             )
 
 
-def _kind_problems(path: str, number: int, kinds: EnumTypeWrapper) -> Problems:
+def _kind_problems(path: str, what: str, number: int, kinds: EnumTypeWrapper) -> Problems:
     # Text may give any number in place of a name.
     if number not in kinds.values():
-        yield Problem(path, f"there is no kind {number}", expected=f"one of {', '.join(kinds.keys())}")
+        yield Problem(
+            path, f"unknown batch {what} kind '{number}'", expected=f"one of {', '.join(kinds.keys())}"
+        )
 
 
 def _input_kind(made: BatchInputConfig) -> str:

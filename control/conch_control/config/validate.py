@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from conch.core.instances.placement import Devices
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -20,8 +21,10 @@ from conch.protocol.model_config_pb2 import (
 )
 from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.ensembles import ensemble_problems
-from conch_control.config.platforms import pair_problems
+from conch_control.config.groups import group_problems
+from conch_control.config.platforms import is_ensemble, pair_problems
 from conch_control.config.problems import Problem, Problems, entry_path, raise_first
+from conch_control.config.ragged import ragged_problems
 from conch_control.config.sequences import sequence_problems
 
 _DIMENSION_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -81,6 +84,14 @@ def tensor_problems(config: ModelConfig) -> Problems:
                     expected=f"an entry for each {kind}",
                 )
             seen.add(tensor.name)
+
+
+def whole_problems(config: ModelConfig, devices: Devices) -> Problems:
+    """What is wrong with a config that nothing completes, whatever the backend is that it names."""
+    yield from tensor_problems(config)
+    yield from ragged_problems(config)
+    if not is_ensemble(config):
+        yield from group_problems(config, devices)
 
 
 def _batching_problems(batching: ModelDynamicBatching, config: ModelConfig) -> Problems:

@@ -128,8 +128,8 @@ class BackendModel(ABC):
     """A model version loaded by a backend; what its instances share.
 
     Attributes:
-        makes_together: Whether several threads may make instances at the same time: for those that are made
-            somewhere else, as in processes of their own. One that takes long asks `load_stopped`.
+        makes_together: Whether several threads may make instances at the same time. What takes long asks
+            `load_stopped`.
         notes: What it does against its config; None where the backend takes none.
     """
 

@@ -280,5 +280,10 @@ class InferenceRequest:
 
     @property
     def log_prefix(self) -> str:
-        """The prefix Triton puts before messages about this request."""
-        return f"[request id: {self.id or '<id_unknown>'}] "
+        """What comes before messages about this request; nothing if its client has given it no id."""
+        return id_prefix(self.id)
+
+
+def id_prefix(request_id: str) -> str:
+    """What comes before messages about a request with an id; Triton has it for those without, too."""
+    return f"[request id: {request_id}] " if request_id else ""

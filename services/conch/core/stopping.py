@@ -1,7 +1,7 @@
 """How the load of a model learns that it is not to go on: asked for by what takes long in it.
 
-Whoever runs a load says how to find out, for all that the load does on its own thread. Backends need not
-know: what takes minutes, such as installing packages, asks now and then.
+The thread that runs a load says how to find out, for all that the load does on it. Loads ask between their
+steps (`check_wanted`). Backends need not know: what takes minutes, such as installing packages, asks as well.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from conch.core.errors import UnavailableError
 
 Stopped = Callable[[], bool]
 """Whether what is being made is wanted no longer."""
@@ -25,6 +27,16 @@ _stopped: ContextVar[Stopped] = ContextVar("stopped", default=never)
 def load_stopped() -> Stopped:
     """Tells whether the load that this thread runs is not to go on; false for ever where it runs none."""
     return _stopped.get()
+
+
+def check_wanted() -> None:
+    """Ends the load that this thread runs, between two of its steps, if it is not to go on.
+
+    Raises:
+        UnavailableError: It is not.
+    """
+    if load_stopped()():
+        raise UnavailableError("the load was stopped")
 
 
 @contextmanager

@@ -129,14 +129,15 @@ class RequestValidator:
                 if not shape:
                     raise InvalidArgumentError(
                         f"{request.log_prefix}input '{name}' has no shape but model requires batch "
-                        f"dimension for '{self._spec.name}'"
+                        f"dimension for '{self._spec.name}'. Expected "
+                        f"{shape_text(self._spec.full_dims(rule))}, got []"
                     )
                 if batch_size < 0:
                     batch_size = shape[0]
                 elif batch_size != shape[0]:
                     raise InvalidArgumentError(
                         f"{request.log_prefix}input '{name}' batch size does not match other inputs for "
-                        f"'{self._spec.name}'"
+                        f"'{self._spec.name}'. Expected {batch_size}, got {shape[0]}"
                     )
             self._check_shape(request, rule, shape)
             self._check_size(request, tensor)
@@ -144,7 +145,7 @@ class RequestValidator:
             if batch_size > self._spec.max_batch_size:
                 raise InvalidArgumentError(
                     f"{request.log_prefix}inference request batch-size must be <= "
-                    f"{self._spec.max_batch_size} for '{self._spec.name}'"
+                    f"{self._spec.max_batch_size} for '{self._spec.name}', got {batch_size}"
                 )
             request.batch_size = max(batch_size, 1)
         if request.requested is not None:
@@ -169,7 +170,8 @@ class RequestValidator:
         for output in requested:
             if output not in self._outputs:
                 raise InvalidArgumentError(
-                    f"unexpected inference output '{output}' for model '{self._spec.name}'"
+                    f"unexpected inference output '{output}' for model '{self._spec.name}', allowed outputs "
+                    f"are: {', '.join(tensor.name for tensor in self._spec.outputs)}"
                 )
 
     def _check_shape(self, request: InferenceRequest, rule: TensorSpec, shape: tuple[int, ...]) -> None:
@@ -249,7 +251,10 @@ class RequestValidator:
             )
 
     def _unexpected(self, name: str) -> InvalidArgumentError:
-        return InvalidArgumentError(f"unexpected inference input '{name}' for model '{self._spec.name}'")
+        return InvalidArgumentError(
+            f"unexpected inference input '{name}' for model '{self._spec.name}', allowed inputs are: "
+            f"{', '.join(self._rules)}"
+        )
 
     def _reject_inputs(self, request: InferenceRequest) -> None:
         name = self._spec.name

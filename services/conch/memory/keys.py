@@ -5,6 +5,7 @@ from __future__ import annotations
 from conch.core.errors import InvalidArgumentError
 
 _LONGEST_NAME = 255
+_MOST_BYTES = 2**64 - 1
 
 _RESERVED = (
     "triton_python_backend_shm_region_",
@@ -61,5 +62,11 @@ def check_part(region: str, region_size: int, offset: int, byte_size: int) -> No
     """
     if not 0 <= offset < region_size:
         raise InvalidArgumentError(f"Invalid offset for shared memory region: '{region}'")
+    unsigned = byte_size if byte_size >= 0 else byte_size + _MOST_BYTES + 1  # as Triton reads a gRPC int64
+    if unsigned > _MOST_BYTES - offset:
+        raise InvalidArgumentError(
+            f"Integer overflow detected: byte_size ({unsigned}) + offset ({offset}) exceeds maximum value "
+            f"({_MOST_BYTES}) for region '{region}'"
+        )
     if not 0 < byte_size <= region_size - offset:
         raise InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{region}'")

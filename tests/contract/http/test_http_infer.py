@@ -129,7 +129,7 @@ REFUSED: list[tuple[str, int, str]] = [
     ('{"inputs":[', 500, "failed to parse the request JSON buffer: Invalid value. at 11"),
     (both(more=',"id":7'), 500, f"Unable to parse 'id': {NOT('string', 'string')}"),
     ('{"inputs":[5]}', 400, f"{SOURCES} no field is set"),
-    (inputs({"data": None}), 400, f"{SOURCES} no field is set"),
+    (inputs({"data": None}), 400, f"{SOURCES} no field is set, for input 'A'"),
     (inputs({"parameters": {"binary_data_size": 8}}), 400, f"{SOURCES} set 'data' 'binary_data_size'"),
     (
         inputs({"name": None}),
@@ -137,21 +137,30 @@ REFUSED: list[tuple[str, int, str]] = [
         "Unable to parse 'name': attempt to access non-existing object member 'name'",
     ),
     (inputs({"datatype": 5}), 500, f"Unable to parse 'datatype': {NOT('string', 'string')}"),
-    (inputs({"shape": 5}), 500, f"Unable to parse 'shape': {NOT('array', 'array')}"),
+    (inputs({"shape": 5}), 500, f"Unable to parse 'shape': {NOT('array', 'array')}, for input 'A'"),
     (inputs({"shape": [-2]}), 500, f"Unable to parse 'shape': {NOT('unsigned-integer', 'unsigned-integer')}"),
     (
         inputs({"shape": [2.0]}),
         500,
         f"Unable to parse 'shape': {NOT('unsigned-integer', 'unsigned-integer')}",
     ),
-    (inputs({"data": 5}), 500, f"Unable to parse 'data': {NOT('array', 'array')}"),
-    (inputs({"data": ["a", 2]}), 500, f"Unable to parse 'data': {NOT('number', 'double')}"),
+    (inputs({"data": 5}), 500, f"Unable to parse 'data': {NOT('array', 'array')}, for input 'A'"),
+    (
+        inputs({"data": ["a", 2]}),
+        500,
+        f"Unable to parse 'data': {NOT('number', 'double')}: input 'A' expects FP32, got a string",
+    ),
     (
         inputs({"data": [1, 2, 3]}),
         500,
-        "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        "Unable to parse 'data': Shape does not match true shape of 'data' field: input 'A' expects 2 "
+        "elements, got more",
     ),
-    (inputs({"data": [1]}), 500, "Failed to parse 'data' field: shape does not match true shape"),
+    (
+        inputs({"data": [1]}),
+        500,
+        "Failed to parse 'data' field: shape does not match true shape: input 'A' expects 2 elements, got 1",
+    ),
     (
         inputs({"shape": [2**40, 2**40]}),
         400,
@@ -170,7 +179,7 @@ REFUSED: list[tuple[str, int, str]] = [
         "receiving FP16 data via JSON is not supported. Please use the binary data format for input A",
     ),
     (both(more=f',"x":"{"y" * 65536}"'), 400, "exceeds the maximum allowed input size of 65536 bytes"),
-    (f'{{"inputs":[{A},{B},{A}]}}', 400, "[request id: <id_unknown>] input 'A' already exists in request"),
+    (f'{{"inputs":[{A},{B},{A}]}}', 400, "input 'A' already exists in request"),
     (both(a=A.replace('"A"', '"Z"')), 400, "unexpected inference input 'Z' for model 'two'"),
     (out("Z"), 400, "unexpected inference output 'Z' for model 'two'"),
     (both(more=',"outputs":{}'), 500, f"Unable to parse 'outputs': {NOT('array', 'array')}"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.core.calls import ServerCalls
 from conch.core.dispatch import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.instances.placement import Placement
@@ -59,6 +60,9 @@ class EchoModel(BackendModel):
     def create_instance(self, placement: Placement) -> BackendInstance:
         self._backend.placements.append(placement)
         self._backend.room -= 1
+        if self._behaviour == "slow instances":
+            self._backend.loading.release()
+            assert self._backend.gate.wait(WAIT_S)
         if self._behaviour == "bad instance" or self._backend.room < 0:
             raise NotFoundError(f"no room for {placement.name}")
         gate = self._backend.gate if self._behaviour == "slow" else None
@@ -79,6 +83,7 @@ class EchoBackend(Backend):
         self.closed: list[str] = []
         self.placements: list[Placement] = []
         self.room = 1_000_000  # for so many instances more
+        self.calls: ServerCalls | None = None  # for models that call the server
         self.on_execute: Callable[[Batch], None] = lambda batch: None
 
     def complete_config(
@@ -86,6 +91,10 @@ class EchoBackend(Backend):
     ) -> dict[str, Any]:
         path = version_directory / "complete.json"
         return {**config, **json.loads(path.read_text())} if path.exists() else config
+
+    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        self.calls = calls
+        return self.load(spec)
 
     def load(self, spec: ModelSpec) -> BackendModel:
         behaviour = (spec.version_directory / spec.model_file).read_text()

@@ -155,7 +155,8 @@ def test_golden(text: str, file: str, gpus: int, cpu_count: int, expected: str) 
         ),
         ('default_model_filename: "model.py"', (), "python", "", "model.py"),
         ('backend: "mine"', ("model.onnx",), "mine", "", ""),
-        ("", (), "suffix", "", ""),
+        ("", (), "suffix", "", "model.suffix"),
+        ('default_model_filename: "a.bin"', (), "suffix", "", "a.bin"),
     ],
 )
 def test_backend_is_told_by_what_is_there(

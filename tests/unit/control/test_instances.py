@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.servers import WAIT_S, eventually
 from tests.unit.control.test_lifecycle import drained
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.instances.limited import LimitedRunner
 from conch.core.instances.placement import Devices
 from conch.core.instances.runner import Runner
 from conch.core.model import Model
+from conch.core.scheduler.base import Batch
 from conch.core.scheduler.rate import ResourceLimit
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.definition import read_definition
@@ -70,7 +74,7 @@ def test_another_count_is_no_reload(site: Site, caplog: pytest.LogCaptureFixture
     assert answer.error() is None
     with caplog.at_level(logging.INFO):
         assert reload(site, agent, "instance_group { count: 4 }")
-    assert "changed the number of instances of 'm'" in caplog.messages
+    assert "changed the instances of 'm'" in caplog.messages
     assert names(site) == ["m_0_2", "m_0_3"]
     assert counts(site.serving("m")[1]) == [4]
     assert site.loads() == ["m:1"]
@@ -84,24 +88,55 @@ def test_another_count_is_no_reload(site: Site, caplog: pytest.LogCaptureFixture
     assert names(site) == []
 
 
-def test_a_busy_instance_goes_when_it_is_done(site: Site) -> None:
+def test_a_load_returns_when_the_instances_that_go_have_been_closed(site: Site) -> None:
     agent = loaded(site, "instance_group { count: 2 }", versions={1: "slow"})
     answers = [site.send("m") for _ in range(4)]
-    assert reload(site, agent, "instance_group { count: 1 }")
-    site.backend.gate.set()
+    for _ in range(2):  # else the one that goes may have nothing to finish
+        assert site.backend.waiting.acquire(timeout=WAIT_S)
+    with ThreadPoolExecutor() as pool:
+        load = pool.submit(reload, site, agent, "instance_group { count: 1 }")
+        eventually(lambda: counts(site.serving("m")[1]) == [1], "the change is made")
+        assert not load.done()
+        assert site.backend.closed == []
+        site.backend.gate.set()
+        assert load.result(WAIT_S)
+        assert site.backend.closed == ["m:1"]
     for answer in answers:
         assert answer.error() is None
-    drained("m")
-    assert site.backend.closed == ["m:1"]
+
+
+def test_a_model_may_take_away_the_instance_that_it_runs_on(site: Site) -> None:
+    agent = loaded(site, "instance_group { count: 2 }")
+    both = threading.Barrier(2)
+    done: list[bool] = []
+
+    def execute(batch: Batch) -> None:
+        if both.wait(WAIT_S) == 0:  # one of the two asks, while the other is still at it
+            site.model("m", versions={}, config=site.config("instance_group { count: 1 }"))
+            assert site.backend.calls is not None
+            site.backend.calls.load("m", {})
+            done.append(True)
+        both.wait(WAIT_S)
+
+    site.backend.on_execute = execute
+    answers = [site.send("m"), site.send("m")]
+    for answer in answers:
+        assert answer.error() is None
+    assert done == [True]
+    eventually(lambda: site.backend.closed == ["m:1"], "the other instance is closed")
+    agent.load("m", {})
 
 
 def test_an_unload_while_a_busy_instance_goes(site: Site) -> None:
     agent = loaded(site, "instance_group { count: 2 }", versions={1: "slow"})
     answers = [site.send("m") for _ in range(4)]
-    for _ in range(2):  # else the one that goes may have nothing to finish
-        assert site.backend.waiting.acquire(timeout=20)
-    assert reload(site, agent, "instance_group { count: 1 }")
-    agent.unload("m", False)
+    for _ in range(2):
+        assert site.backend.waiting.acquire(timeout=WAIT_S)
+    with ThreadPoolExecutor() as pool:
+        load = pool.submit(reload, site, agent, "instance_group { count: 1 }")
+        eventually(lambda: counts(site.serving("m")[1]) == [1], "the change is made")
+        agent.unload("m", False)
+        load.result(WAIT_S)  # it waits no longer
     assert site.backend.closed == []
     site.backend.gate.set()
     for answer in answers:
@@ -111,11 +146,64 @@ def test_an_unload_while_a_busy_instance_goes(site: Site) -> None:
     assert site.states("m") == {1: ("UNAVAILABLE", "unloaded")}
 
 
+TWO = "instance_group { count: 2 }"
+
+
+@pytest.mark.parametrize("more", ["", "sequence_batching {}"])
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        (TWO, 'instance_group { name: "other" count: 2 }', [2]),
+        (TWO, 'instance_group {} instance_group { name: "m_0" }', [1, 1]),
+        ('instance_group { name: "a" } instance_group { name: "b" }', "instance_group { count: 2 }", [2]),
+        ("instance_group { count: 1 }", "instance_group { count: 0 }", [1]),
+        ("instance_group { count: 1 }", "", [1]),
+    ],
+)
+def test_other_names_and_groups_of_the_same_instances(
+    site: Site, more: str, before: str, after: str, shown: list[int]
+) -> None:
+    agent = loaded(site, before + more)
+    names(site)
+    assert reload(site, agent, after + more)
+    assert names(site) == []
+    assert site.backend.closed == []
+    assert counts(site.serving("m")[1]) == shown
+    assert site.loads() == ["m:1"]
+    if not more:
+        assert reload(site, agent, "instance_group { count: 4 }")
+        assert len(names(site)) == 4 - sum(shown)
+
+
+@pytest.mark.parametrize("count", [1001, 2_000_000_000])
+def test_more_instances_than_a_model_may_have(site: Site, count: int) -> None:
+    site.model("m", config=site.config(f"instance_group {{ count: {count} }}"))
+    with pytest.raises(
+        InvalidArgumentError, match=rf"ask for {count} instances, .* at most 1000; lower 'count'"
+    ):
+        site.agent().load("m", {})
+    assert site.loads() == names(site) == []
+
+
+def test_a_load_stops_before_the_next_instance(site: Site) -> None:
+    site.model("m", config=site.config("instance_group { count: 1000 }"), versions={1: "slow instances"})
+    agent = site.agent()
+    with ThreadPoolExecutor() as pool:
+        load = pool.submit(agent.load, "m", {})
+        assert site.backend.loading.acquire(timeout=WAIT_S)
+        agent.unload("m", False)
+        site.backend.gate.set()
+        with pytest.raises(UnavailableError, match="current load operation is out-dated"):
+            load.result(WAIT_S)
+    assert len(site.backend.placements) == 1
+    assert site.backend.closed == ["m:1"]
+
+
 def test_the_default_group_and_one_that_is_written_are_the_same(site: Site) -> None:
     agent = loaded(site, "")
     assert names(site) == ["m_0"]
     assert reload(site, agent, "instance_group { count: 3 kind: KIND_CPU }")
-    assert names(site) == ["m_0_0", "m_0_1"]
+    assert names(site) == ["m_0_1", "m_0_2"]
     assert counts(site.serving("m")[1]) == [3]
 
 
@@ -147,7 +235,7 @@ def test_all_versions_or_none(site: Site) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         reload(site, agent, ALL + "instance_group { count: 3 }")
     assert raised.value.message == (
-        "load failed for model 'm': version 1 is at UNAVAILABLE state: Not found: no room for m_0_1;\n"
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Not found: no room for m_0_2;\n"
     )
     assert site.serving("m") == serving
     assert [counts(model) for model in serving.values()] == [[2], [2]]
@@ -177,7 +265,6 @@ def test_what_was_made_for_one_version_goes_if_the_next_one_fails(site: Site) ->
         ("instance_group { count: 1 }", "instance_group { count: 2 kind: KIND_MODEL }"),
         ("instance_group { count: 1 }", "instance_group { count: 2 passive: true } instance_group { }"),
         ("instance_group { count: 1 }", "instance_group { count: 2 rate_limiter { priority: 2 } }"),
-        ("instance_group { count: 1 }", "instance_group { count: 1 } instance_group { count: 1 }"),
         ("instance_group { count: 1 }", "instance_group { count: 1 }  # touched"),
     ],
 )

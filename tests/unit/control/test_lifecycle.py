@@ -320,7 +320,7 @@ def test_close_does_not_wait_for_a_load_that_hangs(site: Site) -> None:
         site.backend.gate.set()
         with pytest.raises(UnavailableError, match="Server exiting"):
             load.result(20)
-    assert site.backend.closed == ["m:1"]
+    assert site.backend.placements == []  # it stopped before its next step
     assert site.serving("m") == {}
 
 

@@ -472,7 +472,7 @@ def test_failures_of_the_start_that_may_pass_are_tried_again(place: Place) -> No
     assert place.port.asked == ["load m"]
 
 
-def test_a_model_in_two_repositories_is_kept_as_it_was(
+def test_a_model_in_two_repositories_is_unloaded_until_it_is_in_one(
     place: Place, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     second = tmp_path / "second"
@@ -481,12 +481,14 @@ def test_a_model_in_two_repositories_is_kept_as_it_was(
     write(place.repository / "m")
     with place.planner("poll", 0.05):
         write(second / "m", "two")
-        eventually(lambda: "not unique across all model repositories" in caplog.text, "it says so")
+        eventually(lambda: "m" not in place.port.running, "it is unloaded")
+        assert place.port.asked == ["unload m"]
         write(place.repository / "other")
         place.runs("other", "one")
-        assert place.port.asked == ["load other"]
-        shutil.rmtree(place.repository / "m")
-        eventually(lambda: "load m" in place.port.asked, "it is unique again")
+        assert caplog.text.count("'m': not unique across all model repositories") == 1
+        shutil.rmtree(second / "m")
+        place.runs("m", "one")
+    assert place.port.asked == ["unload m", "load other", "load m"]
 
 
 @watched

@@ -104,14 +104,16 @@ def test_the_first_sample_is_told_of_once() -> None:
 def test_what_is_known_of_the_load_is_known_to_all() -> None:
     found: set[tuple[int, str, bool]] = set()
     barrier = threading.Barrier(3)
+    stopped = threading.Event()
 
     def task() -> None:
         barrier.wait(WAIT_S)
+        stopped.set()
         found.add((threading.get_ident(), _given.get(), load_stopped()()))
 
     token = _given.set("something")
     try:
-        with stopping_with(lambda: True):
+        with stopping_with(stopped.is_set):
             run_together([task] * 3, 3)
     finally:
         _given.reset(token)
@@ -127,3 +129,19 @@ def test_without_threads_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> Non
     done: list[int] = []
     run_together([lambda: done.append(1), lambda: done.append(2)], 4)
     assert done == [1, 2]
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_nothing_is_begun_once_the_load_is_stopped(most: int) -> None:
+    stopped = threading.Event()
+    with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
+        run_together([stopped.set, *[lambda: pytest.fail("begun")] * (8 if most == 1 else 0)], most)
+        run_together([lambda: pytest.fail("begun")], most)
+
+
+def test_two_are_made_at_the_same_time_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "_cores", lambda: 1)
+    model = Model.create(
+        make_spec(instances=2), Together(2)
+    )  # else it waits for the other one until it fails
+    assert model.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.instances.placement import Devices, Placement, differ_in_count_only, place, resolve
+from conch.core.instances.placement import MOST_INSTANCES, Devices, Placement, counts_by_kind, place, resolve
 from conch.core.spec import InstanceGroup, Resource
 
 NONE, ONE, EIGHT = Devices(), Devices((0,)), Devices(tuple(range(8)))
@@ -135,17 +135,33 @@ def test_what_an_instance_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    ("changed", "counts"),
     [
-        ([InstanceGroup("g", count=2), InstanceGroup("h", count=2)], True),
-        ([InstanceGroup("other", count=1), InstanceGroup("h", count=7)], True),
-        ([InstanceGroup("g"), InstanceGroup("h", count=2)], False),
-        ([InstanceGroup("g", count=2)], False),
-        ([InstanceGroup("g", count=2, kind="MODEL"), InstanceGroup("h", count=2)], False),
-        ([InstanceGroup("g", count=2, passive=True), InstanceGroup("h", count=2)], False),
-        ([InstanceGroup("g", count=2, priority=2), InstanceGroup("h", count=2)], False),
-        ([InstanceGroup("g", count=2, profiles=("p",)), InstanceGroup("h", count=2)], False),
+        ([InstanceGroup("g"), InstanceGroup("h", count=2)], [3]),
+        ([InstanceGroup("other", count=3)], [3]),
+        ([InstanceGroup("g", count=7), InstanceGroup("h", count=2)], [9]),
+        ([InstanceGroup("g", kind="MODEL"), InstanceGroup("h", count=2)], [1, 2]),
+        ([InstanceGroup("g", passive=True), InstanceGroup("h", count=2)], [1, 2]),
+        ([InstanceGroup("g", priority=2), InstanceGroup("h", count=2)], [1, 2]),
+        ([InstanceGroup("g", profiles=("p",)), InstanceGroup("h", count=2)], [1, 2]),
+        ([InstanceGroup("g", "GPU", 2, (0, 1))], [2, 2]),
     ],
 )
-def test_groups_that_differ_in_count_only(changed: list[InstanceGroup], expected: bool) -> None:
-    assert differ_in_count_only([InstanceGroup("g"), InstanceGroup("h", count=2)], changed) is expected
+def test_kinds_of_instances(changed: list[InstanceGroup], counts: list[int]) -> None:
+    """Names of groups, and how instances are spread over groups, make no difference."""
+    assert list(counts_by_kind(changed).values()) == counts
+
+
+def test_the_same_gpus_in_other_groups() -> None:
+    apart = [InstanceGroup("g", "GPU", 2, (1,)), InstanceGroup("h", "GPU", 2, (0,))]
+    assert counts_by_kind(apart) == counts_by_kind([InstanceGroup("g", "GPU", 2, (0, 1))])
+
+
+@pytest.mark.parametrize(("devices", "count"), [(NONE, MOST_INSTANCES), (EIGHT, MOST_INSTANCES // 8)])
+def test_too_many_instances(devices: Devices, count: int) -> None:
+    most = [replace(AUTO, count=count - 1), replace(AUTO, count=1)]
+    assert sum(group.count for group in resolve("m", most, devices)) == count
+    with pytest.raises(InvalidArgumentError, match=r"of model m ask for 2000000000 instances.*at most 1000"):
+        resolve("m", [replace(AUTO, kind="CPU", count=2_000_000_000)], devices)
+    with pytest.raises(InvalidArgumentError, match="at most 1000; lower 'count'"):
+        resolve("m", [*most, AUTO], devices)

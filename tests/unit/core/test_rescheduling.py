@@ -102,6 +102,25 @@ def test_where_no_request_can_run_again_it_is_told_so() -> None:
         assert run.counted == (1, 1, 1, 1)
 
 
+@pytest.mark.parametrize(("idle_ns", "over"), [(499, True), (500, False)])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_run_that_takes_longer_than_a_sequence_may_be_idle_is_the_last(
+    idle_ns: int, over: bool, decoupled: bool
+) -> None:
+    spec = dataclasses.replace(sequences(iterative=True, max_idle_ns=idle_ns), decoupled=decoupled)
+    run = Run(spec, "a", again(0), correlation_id=7)  # for 500 ns
+    assert run.requests[0].rescheduled is not over
+    assert run.answers.finals == over
+    if over:
+        ((_, response, _),) = run.answers.calls
+        assert response is not None and isinstance(response.error, InvalidArgumentError)
+        assert response.error.message == (
+            "inference request for sequence 7 to model 'm' must specify the START flag on the first request "
+            "of the sequence: the sequence ended while its request ran for longer than "
+            "max_sequence_idle_microseconds, 0"
+        )
+
+
 def test_nobody_runs_a_cancelled_request_again() -> None:
     run = Run(ITERATIVE, "a", again(0), cancelled=True)
     assert isinstance(run.answers.response(run.requests[0]).error, CancelledError)
@@ -275,7 +294,7 @@ def test_correlation_ids(datatype: str | None, iterative: bool, given: int | str
     with pytest.raises(InvalidArgumentError) as raised:
         validate(request)
     assert raised.value.message == (
-        f"[request id: <id_unknown>] sequence batching control 'ID' data-type is "
+        f"sequence batching control 'ID' data-type is "
         f"'{'BYTES' if isinstance(given, str) else 'UINT64'}', but model 'm' expects '{datatype}'"
     )
 

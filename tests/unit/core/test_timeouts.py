@@ -60,7 +60,7 @@ def test_a_timeout_is_answered_while_the_only_instance_is_busy() -> None:
     assert busy.answers.wait(1)
     error = busy.answers.response(late).error
     assert isinstance(error, UnavailableError)
-    assert error.message == "[request id: x] Request timeout expired"
+    assert error.message == "Request timeout expired"
     assert busy.model.statistics.snapshot().fail.count == 1
     assert busy.model.pending == 0
     assert not busy.model.cancel(late), "it has been answered"

@@ -18,7 +18,6 @@ from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, TensorSp
 from conch.core.tensor import ELEMENT_SIZES, Tensor, encode_bytes
 from conch.core.validation import RequestValidator, reshaped_shape, shape_text
 
-RID = "[request id: <id_unknown>] "
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
     "to each input shape. If you want to specify the full shape including the batch dim in your input dims "
@@ -81,7 +80,7 @@ def test_an_empty_tensor_whose_other_dimensions_no_array_can_have(
     with pytest.raises(InvalidArgumentError) as raised:
         check(request)
     assert raised.value.message == (
-        f"{RID}byte size overflow for input 'X' for model 'm': the dimensions of shape [0,{dim}] other than "
+        f"byte size overflow for input 'X' for model 'm': the dimensions of shape [0,{dim}] other than "
         f"0 * data type size ({size}) exceed the maximum allowed size ({2**63 - 1})"
     )
 
@@ -96,15 +95,14 @@ def strings(count: int) -> bytes:
         pytest.param(
             THREE,
             request_of(tensor("INPUT0", (4,))),
-            RID + "expected 3 inputs but got 1 inputs for model 'm'. Got input(s) ['INPUT0'], but missing "
+            "expected 3 inputs but got 1 inputs for model 'm'. Got input(s) ['INPUT0'], but missing "
             "required input(s) ['INPUT1','INPUT2']. Please provide all required input(s).",
             id="missing",
         ),
         pytest.param(
             OPTIONAL,
             request_of(),
-            RID
-            + "expected number of inputs between 3 and 4 but got 0 inputs for model 'm'. Got input(s) [], "
+            "expected number of inputs between 3 and 4 but got 0 inputs for model 'm'. Got input(s) [], "
             "but missing required input(s) ['INPUT0','INPUT1','INPUT2']. Please provide all required "
             "input(s).",
             id="missing-with-optional",
@@ -112,7 +110,7 @@ def strings(count: int) -> bytes:
         pytest.param(
             OPTIONAL,
             request_of(*(tensor(f"INPUT{number}", (4,)) for number in (0, 1, 3))),
-            RID + "expected number of inputs between 3 and 4 but got 3 inputs for model 'm'. Got input(s) "
+            "expected number of inputs between 3 and 4 but got 3 inputs for model 'm'. Got input(s) "
             "['INPUT0','INPUT1','INPUT3'], but missing required input(s) ['INPUT2']. Please provide all "
             "required input(s).",
             id="an-optional-one-is-no-substitute",
@@ -120,86 +118,87 @@ def strings(count: int) -> bytes:
         pytest.param(
             PLAIN,
             request_of(tensor("Y", (16,))),
-            "unexpected inference input 'Y' for model 'm'",
+            "unexpected inference input 'Y' for model 'm', allowed inputs are: X",
             id="unknown",
         ),
         pytest.param(
             PLAIN,
             request_of(tensor("X", (16,)), tensor("Y", (16,))),
-            "unexpected inference input 'Y' for model 'm'",
+            "unexpected inference input 'Y' for model 'm', allowed inputs are: X",
             id="one-too-many",
         ),
         pytest.param(
             OPTIONAL,
             request_of(*(tensor(name, (4,)) for name in ("INPUT0", "INPUT1", "INPUT2", "Y"))),
-            "unexpected inference input 'Y' for model 'm'",
+            "unexpected inference input 'Y' for model 'm', allowed inputs are: INPUT0, INPUT1, INPUT2, "
+            "INPUT3",
             id="unknown-in-place-of-optional",
         ),
         pytest.param(
             PLAIN,
             request_of(tensor("X", (16,)), requested=("OUT", "NONE")),
-            "unexpected inference output 'NONE' for model 'm'",
+            "unexpected inference output 'NONE' for model 'm', allowed outputs are: OUT",
             id="unknown-output",
         ),
         pytest.param(
             PLAIN,
             request_of(tensor("X", (16,), "INT32")),
-            RID + "inference input 'X' data-type is 'INT32', but model 'm' expects 'FP32'",
+            "inference input 'X' data-type is 'INT32', but model 'm' expects 'FP32'",
             id="datatype",
         ),
         pytest.param(
             BATCHED,
             request_of(tensor("X", ())),
-            RID + "input 'X' has no shape but model requires batch dimension for 'm'",
+            "input 'X' has no shape but model requires batch dimension for 'm'. Expected [-1,16], got []",
             id="no-batch-dimension",
         ),
         pytest.param(
             PAIR,
             request_of(tensor("A", (1, 4)), tensor("B", (2, 4))),
-            RID + "input 'B' batch size does not match other inputs for 'm'",
+            "input 'B' batch size does not match other inputs for 'm'. Expected 1, got 2",
             id="batch-sizes-differ",
         ),
         pytest.param(
             PAIR,
             request_of(tensor("A", (0, 4)), tensor("B", (2, 4))),
-            RID + "input 'B' batch size does not match other inputs for 'm'",
+            "input 'B' batch size does not match other inputs for 'm'. Expected 0, got 2",
             id="batch-sizes-differ-from-zero",
         ),
         pytest.param(
             BATCHED,
             request_of(tensor("X", (9, 16))),
-            RID + "inference request batch-size must be <= 8 for 'm'",
+            "inference request batch-size must be <= 8 for 'm', got 9",
             id="batch-too-large",
         ),
         pytest.param(
             BATCHED,
             request_of(tensor("X", (1, 8))),
-            RID + f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [1,8]. {NOTE}",
+            f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [1,8]. {NOTE}",
             id="shape-with-batching",
         ),
         pytest.param(
             BATCHED,
             request_of(tensor("X", (16,))),
-            RID + f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [16]. {NOTE}",
+            f"unexpected shape for input 'X' for model 'm'. Expected [-1,16], got [16]. {NOTE}",
             id="forgotten-batch-dimension",
         ),
         pytest.param(
             PLAIN,
             request_of(tensor("X", (8,))),
-            RID + "unexpected shape for input 'X' for model 'm'. Expected [16], got [8]. ",
+            "unexpected shape for input 'X' for model 'm'. Expected [16], got [8]. ",
             id="shape-ends-in-a-space",
         ),
         pytest.param(
             ANY,
             request_of(tensor("X", (4,))),
-            RID + "unexpected shape for input 'X' for model 'm'. Expected [-1,-1], got [4]. ",
+            "unexpected shape for input 'X' for model 'm'. Expected [-1,-1], got [4]. ",
             id="rank",
         ),
         *(
             pytest.param(
                 ANY,
                 request_of(tensor("X", shape, data=data)),
-                RID + f"All input dimensions should be specified for input 'X' for model 'm', got {text}",
+                f"All input dimensions should be specified for input 'X' for model 'm', got {text}",
                 id=f"negative-{text}",
             )
             for shape, data, text in (
@@ -211,39 +210,37 @@ def strings(count: int) -> bytes:
         pytest.param(
             BATCHED,
             request_of(tensor("X", (-2, 16))),
-            RID + "All input dimensions should be specified for input 'X' for model 'm', got [-2,16]",
+            "All input dimensions should be specified for input 'X' for model 'm', got [-2,16]",
             id="negative-batch",
         ),
         pytest.param(
             PLAIN,
             request_of(tensor("X", (16,), data=bytes(40))),
-            RID + "input byte size mismatch for input 'X' for model 'm'. Expected 64, got 40",
+            "input byte size mismatch for input 'X' for model 'm'. Expected 64, got 40",
             id="byte-size",
         ),
         pytest.param(
             STRINGS,
             request_of(tensor("X", (1, 16), "BYTES", strings(17))),
-            RID
-            + "unexpected number of string elements 17 for inference input 'X' for model 'm', expecting 16",
+            "unexpected number of string elements 17 for inference input 'X' for model 'm', expecting 16",
             id="too-many-strings",
         ),
         pytest.param(
             STRINGS,
             request_of(tensor("X", (1, 16), "BYTES", strings(14))),
-            RID + "expected 16 string elements for inference input 'X' for model 'm', got 14",
+            "expected 16 string elements for inference input 'X' for model 'm', got 14",
             id="too-few-strings",
         ),
         pytest.param(
             STRINGS,
             request_of(tensor("X", (1, 16), "BYTES", strings(16)[:-1])),
-            RID + "expected 16 string elements for inference input 'X' for model 'm', got 15",
+            "expected 16 string elements for inference input 'X' for model 'm', got 15",
             id="a-string-past-the-end",
         ),
         pytest.param(
             STRINGS,
             request_of(tensor("X", (1, 16), "BYTES", strings(15) + b"\1\0\0")),
-            RID
-            + "incomplete string length indicator for inference input 'X' for model 'm', expecting 4 bytes "
+            "incomplete string length indicator for inference input 'X' for model 'm', expecting 4 bytes "
             "but only 3 bytes available. Please make sure the string length indicator is in one buffer.",
             id="incomplete-length",
         ),
@@ -330,8 +327,7 @@ def test_keys_of_padded_inputs_are_their_padded_shapes() -> None:
     with pytest.raises(InvalidArgumentError) as raised:
         key_of(spec, tensor("A", (1, 9, 3)))
     assert raised.value.message == (
-        "[request id: <id_unknown>] input 'A' for model 'm' is too long: its dimension 1 is 9, the longest "
-        "the model is padded to is 8"
+        "input 'A' for model 'm' is too long: its dimension 1 is 9, the longest the model is padded to is 8"
     )
 
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from tests.support.core import Instance, LoadedModel, make_request, make_spec
 
-from conch.core.errors import CancelledError, InternalError, InvalidArgumentError
+from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduler.base import Batch
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
+from conch.core.stopping import stopping_with
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
 
 IN = WarmupInput("IN", "FP32", (16,))
@@ -296,3 +297,31 @@ def test_an_instance_that_starts_again_is_told_how_to_be_warmed_up(
         assert [len(batch) for batch in started.batches] == [1]
         assert [len(batch) for batch in loaded.instances[0].batches] == [1]
     assert model.close()
+
+
+def test_a_load_stops_before_the_next_run() -> None:
+    stopped = threading.Event()
+
+    def execute(batch: Batch) -> list[InferenceResponse | None]:
+        stopped.set()
+        return nothing(batch)
+
+    loaded = LoadedModel(execute)
+    often = dataclasses.replace(SAMPLE, count=2**32 - 1)
+    with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
+        Model.create(make_spec(), loaded, warmup=[often])
+    assert [len(instance.batches) for instance in loaded.instances] == [1]
+    assert loaded.closed == 1
+
+
+def test_a_load_stops_that_waits_for_an_answer() -> None:
+    stopped = threading.Event()
+
+    def execute(batch: Batch) -> list[InferenceResponse | None]:
+        stopped.set()
+        return [None for _ in batch.requests]
+
+    loaded = LoadedModel(execute)
+    with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
+        Model.create(dataclasses.replace(make_spec(), decoupled=True), loaded, warmup=[SAMPLE])
+    assert loaded.closed == 1

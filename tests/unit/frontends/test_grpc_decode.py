@@ -114,13 +114,13 @@ RESERVED = (
         pytest.param(
             Request(model_name="m", inputs=[one_input(), one_input()], raw_input_contents=[b"", b""]),
             InvalidArgumentError,
-            "[request id: <id_unknown>] input 'x' already exists in request",
+            "input 'x' already exists in request",
             id="input-twice-raw",
         ),
         pytest.param(
             Request(model_name="m", inputs=[one_input(contents=Contents(fp32_contents=[1]))] * 2),
             InvalidArgumentError,
-            "[request id: <id_unknown>] input 'x' already exists in request",
+            "input 'x' already exists in request",
             id="input-twice",
         ),
         pytest.param(

@@ -24,6 +24,13 @@ def test_a_part_that_passes_lies_in_the_region(size: int, offset: int, byte_size
     except InvalidArgumentError as error:
         assert not inside
         bad_offset = not 0 <= offset < size
+        unsigned = byte_size + 2**64 if byte_size < 0 else byte_size
+        if not bad_offset and offset + unsigned >= 2**64:
+            assert error.message == (
+                f"Integer overflow detected: byte_size ({unsigned}) + offset ({offset}) exceeds "
+                f"maximum value ({2**64 - 1}) for region 'r'"
+            )
+            return
         what = "Invalid offset" if bad_offset else "Invalid offset + byte size"
         assert error.message == f"{what} for shared memory region: 'r'"
     else:

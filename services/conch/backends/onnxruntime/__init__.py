@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,18 +128,24 @@ class OnnxRuntimeBackend(ArrayBackend):
 class _OnnxModel(BackendModel):
     """Holds the file's content until all instances have their sessions."""
 
+    makes_together: ClassVar[bool] = True
+
     def __init__(self, backend: OnnxRuntimeBackend, spec: ModelSpec) -> None:
         self._backend = backend
         self._spec = spec
         self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
         self._content: bytes | None = self._path.read_bytes()
+        self._lock = threading.Lock()  # guards the content and how many instances have yet to be made of it
         self._missing = len(place(spec.instance_groups))
 
     def create_instance(self, placement: Placement) -> BackendInstance:
-        function = self._backend._open(self._spec, placement, self._path, self._content)
-        self._missing -= 1
-        if self._missing <= 0:
-            self._content = None
+        with self._lock:
+            content = self._content
+        function = self._backend._open(self._spec, placement, self._path, content)
+        with self._lock:
+            self._missing -= 1
+            if self._missing <= 0:
+                self._content = None
         return ArrayInstance(self._spec, function)
 
 

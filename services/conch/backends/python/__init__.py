@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.backends.python.settings import Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
@@ -87,6 +87,8 @@ class PythonBackend(Backend):
 
 
 class _PythonModel(BackendModel):
+    makes_together: ClassVar[bool] = True
+
     notes: Notes
 
     def __init__(self, spec: ModelSpec, calls: ServerCalls | None) -> None:

@@ -62,7 +62,8 @@ class PythonBasedBackend(PythonBackend):
         return replace(spec, model_file=self._file(spec.version_directory, spec.model_file))
 
     def _file(self, version_directory: Path, name: str) -> str:
-        """Where the code is, seen from the version directory."""
+        """Where the code is, seen from the version directory; a model file that is no Python is data."""
+        name = name if name.endswith(".py") else _FILE
         if (version_directory / name).is_file():
             return name
         own = version_directory.parent / _FILE

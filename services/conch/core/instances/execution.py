@@ -60,6 +60,7 @@ class Executor:
         "_clock",
         "_decoupled",
         "_iterative",
+        "_longest_ns",
         "_sequences",
         "_shaper",
         "_spec",
@@ -82,6 +83,7 @@ class Executor:
         sequence = spec.sequence
         self._sequences = sequence is not None
         self._iterative = sequence is not None and sequence.iterative
+        self._longest_ns = 0 if sequence is None else sequence.max_idle_ns
         self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
@@ -203,7 +205,7 @@ class Executor:
         respond = getattr(batch, "end", self._respond)
         for request, response in zip(batch.requests, responses, strict=True):
             if request.rescheduled and response is None:
-                refusal = self._runs_again(request)
+                refusal = self._runs_again(request, batch)
                 if refusal is not None:
                     respond(request, InferenceResponse([], refusal))
                 elif request.rescheduled:
@@ -250,7 +252,7 @@ class Executor:
             error = None if response is None else response.error
             if response is None:
                 if request.rescheduled:
-                    error = self._runs_again(request)
+                    error = self._runs_again(request, batch)
                     if error is not None:
                         refused.append((request, error))
                 if request.rescheduled:
@@ -327,7 +329,7 @@ class Executor:
                     self._states.collect(request, response)
         return requests, responses
 
-    def _runs_again(self, request: InferenceRequest) -> ConchError | None:
+    def _runs_again(self, request: InferenceRequest, batch: Batch) -> ConchError | None:
         """Makes a request that its model has rescheduled ready to run again.
 
         Returns:
@@ -340,10 +342,20 @@ class Executor:
             return CancelledError("")
         if not self._iterative:
             return InvalidArgumentError(_NOT_ITERATIVE)
+        if batch.compute_end_ns - batch.compute_start_ns > self._longest_ns:
+            return self._idle_error(request)
         request.rescheduled = True
         if self._shaper.reshapes_inputs:
             self._shaper.restore_inputs(request)
         return None
+
+    def _idle_error(self, request: InferenceRequest) -> ConchError:
+        """Says that a sequence has ended as nothing came of it for too long; begins with Triton's text."""
+        return InvalidArgumentError(
+            f"inference request for sequence {request.correlation_id} to model '{self._spec.name}' must "
+            f"specify the START flag on the first request of the sequence: the sequence ended while its "
+            f"request ran for longer than max_sequence_idle_microseconds, {self._longest_ns // 1000}"
+        )
 
     def _shape_inputs(self, requests: Sequence[InferenceRequest]) -> None:
         for request in requests:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.instances.limiter import RateLimiter, claim_of
-from conch.core.instances.placement import Placement, devices_of, place, placement_of
+from conch.core.instances.placement import InstanceKind, Placement, kind_of, place
 from conch.core.instances.runner import Runner
 from conch.core.instances.together import run_together
 from conch.core.instances.warmup import Warmup
@@ -21,18 +21,21 @@ from conch.core.spec import InstanceGroup, ModelSpec
 
 log = logging.getLogger(__name__)
 
+_LEAST_TOGETHER = 2
+"""So many instances are made at the same time on a single core, too: what takes long may be a wait."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
     """One instance.
 
     Attributes:
-        group: Number of its group.
+        kind: What it shares with instances that may stand for it.
         placement: Where it lives.
         instance: The instance.
     """
 
-    group: int
+    kind: InstanceKind
     placement: Placement
     instance: BackendInstance
 
@@ -80,8 +83,14 @@ class Fleet:
         Raises:
             ConchError: An instance can't be made, can't run a sample, or could never run.
         """
-        numbered = enumerate(self._spec.instance_groups)
-        self._make([(number, each) for number, group in numbered for each in place([group])], warm_up)
+        self._make(
+            [
+                (kind_of(group, placement.device_id), placement)
+                for group in self._spec.instance_groups
+                for placement in place([group])
+            ],
+            warm_up,
+        )
 
     def prepare(
         self,
@@ -90,10 +99,10 @@ class Fleet:
         runner: Runner,
         on_commit: Callable[[], None] = lambda: None,
     ) -> Resize:
-        """Makes the instances that groups of other counts need, and finds those that they don't.
+        """Makes the instances that other groups need, and finds those that they don't.
 
         Args:
-            groups: The same groups as ever, but for their counts.
+            groups: Groups of instances of the same kinds, with other counts, names or in another order.
             warm_up: What runs on each new instance.
             runner: Runs the instances.
             on_commit: Called when the instances have changed.
@@ -101,22 +110,25 @@ class Fleet:
         Raises:
             ConchError: An instance can't be made; nothing has changed.
         """
-        missing: list[tuple[int, Placement]] = []
+        wanted: dict[InstanceKind, list[Placement]] = {}
+        for group in groups:
+            for placement in place([group]):
+                wanted.setdefault(kind_of(group, placement.device_id), []).append(placement)
+        missing: list[tuple[InstanceKind, Placement]] = []
         surplus: list[tuple[list[Member], int]] = []
-        for number, group in enumerate(groups):
-            for device in devices_of(group):
-                there = [
-                    member
-                    for member in self._members
-                    if (member.group, member.placement.device_id) == (number, device)
-                ]
-                names = {member.placement.name for member in there}
-                every = (f"{group.name}_{index}" for index in count())
-                free = (name for name in every if name not in names)
-                for _ in range(group.count - len(there)):
-                    missing.append((number, placement_of(group, next(free), device)))
-                if len(there) > group.count:
-                    surplus.append((there, len(there) - group.count))
+        for kind, placements in wanted.items():
+            there = [member for member in self._members if member.kind == kind]
+            names = Counter(member.placement.name for member in there)
+            new = []
+            for placement in placements:
+                if names[placement.name]:
+                    names[placement.name] -= 1
+                else:
+                    new.append(placement)  # if there is an instance of another name left, that will do
+            lacking = max(len(placements) - len(there), 0)
+            missing += [(kind, placement) for placement in new[len(new) - lacking :]]
+            if len(there) > len(placements):
+                surplus.append((there, len(there) - len(placements)))
         return Resize(self, runner, self._make(missing, warm_up), surplus, on_commit)
 
     def close(self) -> None:
@@ -130,7 +142,7 @@ class Fleet:
         with self._lock:
             self._close([member for member in members if member in self._members])
 
-    def _make(self, placed: Sequence[tuple[int, Placement]], warm_up: Warmup) -> list[Member]:
+    def _make(self, placed: Sequence[tuple[InstanceKind, Placement]], warm_up: Warmup) -> list[Member]:
         claims = [claim_of(self._spec.name, placement) for _, placement in placed]
         wanted = [claim for claim in claims if claim is not None] if self.limiter is not None else []
         if self.limiter is not None:
@@ -138,10 +150,10 @@ class Fleet:
         places: dict[int, Member] = {}
 
         def make(number: int) -> None:
-            group, placement = placed[number]
+            kind, placement = placed[number]
             claim = claims[number]
             instance = self._model.create_instance(placement)
-            places[number] = Member(group, placement, instance)
+            places[number] = Member(kind, placement, instance)
             if self.limiter is not None and claim is not None:
                 self.claims[instance] = claim
             warm_up.run(instance, placement.name)
@@ -149,7 +161,7 @@ class Fleet:
                 instance.warm_again(lambda started: warm_up.run(started, placement.name))
 
         try:
-            together = _cores() if self._model.makes_together else 1
+            together = max(_cores(), _LEAST_TOGETHER) if self._model.makes_together else 1
             run_together([partial(make, number) for number in range(len(placed))], together)
         except BaseException:
             made = [places[number] for number in sorted(places)]
@@ -181,7 +193,7 @@ class Fleet:
 
 
 def _cores() -> int:
-    """How many instances are made at the same time: more of them would only wait for one another."""
+    """How many instances may be made at the same time: more of them would mostly wait for one another."""
     return len(os.sched_getaffinity(0))
 
 

@@ -7,11 +7,15 @@ config shows from then on, is a list of groups that `place` makes instances of.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import InstanceGroup, Resource
+
+MOST_INSTANCES = 1000
+"""How many instances a version may have on all its devices: each takes memory, and perhaps a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,10 @@ class Devices:
 
     gpus: tuple[int, ...] = ()
     min_compute_capability: float = 6.0
+
+
+InstanceKind = tuple[InstanceGroup, int]
+"""What makes instances interchangeable: a group without its name, count and GPUs, and a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,9 @@ def resolve(
         problem = group_problem(model, group, devices)
         if problem is not None:
             raise InvalidArgumentError(problem)
+    problem = count_problem(model, resolved)
+    if problem is not None:
+        raise InvalidArgumentError(problem)
     return resolved
 
 
@@ -96,6 +107,17 @@ def group_problem(model: str, group: InstanceGroup, devices: Devices) -> str | N
     """Why a group that has its defaults can't be placed, in Triton's words; None if it can."""
     problem = _problem(group, devices)
     return None if problem is None else f"instance group {group.name} of model {model} {problem}"
+
+
+def count_problem(model: str, groups: Iterable[InstanceGroup]) -> str | None:
+    """Why groups that have their defaults ask for too many instances; None if they do not."""
+    count = sum(group.count * len(devices_of(group)) for group in groups)
+    if count <= MOST_INSTANCES:
+        return None
+    return (
+        f"instance groups of model {model} ask for {count} instances, and a model may have at most "
+        f"{MOST_INSTANCES}; lower 'count'"
+    )
 
 
 def _filled(
@@ -146,13 +168,15 @@ def devices_of(group: InstanceGroup) -> Sequence[int]:
     return group.gpus if group.kind == "GPU" else (0,)
 
 
-def differ_in_count_only(old: Sequence[InstanceGroup], new: Sequence[InstanceGroup]) -> bool:
-    """Whether two lists of groups are the same but for the groups' counts, and perhaps names."""
+def counts_by_kind(groups: Iterable[InstanceGroup]) -> Counter[InstanceKind]:
+    """How many instances of each kind groups stand for, whatever the groups' names and order."""
+    counts: Counter[InstanceKind] = Counter()
+    for group in groups:
+        for device in devices_of(group):
+            counts[kind_of(group, device)] += group.count
+    return counts
 
-    def rest(groups: Sequence[InstanceGroup]) -> list[InstanceGroup]:
-        return [replace(group, name="", count=1) for group in groups]
 
-    def counts(groups: Sequence[InstanceGroup]) -> list[int]:
-        return [group.count for group in groups]
-
-    return rest(old) == rest(new) and counts(old) != counts(new)
+def kind_of(group: InstanceGroup, device: int) -> InstanceKind:
+    """What all instances of a group on a device have in common with those of groups that differ in name."""
+    return replace(group, name="", count=1, gpus=()), device

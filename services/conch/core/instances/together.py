@@ -1,4 +1,4 @@
-"""Runs what makes the instances of a model at the same time, where these are made outside of this process."""
+"""Runs what makes the instances of a model, several at the same time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 
-from conch.core.stopping import load_stopped, stopping_with
+from conch.core.stopping import check_wanted, load_stopped, stopping_with
 
 
 def run_together(tasks: Sequence[Callable[[], None]], most: int) -> None:
     """Runs tasks on this thread and others, and returns when all that were begun have ended.
 
-    When one fails no other is begun, and those that run are told by `load_stopped` that they are not wanted.
+    When one fails, or the load is stopped, no other is begun, and those that run are told by `load_stopped`
+    that they are not wanted.
 
     Args:
         tasks: What to run; begun in this order.
@@ -34,6 +35,7 @@ def run_together(tasks: Sequence[Callable[[], None]], most: int) -> None:
                 except IndexError:
                     return
                 try:
+                    check_wanted()
                     task()
                 except BaseException as error:
                     failures.append(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,14 +17,19 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.instances.execution import Executor
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.scheduler.base import Batch
+from conch.core.scheduler.expiry import NEVER
 from conch.core.scheduler.sequence.controls import Controls
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
+from conch.core.stopping import check_wanted
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.core.validation import RequestValidator, shape_text
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+"""How often a load that waits for a model looks whether it is still wanted."""
 
 _SEED = 0
 _EMPTY_STRING = 4
@@ -56,7 +62,7 @@ class Warmup:
         self._clock = clock
         self._on_start: Callable[[], None] | None = on_start
         self._lock = threading.Lock()
-        self._executor = Executor(spec, ModelStatistics(), clock)
+        self._executor = Executor(_without_idle_limit(spec), ModelStatistics(), clock)
         random = default_rng(_SEED)  # seeded, so that a load fails every time or never
         validate = RequestValidator(spec)
         self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
@@ -81,6 +87,7 @@ class Warmup:
                 self._on_start = None
         for sample, tensors in self._samples:
             for iteration in range(sample.count):
+                check_wanted()
                 log.debug(
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._spec.name,
@@ -91,6 +98,7 @@ class Warmup:
                 outcome = _Outcome(sample.batch_size)
                 requests = self._requests(sample, tensors, outcome)
                 while requests:
+                    check_wanted()
                     self._executor.run(instance, Batch(requests, len(requests)))
                     requests = [request for request in requests if request.rescheduled]
                     for request in requests:
@@ -139,9 +147,20 @@ class _Outcome:
         """The errors, in the order they came, once every request has ended.
 
         Without a limit, like the load it is part of: only the model knows how long its first run takes.
+
+        Raises:
+            UnavailableError: The load was stopped.
         """
-        self._finished.wait()
+        while not self._finished.wait(_LOOK_S):
+            check_wanted()
         return self._errors
+
+
+def _without_idle_limit(spec: ModelSpec) -> ModelSpec:
+    """A spec whose sequences do not end while a request runs: first runs may take long."""
+    if spec.sequence is None:
+        return spec
+    return replace(spec, sequence=replace(spec.sequence, max_idle_ns=NEVER))
 
 
 def _tensors(

@@ -146,7 +146,7 @@ class Scheduler(ABC):
 
     def expiry_text(self, request: InferenceRequest) -> str:
         """What a request is told that has expired before its client's own deadline."""
-        return f"{request.log_prefix}Request timeout expired"
+        return "Request timeout expired"
 
     @abstractmethod
     def drain(self) -> list[InferenceRequest]:

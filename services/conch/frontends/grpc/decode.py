@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.request import InferenceRequest, Responder
+from conch.core.request import InferenceRequest, Responder, id_prefix
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
 from conch.frontends.grpc.layouts import Layout, Layouts
 from conch.frontends.grpc.parameters import read_output_parameters, read_parameters, read_region
@@ -221,9 +221,7 @@ def _typed_inputs(wire: Any, uses: Uses) -> dict[str, Tensor]:
 def _twice(wire: Any) -> InvalidArgumentError:
     names = [tensor.name for tensor in wire.inputs]
     name = next(name for name in names if names.count(name) > 1)
-    return InvalidArgumentError(
-        f"[request id: {wire.id or '<id_unknown>'}] input '{name}' already exists in request"
-    )
+    return InvalidArgumentError(f"{id_prefix(wire.id)}input '{name}' already exists in request")
 
 
 def _no_data(name: str, model_name: str) -> InvalidArgumentError:

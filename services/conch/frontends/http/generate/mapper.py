@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
-from conch.core.request import Parameter
+from conch.core.request import Parameter, id_prefix
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.frontends.http.generate.document import Pairs
@@ -104,8 +104,7 @@ class _Mapper:
             self.mapped.parameters.setdefault(key, _parameter(key, value))
             return
         if key in self.mapped.inputs:
-            prefix = f"[request id: {self.mapped.id or '<id_unknown>'}] "
-            raise InvalidArgumentError(f"{prefix}input '{key}' already exists in request")
+            raise InvalidArgumentError(f"{id_prefix(self.mapped.id)}input '{key}' already exists in request")
         is_array = isinstance(value, list | BulkArray) and not isinstance(value, Pairs)
         given: Elements = value if is_array else [value]
         count = len(given)
@@ -122,7 +121,7 @@ class _Mapper:
         # Before there is any tensor: it may be several times as large as its text.
         self._count(key, _string_bytes(given) if rule.datatype == "BYTES" else 0)
         self._count(key, count * ELEMENT_SIZES.get(rule.datatype, 0))
-        data = tensor_bytes(given, rule.datatype, count)
+        data = tensor_bytes(key, given, rule.datatype, count)
         self.mapped.inputs[key] = Tensor(key, rule.datatype, shape, data)
 
     def _count(self, key: str, size: int) -> None:

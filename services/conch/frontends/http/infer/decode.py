@@ -165,38 +165,44 @@ class RequestDecoder:
                 parameters = {}
             _check_source(given, parameters)
             name = _member(given, "name", access.text)
-            datatype = _member(given, "datatype", access.text)
-            shape = tuple(
-                _parsed("shape", access.unsigned, dim) for dim in _member(given, "shape", access.elements)
-            )
-            if "data" in given:
-                tensor = self._json_tensor(name, datatype, shape, given["data"])
-            elif "binary_data_size" in parameters:
-                size = _parsed("binary_data_size", access.unsigned, parameters["binary_data_size"])
-                if tensors is None:
-                    if size:
+            try:
+                datatype = _member(given, "datatype", access.text)
+                shape = tuple(
+                    _parsed("shape", access.unsigned, dim) for dim in _member(given, "shape", access.elements)
+                )
+                if "data" in given:
+                    tensor = self._json_tensor(name, datatype, shape, given["data"])
+                elif "binary_data_size" in parameters:
+                    size = _parsed("binary_data_size", access.unsigned, parameters["binary_data_size"])
+                    if tensors is None:
+                        if size:
+                            raise InvalidArgumentError(
+                                "must specify valid 'Infer-Header-Content-Length' in request header and "
+                                "'binary_data_size' when passing inputs in binary data format"
+                            )
+                        tensors = memoryview(b"")
+                    missing = position + size - len(tensors)
+                    if missing > 0:
                         raise InvalidArgumentError(
-                            "must specify valid 'Infer-Header-Content-Length' in request header and "
-                            "'binary_data_size' when passing inputs in binary data format"
+                            f"unexpected size for input '{name}', expecting {missing} additional bytes for "
+                            f"model '{request.model_name}'"
                         )
-                    tensors = memoryview(b"")
-                missing = position + size - len(tensors)
-                if missing > 0:
-                    raise InvalidArgumentError(
-                        f"unexpected size for input '{name}', expecting {missing} additional bytes for model "
-                        f"'{request.model_name}'"
-                    )
-                tensor = Tensor(name, datatype, shape, tensors[position : position + size])
-                position += size
-                sizes.append(size)
-            else:
-                tensor = uses.input(*_region(parameters), name, datatype, shape)
-                shared = True
+                    tensor = Tensor(name, datatype, shape, tensors[position : position + size])
+                    position += size
+                    sizes.append(size)
+                else:
+                    tensor = uses.input(*_region(parameters), name, datatype, shape)
+                    shared = True
+            except JsonAccessError as error:
+                raise JsonAccessError(f"{error.message}, for input '{name}'") from None
             if name in request.inputs:
                 raise InvalidArgumentError(f"{request.log_prefix}input '{name}' already exists in request")
             request.inputs[name] = tensor
         if tensors is not None and position != len(tensors):
-            raise InvalidArgumentError(f"unexpected additional input data for model '{request.model_name}'")
+            raise InvalidArgumentError(
+                f"unexpected additional input data for model '{request.model_name}': the inputs expect "
+                f"{position} bytes, got {len(tensors)}"
+            )
         return sizes, shared
 
     def _json_tensor(self, name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Tensor:
@@ -209,7 +215,7 @@ class RequestDecoder:
         count = check_size(name, datatype, shape, self._most_bytes)
         if not count or datatype not in _DATATYPES:
             return Tensor(name, datatype, shape, b"")  # the model says what it expects
-        return Tensor(name, datatype, shape, tensor_bytes(given, datatype, count))
+        return Tensor(name, datatype, shape, tensor_bytes(name, given, datatype, count))
 
 
 _DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})
@@ -224,8 +230,14 @@ def _check_source(given: Any, parameters: dict[str, Any]) -> None:
         names = " ".join(f"'{name}'" for name in found)
         raise InvalidArgumentError(
             f"Input must set only one of the following fields: {_SOURCES}. But "
-            f"{f'set {names}' if found else 'no field is set'}"
+            f"{f'set {names}' if found else 'no field is set'}{_of_input(given)}"
         )
+
+
+def _of_input(given: Any) -> str:
+    """Says which input is meant, where that can be told."""
+    name = given.get("name") if isinstance(given, dict) else None
+    return f", for input '{access.text(name)}'" if isinstance(name, str) else ""
 
 
 def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:

@@ -23,6 +23,14 @@ _SIGNED = frozenset(("INT8", "INT16", "INT32", "INT64"))
 _LONG_STRING = 1 << 20
 _TOO_MANY = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 _TOO_FEW = "Failed to parse 'data' field: shape does not match true shape"
+_NO_NUMBER = "Unable to parse 'data': attempt to access JSON non-number as double"
+_KIND_NAMES: dict[Any, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number with a fraction",
+    type(None): "null",
+}
 _WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 
 
@@ -57,18 +65,44 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int
     return count
 
 
-def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
+class _WrongElementsError(Exception):
+    """Elements that are not those of a tensor.
+
+    Args:
+        text: What is wrong, in Triton's words.
+        expected: What belongs there.
+        got: What is there instead.
+    """
+
+    def __init__(self, text: str, expected: str, got: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.expected = expected
+        self.got = got
+
+
+def tensor_bytes(name: str, given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
     """The bytes of a tensor.
 
     Args:
+        name: Its name, for the error.
         given: Its elements, nested in any way.
         datatype: Its datatype, one that JSON can carry.
         count: How many elements it must have.
 
     Raises:
-        InternalError: There are more or fewer elements, or of another type; texts are Triton's.
+        InternalError: There are more or fewer elements, or of another type; texts begin with Triton's.
         InvalidArgumentError: They are nested too deep.
     """
+    try:
+        return _bytes(given, datatype, count)
+    except _WrongElementsError as wrong:
+        raise InternalError(
+            f"{wrong.text}: input '{name}' expects {wrong.expected}, got {wrong.got}"
+        ) from None
+
+
+def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
     code = _CODES.get(datatype)
     if code is not None and isinstance(given, list) and len(given) == count:
         kinds = set(map(type, given))
@@ -95,11 +129,11 @@ def tensor_bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buf
     for part in _parts(pieces):
         converted = _converted(part, datatype)
         if filled + len(converted) > count:
-            raise InternalError(_TOO_MANY)
+            raise _WrongElementsError(_TOO_MANY, f"{count} elements", "more")
         whole[filled : filled + len(converted)] = converted
         filled += len(converted)
     if filled < count:
-        raise InternalError(_TOO_FEW)
+        raise _WrongElementsError(_TOO_FEW, f"{count} elements", str(filled))
     return whole.data.cast("B") if count else b""
 
 
@@ -124,31 +158,41 @@ def _converted(part: list[Any] | Array, datatype: str) -> Array:
     dtype = NUMPY_DTYPES[datatype]
     if datatype == "BOOL":
         if kinds - {bool}:
-            raise _wrong_type("boolean")
+            raise _wrong_type(datatype, "boolean", kinds - {bool})
         return np.array(part, dtype)
     if datatype in _CODES:
         if kinds - {int, float}:
-            raise InternalError("Unable to parse 'data': attempt to access JSON non-number as double")
+            raise _WrongElementsError(_NO_NUMBER, datatype, _kind_names(kinds - {int, float}))
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             return np.array(part, np.float64).astype(dtype)
     signed = datatype in _SIGNED
+    accessed = "signed-integer" if signed else "unsigned-integer"
     if kinds - {int}:
-        raise _wrong_type("signed-integer" if signed else "unsigned-integer")
+        raise _wrong_type(datatype, accessed, kinds - {int})
     if not signed and len(part) and np.min(part) < 0:
-        raise _wrong_type("unsigned-integer")
+        raise _wrong_type(datatype, accessed, "a negative integer")
     try:
         return np.array(part, np.int64 if signed else np.uint64).astype(dtype)
     except OverflowError:
-        raise _wrong_type("signed-integer" if signed else "unsigned-integer") from None
+        raise _wrong_type(datatype, accessed, "an integer that is too large") from None
 
 
-def _wrong_type(name: str) -> InternalError:
-    return InternalError(f"Unable to parse 'data': attempt to access JSON non-{name} as {name}")
+def _wrong_type(datatype: str, accessed: str, got: set[Any] | str) -> _WrongElementsError:
+    text = f"Unable to parse 'data': attempt to access JSON non-{accessed} as {accessed}"
+    return _WrongElementsError(text, datatype, got if isinstance(got, str) else _kind_names(got))
+
+
+def _kind_names(kinds: set[Any]) -> str:
+    """What JSON calls values of some Python types."""
+    return " and ".join(sorted({_KIND_NAMES.get(kind, "an object") for kind in kinds}))
 
 
 def _strings(part: list[Any] | Array) -> bytes:
-    if not isinstance(part, list) or set(map(type, part)) - {str}:
-        raise InternalError(_WRONG_STRING)
+    if not isinstance(part, list):
+        raise _WrongElementsError(_WRONG_STRING, "BYTES", "a number")
+    kinds = set(map(type, part)) - {str}
+    if kinds:
+        raise _WrongElementsError(_WRONG_STRING, "BYTES", _kind_names(kinds))
     return encode_bytes([_encoded(element) for element in part])
 
 
