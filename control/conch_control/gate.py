@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from conch.core.errors import UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
+from conch_control.options import ControlMode
 
 
 class ForModels:
@@ -45,13 +46,13 @@ class Gate:
 
     Args:
         agent: The agent.
-        explicit: Whether clients decide what is loaded; else the control mode does.
+        mode: The model control mode; only in ``explicit`` clients decide what is loaded.
         allowed: Whether clients of the data port may; else only those of the control port.
     """
 
-    def __init__(self, agent: RepositoryAgent, explicit: bool, allowed: bool = True) -> None:
+    def __init__(self, agent: RepositoryAgent, mode: ControlMode, allowed: bool = True) -> None:
         self._agent = agent
-        self._explicit = explicit
+        self._mode = mode
         self._allowed = allowed
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
@@ -78,8 +79,11 @@ class Gate:
         self._agent.unload(name, unload_dependents)
 
     def _check(self) -> None:
-        if not self._explicit:
-            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+        if self._mode != "explicit":
+            raise UnavailableError(
+                f"explicit model load / unload is not allowed if polling is enabled; the model control mode is "
+                f"'{self._mode}', and --model-control-mode=explicit allows it"
+            )
         if not self._allowed:
             raise UnavailableError(
                 "model load / unload is not allowed on this port: the server runs with "

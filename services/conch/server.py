@@ -121,7 +121,7 @@ class Server:
             self._close_cache()
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
-        gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
+        gate = Gate(self.agent, control.mode, options.allow_model_control)
         strict = options.strict_readiness
         self.core = ServerCore(
             self.registry, gate, options.server_id, __version__, self.agent.ready, strict, request_log

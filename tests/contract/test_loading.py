@@ -27,6 +27,10 @@ from tests.support.servers import RawClient, ServerProcess, client_of, eventuall
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+NOT_ALLOWED = (
+    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', and "
+    "--model-control-mode=explicit allows it"
+)
 EXPLICIT = "--model-control-mode=explicit"
 UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
 
@@ -195,7 +199,7 @@ def test_the_operator_forbids_loading(tmp_path: Path) -> None:
 
 def test_the_mode_forbids_loading(tmp_path: Path) -> None:
     write_number(tmp_path, "m")
-    refused = ("UNAVAILABLE", "explicit model load / unload is not allowed if polling is enabled")
+    refused = ("UNAVAILABLE", NOT_ALLOWED)
     with serving(tmp_path) as server, closing(RawClient(server.address)) as client:
         assert load(client, "m") == refused
         assert load(client, "m", files(v1=2)) == refused
