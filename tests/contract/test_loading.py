@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.support.loading import (
     BROKEN,
@@ -120,6 +121,35 @@ def test_a_path_that_begins_with_a_slash_stays_inside(
     assert os.listdir(tmp_path) == []
     (folder,) = site[2].iterdir()
     assert (folder / str(tmp_path / "evil").lstrip("/")).read_bytes() == b"evil"
+
+
+@pytest.mark.parametrize("escape", ["{path}", "../../../{path}"], ids=["absolute", "escaping"])
+def test_configs_name_no_files_outside_the_model(
+    site: tuple[ServerProcess, Path, Path], raw: RawClient, tmp_path: Path, escape: str
+) -> None:
+    server, repository, _ = site
+    outside = tmp_path / "model.py"
+    name = escape.format(path=outside)
+
+    def refusals() -> list[str]:
+        config = config_json(default_model_filename=name)
+        (repository / "m" / "config.pbtxt").write_text(f'{written}default_model_filename: "{name}"\n')
+        url = f"http://{server.http_address}/v2/repository/models/m/load"
+        return [
+            load(raw, "m", {"config": config})[1],
+            httpx.post(url, json={"parameters": {"config": config}}).json()["error"],
+            load(raw, "m")[1],
+        ]
+
+    written = (repository / "m" / "config.pbtxt").read_text()
+    try:
+        missing = refusals()
+        outside.write_text(model_text(7))
+        assert refusals() == missing  # no text tells whether there is such a file
+    finally:
+        (repository / "m" / "config.pbtxt").write_text(written)
+    assert len(set(missing)) == 1
+    assert f"default_model_filename '{name}' must stay within the directory of model 'm'" in missing[0]
 
 
 def test_hostile_parameters_harm_nobody(raw: RawClient) -> None:
