@@ -81,8 +81,8 @@ class Gate:
     def _check(self) -> None:
         if self._mode != "explicit":
             raise UnavailableError(
-                f"explicit model load / unload is not allowed if polling is enabled; the model control mode is "
-                f"'{self._mode}', and --model-control-mode=explicit allows it"
+                f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
+                f"is '{self._mode}', and --model-control-mode=explicit allows it"
             )
         if not self._allowed:
             raise UnavailableError(

@@ -34,8 +34,8 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
 NOT_ALLOWED = (
-    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', and "
-    "--model-control-mode=explicit allows it"
+    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', "
+    "and --model-control-mode=explicit allows it"
 )
 UNKNOWN = "Request for unknown model: 'nope' is not found"
 

@@ -307,8 +307,8 @@ def test_clients_can_not_load_and_unload(mode: str, repository: Path) -> None:
                 call("m")
             assert raised.value.status() == "StatusCode.UNAVAILABLE"
             assert raised.value.message() == (
-                f"explicit model load / unload is not allowed if polling is enabled; the model control mode is "
-                f"'{mode}', and --model-control-mode=explicit allows it"
+                f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
+                f"is '{mode}', and --model-control-mode=explicit allows it"
             )
 
 

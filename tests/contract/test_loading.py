@@ -29,8 +29,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 NOT_ALLOWED = (
-    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', and "
-    "--model-control-mode=explicit allows it"
+    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', "
+    "and --model-control-mode=explicit allows it"
 )
 EXPLICIT = "--model-control-mode=explicit"
 UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
