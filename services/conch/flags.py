@@ -324,6 +324,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("metrics-port", _port, 8002, "port for metrics; 0 for any free one"),
     Flag("metrics-address", str, None, "address for metrics; by default that of --http-address"),
     Flag(
+        "metrics-use-ssl",
+        parse_bool,
+        False,
+        "serve metrics over TLS, with the certificates of the REST port and, with --http-root-cert, for "
+        "clients that have one; needs --http-use-ssl",
+    ),
+    Flag(
         "metrics-interval-ms",
         _positive,
         2000,
