@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from conch.core.errors import UnavailableError
+from conch.core.errors import PermissionDeniedError, UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
 from conch_control.options import ControlMode
+from conch_control.overrides import FILE_PREFIX
 
 
 class ForModels:
@@ -42,7 +43,7 @@ class ForModels:
 
 
 class Gate:
-    """The agent as front ends see it; a `conch.core.server_core.RepositoryAgent`.
+    """The agent as front ends see it; a `conch.core.server_core.ClientAgent`.
 
     Args:
         agent: The agent.
@@ -59,14 +60,27 @@ class Gate:
         """All models of the repositories with the state of each version."""
         return self._agent.index(ready_only)
 
-    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+    def load(self, name: str, parameters: Mapping[str, LoadParameter], may_upload: bool = True) -> None:
         """Loads or reloads a model, and returns when it is ready.
+
+        Args:
+            name: Model name.
+            parameters: See `RepositoryAgent.load`.
+            may_upload: Whether the caller may bring files.
 
         Raises:
             UnavailableError: The control mode or the operator does not allow it.
+            PermissionDeniedError: The caller brings files and may not.
             ConchError: The model can't be loaded; the text is Triton's.
         """
         self._check()
+        file = next((key for key in parameters if key.startswith(FILE_PREFIX)), None)
+        if file is not None and not may_upload:
+            raise PermissionDeniedError(
+                f"load parameter '{file}' brings a file for model '{name}': files are taken from clients on "
+                f"this machine, and from those with a client certificate or the key of a restricted API; "
+                f"--allow-model-upload takes them from all clients"
+            )
         self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:

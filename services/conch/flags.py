@@ -161,6 +161,13 @@ FLAGS: tuple[Flag, ...] = (
         "let clients of the inference ports load and unload models in explicit mode",
     ),
     Flag(
+        "allow-model-upload",
+        parse_bool,
+        False,
+        "take loads that bring a model's files, and so code, from all clients; else only from those on this "
+        "machine, with a client certificate or with the key of a restricted API",
+    ),
+    Flag(
         "allow-client-shm",
         parse_bool,
         True,

@@ -39,6 +39,7 @@ def http_options(flags: FlagValues) -> HttpOptions | None:
         max_input_bytes=flags["http-max-input-size"],
         restrictions=restrictions,
         header_forward_pattern=pattern,
+        allow_model_upload=flags["allow-model-upload"],
     )
 
 

@@ -212,6 +212,7 @@ def grpc_options(flags: FlagValues) -> GrpcOptions | None:
         compression=None if flags["grpc-infer-response-compression-level"] == "none" else "gzip",
         restrictions=restrictions,
         header_forward_pattern=pattern,
+        allow_model_upload=flags["allow-model-upload"],
     )
 
 

@@ -22,6 +22,7 @@ from conch.frontends.http.loop import Listener, LoopThread
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routing import Refused, Restrictions, Router, restricted_text, untold
+from conch.frontends.uploads import UploadRule
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -70,6 +71,7 @@ class HttpOptions:
         max_input_bytes: Largest JSON, raw or decompressed body.
         restrictions: Categories of routes that need a secret.
         header_forward_pattern: Which headers become request parameters; empty for none.
+        allow_model_upload: Whether clients of other machines may load models of files that they bring.
     """
 
     address: str = "0.0.0.0"
@@ -79,6 +81,12 @@ class HttpOptions:
     max_input_bytes: int = 64 << 20
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
+    allow_model_upload: bool = False
+
+    @property
+    def mutual(self) -> bool:
+        """Whether clients must have a certificate."""
+        return self.tls is not None and self.tls.client_root is not None
 
     @property
     def target(self) -> str:
@@ -123,7 +131,9 @@ class HttpFrontEnd:
             options.header_forward_pattern,
             self._gate,
         )
-        routes = api_routes(core, services, self._pools, most_bytes, clock, self._gate)
+        identified = options.mutual or "model-repository" in options.restrictions
+        uploads = UploadRule(options.allow_model_upload or identified)
+        routes = api_routes(core, services, self._pools, most_bytes, clock, self._gate, uploads)
         refused = _telling(core, options.restrictions, clock)
         router = Router(routes, options.restrictions, refused)
         self._app = HttpApp(infer, router, options.restrictions, refused)
