@@ -286,6 +286,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("http-header-forward-pattern", str, "", "request headers forwarded as request parameters"),
     Flag("http-restricted-api", str, [], "<API,…>:<key>=<value>; may be repeated", many=True),
+    Flag(
+        "http-cors-origin",
+        str,
+        [],
+        "origin whose web pages may run models over REST, such as https://app.example, or * for any; nothing "
+        "else is open to them; may be repeated",
+        many=True,
+    ),
     Flag("http-use-ssl", parse_bool, False, "serve REST over TLS"),
     Flag("http-server-cert", Path, None, "PEM file of the REST port's certificate"),
     Flag("http-server-key", Path, None, "PEM file of the REST port's key"),

@@ -66,7 +66,7 @@ def test_all_of_it(files: Path) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--model-control-mode=explicit", "--allow-model-control=false"]])
 def test_uploads_need_clients_that_load(more: list[str]) -> None:
-    with pytest.raises(FlagError, match="--allow-model-upload .* needs --model-control-mode=explicit"):
+    with pytest.raises(FlagError, match=r"--allow-model-upload .* needs --model-control-mode=explicit"):
         control_options(read_flags(["--allow-model-upload", *more], {}))
 
 
