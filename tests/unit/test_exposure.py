@@ -60,8 +60,8 @@ EXPLICIT = "--model-control-mode=explicit"
         (
             (EXPLICIT, "--http-restricted-api=model-repository:key=secret", "--allow-client-shm=false"),
             "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC) and clients "
-            "with the key 'key' (HTTP); with files to this machine (gRPC) and clients with the key 'key' (HTTP); "
-            "metrics to all clients",
+            "with the key 'key' (HTTP); with files to this machine (gRPC) and clients with the key 'key' "
+            "(HTTP); metrics to all clients",
         ),
         (
             ("--allow-grpc=false", "--allow-http=false", "--allow-metrics=false"),
