@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from conch.core.errors import PermissionDeniedError, UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
 from conch_control.options import ControlMode
-from conch_control.overrides import FILE_PREFIX
+from conch_control.overrides import brought_code
 
 
 class ForModels:
@@ -66,21 +66,22 @@ class Gate:
         Args:
             name: Model name.
             parameters: See `RepositoryAgent.load`.
-            may_upload: Whether the caller may bring files.
+            may_upload: Whether the caller may bring files, or choose the environment that they run in.
 
         Raises:
             UnavailableError: The control mode or the operator does not allow it.
-            PermissionDeniedError: The caller brings files and may not.
+            PermissionDeniedError: The caller does what it may not.
             ConchError: The model can't be loaded; the text is Triton's.
         """
         self._check()
-        file = next((key for key in parameters if key.startswith(FILE_PREFIX)), None)
-        if file is not None and not may_upload:
-            raise PermissionDeniedError(
-                f"load parameter '{file}' brings a file for model '{name}': files are taken from clients on "
-                f"this machine, and from those with a client certificate or the key of a restricted API; "
-                f"--allow-model-upload takes them from all clients"
-            )
+        if not may_upload:
+            code = brought_code(parameters)
+            if code:
+                raise PermissionDeniedError(
+                    f"the load request for model '{name}' brings {code}: that is taken from clients on this "
+                    f"machine, and from those with a client certificate or the key of a restricted API; "
+                    f"--allow-model-upload takes it from all clients"
+                )
         self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:

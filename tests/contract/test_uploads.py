@@ -51,7 +51,7 @@ def rest_load(
 
 
 def refused(text: str) -> bool:
-    return "file:1/model.py" in text and "--allow-model-upload" in text
+    return "brings a file ('file:1/model.py')" in text and "--allow-model-upload" in text
 
 
 def test_files_come_from_this_machine_only(tmp_path: Path, far: str) -> None:
@@ -75,6 +75,11 @@ def test_files_come_from_this_machine_only(tmp_path: Path, far: str) -> None:
         forwarded.parameters["file:1/model.py"].bytes_param = b""
         metadata = [("x-forwarded-for", "198.51.100.7")]
         assert outcome(lambda: near("RepositoryModelLoad", forwarded, metadata))[0] == "PERMISSION_DENIED"
+        for parameter in ("EXECUTION_ENV_PATH", "CONCH_ENV_BROWSER"):  # code as well
+            config = config_json(parameters={parameter: {"string_value": str(tmp_path)}})
+            code, text = load(away, "m", {"config": config})
+            assert code == "PERMISSION_DENIED"
+            assert parameter in text and "--allow-model-upload" in text
         assert load(away, "m", {"config": config_json()}) == {}  # loads without files are another matter
         assert answer(away, "m") == 1.0
         assert load(near, "m", files(v1=5)) == {}
