@@ -114,7 +114,7 @@ class Agent:
         self._book = Book(registry, self.events)
         # A model may load others where a client may; the operator's switch is for clients.
         models = ForModels(self)
-        calls = Calls(registry, Gate(models, explicit=options.mode == "explicit"))
+        calls = Calls(registry, Gate(models, options.mode))
         loader = Loader(options, get_backend, registry, cache, calls, families)
         self.loads = LoadStatistics()
         self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)

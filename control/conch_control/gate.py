@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from conch.core.errors import UnavailableError
+from conch.core.errors import PermissionDeniedError, UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter, RepositoryAgent
+from conch_control.options import ControlMode
+from conch_control.overrides import brought_code
 
 
 class ForModels:
@@ -41,31 +43,45 @@ class ForModels:
 
 
 class Gate:
-    """The agent as front ends see it; a `conch.core.server_core.RepositoryAgent`.
+    """The agent as front ends see it; a `conch.core.server_core.ClientAgent`.
 
     Args:
         agent: The agent.
-        explicit: Whether clients decide what is loaded; else the control mode does.
+        mode: The model control mode; only in ``explicit`` clients decide what is loaded.
         allowed: Whether clients of the data port may; else only those of the control port.
     """
 
-    def __init__(self, agent: RepositoryAgent, explicit: bool, allowed: bool = True) -> None:
+    def __init__(self, agent: RepositoryAgent, mode: ControlMode, allowed: bool = True) -> None:
         self._agent = agent
-        self._explicit = explicit
+        self._mode = mode
         self._allowed = allowed
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories with the state of each version."""
         return self._agent.index(ready_only)
 
-    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+    def load(self, name: str, parameters: Mapping[str, LoadParameter], may_upload: bool = True) -> None:
         """Loads or reloads a model, and returns when it is ready.
+
+        Args:
+            name: Model name.
+            parameters: See `RepositoryAgent.load`.
+            may_upload: Whether the caller may bring files, or choose the environment that they run in.
 
         Raises:
             UnavailableError: The control mode or the operator does not allow it.
+            PermissionDeniedError: The caller does what it may not.
             ConchError: The model can't be loaded; the text is Triton's.
         """
         self._check()
+        if not may_upload:
+            code = brought_code(parameters)
+            if code:
+                raise PermissionDeniedError(
+                    f"the load request for model '{name}' brings {code}: that is taken from clients on this "
+                    f"machine, and from those with a client certificate or the key of a restricted API; "
+                    f"--allow-model-upload takes it from all clients"
+                )
         self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -78,8 +94,11 @@ class Gate:
         self._agent.unload(name, unload_dependents)
 
     def _check(self) -> None:
-        if not self._explicit:
-            raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
+        if self._mode != "explicit":
+            raise UnavailableError(
+                f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
+                f"is '{self._mode}', and --model-control-mode=explicit allows it"
+            )
         if not self._allowed:
             raise UnavailableError(
                 "model load / unload is not allowed on this port: the server runs with "

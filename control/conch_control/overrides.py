@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from conch.core.errors import CancelledError, InvalidArgumentError
 from conch.core.server_core import LoadParameter
+from conch_control.config.jsonform import parse_override
 from conch_control.folders import Folder
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress, Scan
@@ -22,6 +23,9 @@ FILE_PREFIX = "file:"
 """What the names of load parameters that are files begin with; the file's path follows."""
 
 _CONFIG = "config"
+_ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
+"""How parameters of configs begin that choose the interpreter and the variables of a model's workers."""
+
 _TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 _MOST_NAME_BYTES = 255
 # Far below what the system takes: directories as deep as that can be walked and removed by recursion.
@@ -66,6 +70,23 @@ def read_overrides(parameters: Mapping[str, LoadParameter]) -> Overrides:
             kind = _TYPES[type(value)]
             raise InvalidArgumentError(f"Unrecognized load parameter '{key}' with type '{kind}'")
     return Overrides(config, files)
+
+
+def brought_code(parameters: Mapping[str, LoadParameter]) -> str:
+    """Names what in a load request decides which code runs, beyond the repository; empty for nothing.
+
+    A config that is malformed brings none, as no model is loaded with it.
+    """
+    file = next((key for key in parameters if key.startswith(FILE_PREFIX)), None)
+    if file is not None:
+        return f"a file ('{file}')"
+    config = parameters.get(_CONFIG)
+    try:
+        named = parse_override(config).parameters if isinstance(config, str) else ()
+    except InvalidArgumentError:
+        return ""
+    chosen = next((key for key in sorted(named) if key.startswith(_ENVIRONMENT)), None)
+    return "" if chosen is None else f"an environment (parameter '{chosen}' of its config)"
 
 
 def overridden(name: str, overrides: Overrides, scan: Scan) -> Scan:

@@ -93,7 +93,7 @@ def _serve(arguments: Sequence[str]) -> int:
         grpc = grpc_options(flags)
         options = server_options(flags)
         http = http_options(flags)
-        metrics = metrics_options(flags)
+        metrics = metrics_options(flags, http)
         control_port = control_port_options(flags)
     except FlagError as error:
         print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
@@ -191,7 +191,7 @@ def _summary(
         ports.append(["HTTP", address, "TLS" if http.tls else "plain text"])
     if metrics is not None:
         address = f"{metrics.target.rpartition(':')[0]}:{server.metrics_port}"
-        ports.append(["Metrics", address, "plain text"])
+        ports.append(["Metrics", address, "TLS" if metrics.tls else "plain text"])
     if control_port is not None:
         ports.append(["Control", control_port.target, control_port.security])
     return "\n".join(

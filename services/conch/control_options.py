@@ -26,6 +26,11 @@ def control_options(flags: FlagValues) -> ControlOptions:
         raise FlagError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in startup and len(startup) > 1:
         raise FlagError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+    if flags["allow-model-upload"] and not (mode == "explicit" and flags["allow-model-control"]):
+        raise FlagError(
+            "--allow-model-upload is for clients that load models: it needs --model-control-mode=explicit "
+            "and --allow-model-control"
+        )
     strict = flags["strict-model-config"]
     return ControlOptions(
         repositories=repositories,

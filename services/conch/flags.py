@@ -161,6 +161,13 @@ FLAGS: tuple[Flag, ...] = (
         "let clients of the inference ports load and unload models in explicit mode",
     ),
     Flag(
+        "allow-model-upload",
+        parse_bool,
+        False,
+        "take loads that bring a model's files, and so code, from all clients; else only from those on this "
+        "machine, with a client certificate or with the key of a restricted API",
+    ),
+    Flag(
         "allow-client-shm",
         parse_bool,
         True,
@@ -279,6 +286,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("http-header-forward-pattern", str, "", "request headers forwarded as request parameters"),
     Flag("http-restricted-api", str, [], "<API,…>:<key>=<value>; may be repeated", many=True),
+    Flag(
+        "http-cors-origin",
+        str,
+        [],
+        "origin whose web pages may run models over REST, such as https://app.example, or * for any; nothing "
+        "else is open to them; may be repeated",
+        many=True,
+    ),
     Flag("http-use-ssl", parse_bool, False, "serve REST over TLS"),
     Flag("http-server-cert", Path, None, "PEM file of the REST port's certificate"),
     Flag("http-server-key", Path, None, "PEM file of the REST port's key"),
@@ -323,6 +338,13 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("metrics-port", _port, 8002, "port for metrics; 0 for any free one"),
     Flag("metrics-address", str, None, "address for metrics; by default that of --http-address"),
+    Flag(
+        "metrics-use-ssl",
+        parse_bool,
+        False,
+        "serve metrics over TLS, with the certificates of the REST port and, with --http-root-cert, for "
+        "clients that have one; needs --http-use-ssl",
+    ),
     Flag(
         "metrics-interval-ms",
         _positive,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from conch.flags import FlagError, FlagValues
 from conch.frontends.http.infer.forward import forwarder
+from conch.frontends.http.origins import ANY_ORIGIN
 from conch.frontends.http.restricted import parse_restrictions
 from conch.frontends.http.server import HttpOptions, HttpTls
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^A-Z/?#@\s]+")
 _ONLY_WITH_TLS = ("http-server-cert", "http-server-key", "http-root-cert")
 
 
@@ -31,6 +34,13 @@ def http_options(flags: FlagValues) -> HttpOptions | None:
         forwarder(pattern)
     except ValueError as error:
         raise FlagError(f"--http-header-forward-pattern: {error}") from None
+    origins = frozenset(flags["http-cors-origin"])
+    for origin in sorted(origins - {ANY_ORIGIN}):
+        if not _ORIGIN.fullmatch(origin):
+            raise FlagError(
+                f"--http-cors-origin: '{origin}' is no origin as browsers write it: expected a scheme, a "
+                f"host and perhaps a port in lower case, such as https://app.example, or {ANY_ORIGIN} for any"
+            )
     return HttpOptions(
         address=flags["http-address"],
         port=flags["http-port"],
@@ -39,6 +49,8 @@ def http_options(flags: FlagValues) -> HttpOptions | None:
         max_input_bytes=flags["http-max-input-size"],
         restrictions=restrictions,
         header_forward_pattern=pattern,
+        allow_model_upload=flags["allow-model-upload"],
+        cors_origins=origins,
     )
 
 

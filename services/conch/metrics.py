@@ -67,9 +67,11 @@ class MetricsPort:
         """Listens and begins to answer; returns the port in use.
 
         Raises:
-            UnavailableError: The address can't be listened on.
+            UnavailableError: The address can't be listened on, or a certificate can't be used.
         """
-        self._listener = self._thread.listen(self._app, self._options.address.strip("[]"), self._options.port)
+        options = self._options
+        tls = None if options.tls is None else options.tls()
+        self._listener = self._thread.listen(self._app, options.address.strip("[]"), options.port, tls)
         return self._listener.port
 
     def stop(self, grace_s: float) -> bool:

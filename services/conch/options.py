@@ -15,6 +15,7 @@ from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import GrpcOptions, KeepAlive
+from conch.frontends.http.server import HttpOptions
 from conch.observe.metrics.options import MetricsOptions, read_settings
 from conch.observe.options import AccessLogOptions, LogOptions
 from conch_control.options import ControlMode
@@ -136,14 +137,26 @@ def access_log_options(flags: FlagValues) -> AccessLogOptions | None:
     return AccessLogOptions(None if name == "-" else Path(name), flags["access-log-format"] == "json")
 
 
-def metrics_options(flags: FlagValues) -> MetricsOptions | None:
+def metrics_options(flags: FlagValues, http: HttpOptions | None = None) -> MetricsOptions | None:
     """The settings of the metrics; None without them.
 
+    Args:
+        flags: The flags.
+        http: The settings of the REST front end, whose TLS the metrics port can use.
+
     Raises:
-        FlagError: --metrics-config asks for what there is not.
+        FlagError: --metrics-config asks for what there is not, or --metrics-use-ssl for TLS without the REST
+            port's.
     """
     if not flags["allow-metrics"]:
         return None
+    tls = None
+    if flags["metrics-use-ssl"]:
+        if http is None or http.tls is None:
+            raise FlagError(
+                "--metrics-use-ssl takes the certificate of the REST port: it needs --http-use-ssl"
+            )
+        tls = http.tls.context
     try:
         settings = read_settings(flags["metrics-config"])
     except ValueError as error:
@@ -157,6 +170,7 @@ def metrics_options(flags: FlagValues) -> MetricsOptions | None:
         counters=settings.counters,
         first_responses=settings.first_responses,
         quantiles=settings.quantiles,
+        tls=tls,
     )
 
 
@@ -198,6 +212,7 @@ def grpc_options(flags: FlagValues) -> GrpcOptions | None:
         compression=None if flags["grpc-infer-response-compression-level"] == "none" else "gzip",
         restrictions=restrictions,
         header_forward_pattern=pattern,
+        allow_model_upload=flags["allow-model-upload"],
     )
 
 

@@ -25,6 +25,7 @@ from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
 from conch.core.watch import RequestLog
+from conch.exposure import exposure
 from conch.forks import ListeningAddresses
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
@@ -71,6 +72,7 @@ class Server:
 
     Attributes:
         failures: The models of the start that could not be loaded, once it has started.
+        exposure: One sentence on what is open to which clients.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -122,7 +124,8 @@ class Server:
             self._close_cache()
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
-        gate = Gate(self.agent, explicit=control.mode == "explicit", allowed=options.allow_model_control)
+        gate = Gate(self.agent, control.mode, options.allow_model_control)
+        self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port)
         strict = options.strict_readiness
         self.core = ServerCore(
             self.registry, gate, options.server_id, __version__, self.agent.ready, strict, request_log
@@ -198,6 +201,7 @@ class Server:
             raise InternalError("failed to load all models")
         self.core.started()
         self._listen()
+        log.info("%s", self.exposure)
         if self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in failures})
 

@@ -445,4 +445,7 @@ def test_loading_is_not_always_allowed(tmp_path: Path) -> None:
     write_script(tmp_path)
     with serving(tmp_path) as server, client_of(server) as client:
         said = run(client, "result = raised(lambda: pb_utils.load_model('script'))")
-    assert said.endswith("explicit model load / unload is not allowed if polling is enabled")
+    assert said.endswith(
+        "explicit model load / unload is not allowed if polling is enabled; the model control mode is "
+        "'none', and --model-control-mode=explicit allows it"
+    )

@@ -33,6 +33,10 @@ from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
+NOT_ALLOWED = (
+    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', "
+    "and --model-control-mode=explicit allows it"
+)
 UNKNOWN = "Request for unknown model: 'nope' is not found"
 
 
@@ -205,7 +209,7 @@ def test_index(client: Client, raw: RawClient) -> None:
 
 
 def test_no_loading_in_mode_none(client: Client) -> None:
-    expected = ("UNAVAILABLE", "explicit model load / unload is not allowed if polling is enabled")
+    expected = ("UNAVAILABLE", NOT_ALLOWED)
     assert refused(client.load_model, "simple") == expected
     assert refused(client.unload_model, "simple") == expected
 

@@ -353,10 +353,13 @@ def test_what_comes_first_where_loading_is_not_allowed(tmp_path: Path, flags: li
     with serving_both(tmp_path, *flags) as both:
         site = Site(both, tmp_path)
         for name in ("m", "nope", "", "..", "a/b"):
-            assert site.same(load, name)[0] == "UNAVAILABLE"
-            assert site.same(load, name, files(v1=1))[0] == "UNAVAILABLE"
             assert site.same(load, name, {"x": 1})[0] == "INVALID_ARGUMENT"
-            assert site.same(unload, name)[0] == "UNAVAILABLE"
+            for call, more in ((load, ()), (load, (files(v1=1),)), (unload, ())):
+                code, text = call(both.triton, name, *more)
+                assert code == "UNAVAILABLE"
+                # Which mode is on, and which flag allows it, is ours to add.
+                added = "; the model control mode is 'none', and --model-control-mode=explicit allows it"
+                assert call(both.conch, name, *more) == (code, text + added)
         compare(both, "RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(repository_name="x"))
         compare(both, "RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(repository_name="x"))
 

@@ -303,11 +303,13 @@ def test_an_ensemble_and_its_part_are_loaded_once_each(mode: str, repository: Pa
 def test_clients_can_not_load_and_unload(mode: str, repository: Path) -> None:
     with following(mode, repository) as place:
         for call in (place.client.load_model, place.client.unload_model):
-            with pytest.raises(
-                InferenceServerException, match="explicit model load / unload is not allowed if polling"
-            ) as raised:
+            with pytest.raises(InferenceServerException) as raised:
                 call("m")
             assert raised.value.status() == "StatusCode.UNAVAILABLE"
+            assert raised.value.message() == (
+                f"explicit model load / unload is not allowed if polling is enabled; the model control mode "
+                f"is '{mode}', and --model-control-mode=explicit allows it"
+            )
 
 
 def test_a_failed_start_can_be_mended(mode: str, repository: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.support.loading import (
     BROKEN,
@@ -27,6 +28,10 @@ from tests.support.servers import RawClient, ServerProcess, client_of, eventuall
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
+NOT_ALLOWED = (
+    "explicit model load / unload is not allowed if polling is enabled; the model control mode is 'none', "
+    "and --model-control-mode=explicit allows it"
+)
 EXPLICIT = "--model-control-mode=explicit"
 UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repository")
 
@@ -118,6 +123,35 @@ def test_a_path_that_begins_with_a_slash_stays_inside(
     assert (folder / str(tmp_path / "evil").lstrip("/")).read_bytes() == b"evil"
 
 
+@pytest.mark.parametrize("escape", ["{path}", "../../../{path}"], ids=["absolute", "escaping"])
+def test_configs_name_no_files_outside_the_model(
+    site: tuple[ServerProcess, Path, Path], raw: RawClient, tmp_path: Path, escape: str
+) -> None:
+    server, repository, _ = site
+    outside = tmp_path / "model.py"
+    name = escape.format(path=outside)
+
+    def refusals() -> list[str]:
+        config = config_json(default_model_filename=name)
+        (repository / "m" / "config.pbtxt").write_text(f'{written}default_model_filename: "{name}"\n')
+        url = f"http://{server.http_address}/v2/repository/models/m/load"
+        return [
+            load(raw, "m", {"config": config})[1],
+            httpx.post(url, json={"parameters": {"config": config}}).json()["error"],
+            load(raw, "m")[1],
+        ]
+
+    written = (repository / "m" / "config.pbtxt").read_text()
+    try:
+        missing = refusals()
+        outside.write_text(model_text(7))
+        assert refusals() == missing  # no text tells whether there is such a file
+    finally:
+        (repository / "m" / "config.pbtxt").write_text(written)
+    assert len(set(missing)) == 1
+    assert f"default_model_filename '{name}' must stay within the directory of model 'm'" in missing[0]
+
+
 def test_hostile_parameters_harm_nobody(raw: RawClient) -> None:
     chance = random.Random(4)
     assert load(raw, "new", files(v1=8)) == {}
@@ -195,7 +229,7 @@ def test_the_operator_forbids_loading(tmp_path: Path) -> None:
 
 def test_the_mode_forbids_loading(tmp_path: Path) -> None:
     write_number(tmp_path, "m")
-    refused = ("UNAVAILABLE", "explicit model load / unload is not allowed if polling is enabled")
+    refused = ("UNAVAILABLE", NOT_ALLOWED)
     with serving(tmp_path) as server, closing(RawClient(server.address)) as client:
         assert load(client, "m") == refused
         assert load(client, "m", files(v1=2)) == refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -11,6 +12,7 @@ from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tests.support.certificates import Authority
 from tests.support.servers import (
@@ -70,6 +72,7 @@ def test_a_taken_port(tmp_path: Path) -> None:
         (["--http-header-forward-pattern=("], "'(' is not a regular expression"),
         (["--http-use-ssl"], "--http-server-cert must be specified to serve REST over TLS"),
         (["--http-server-cert=x"], "--http-server-cert needs --http-use-ssl"),
+        (["--metrics-use-ssl"], "it needs --http-use-ssl"),
     ],
 )
 def test_flags_that_are_refused(tmp_path: Path, flags: list[str], text: str) -> None:
@@ -100,6 +103,31 @@ def test_tls(tmp_path: Path) -> None:
         for wrong in (None, theirs.issue("client")):
             with pytest.raises(OSError):
                 ask(server, wrong)
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_metrics_over_tls(tmp_path: Path, mutual: bool) -> None:
+    ours = Authority(tmp_path / "ours")
+    key, certificate = ours.issue("server")
+    (tmp_path / "models").mkdir()
+    flags = ["--http-use-ssl", f"--http-server-key={key}", f"--http-server-cert={certificate}"]
+    flags += ["--metrics-use-ssl", *([f"--http-root-cert={ours.root}"] if mutual else [])]
+    with serving(tmp_path / "models", flags=flags) as server:
+        url = server.metrics_url.replace("http://", "https://").replace("127.0.0.1", "localhost")
+        assert len(re.findall(r"\| Metrics +\| \S+ +\| TLS +\|", server.output)) == 1
+
+        def scrape(address: str, client: tuple[Path, Path] | None) -> int:
+            context = ssl.create_default_context(cafile=str(ours.root))
+            if client is not None:
+                context.load_cert_chain(client[1], client[0])
+            return httpx.get(address, verify=context).status_code
+
+        assert scrape(url, ours.issue("prometheus")) == 200
+        if mutual:
+            with pytest.raises(httpx.TransportError):
+                scrape(url, None)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url.replace("https://", "http://"))
 
 
 def test_restricted_inference(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Agent:
         self.hold()
         return self.listing
 
-    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+    def load(self, name: str, parameters: Mapping[str, LoadParameter], may_upload: bool = True) -> None:
         """Notes a load."""
         self.asked.append(("load", name, dict(parameters)))
         self.hold()

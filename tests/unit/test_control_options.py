@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conch.control_options import control_port_options
+from conch.control_options import control_options, control_port_options
 from conch.flags import FlagError, read_flags
 from conch_control.service.options import ControlPortOptions
 
@@ -62,6 +62,12 @@ def test_all_of_it(files: Path) -> None:
         b"root\n",
     )
     assert "token'" not in repr(found) and "key\\n" not in repr(found)
+
+
+@pytest.mark.parametrize("more", [[], ["--model-control-mode=explicit", "--allow-model-control=false"]])
+def test_uploads_need_clients_that_load(more: list[str]) -> None:
+    with pytest.raises(FlagError, match=r"--allow-model-upload .* needs --model-control-mode=explicit"):
+        control_options(read_flags(["--allow-model-upload", *more], {}))
 
 
 @pytest.mark.parametrize(

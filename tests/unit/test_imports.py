@@ -92,6 +92,7 @@ RULES = (
     rule("conch.flags", "conch.core"),
     rule("conch.tables"),
     rule("conch.options", "conch", "conch_control"),
+    rule("conch.exposure", "conch", "conch_control"),
     rule("conch.metrics", "conch"),
     rule("conch.server", "conch", "conch_control"),
     rule("conch.cli", "conch", "conch_control"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 from conch.core.backend import Backend
@@ -47,11 +48,12 @@ def checked_model_file(
     """
     name = config.default_model_filename or backend.default_model_file
     path = version_directory / name
-    if not stays_within(directory, f"{version_directory.name}/{name}"):
+    # Joined as it is opened: an absolute name leaves nothing of the directories before it.
+    if not stays_within(directory, os.path.join(version_directory.name, name)):
         yield Problem(
             "default_model_filename",
             f"default_model_filename '{name}' must stay within the directory of model '{config.name}'",
-            expected="the name of a file in the version directories",
+            expected="the name of a file in the version directories, relative to them",
         )
     elif backend.needs_model_file and not path.exists():
         yield Problem(

@@ -57,7 +57,7 @@ class Settings:
         self.control = control_options(flags)
         self.grpc = grpc_options(flags)
         self.http = http_options(flags)
-        self.metrics = metrics_options(flags)
+        self.metrics = metrics_options(flags, self.http)
         self.planner = planner_options(flags)
         self.control_port = control_port_options(flags)
         self.access_log = access_log_options(flags)

@@ -237,7 +237,7 @@ class Server:
         options = self._settings.metrics
         if options is None or self.metrics_port is None:
             return None
-        return f"http://{_url(options.address, self.metrics_port)}/metrics"
+        return f"http{'s' if options.tls else ''}://{_url(options.address, self.metrics_port)}/metrics"
 
     @property
     def ready(self) -> bool:

@@ -141,6 +141,15 @@ class UnauthenticatedError(ConchError):
     http_status = 401
 
 
+class PermissionDeniedError(ConchError):
+    """Something that this caller may not do. Not one of Triton's codes."""
+
+    code = "PERMISSION_DENIED"
+    label = "Permission denied"
+    grpc_status = 7
+    http_status = 403
+
+
 ERRORS_BY_CODE: dict[str, type[ConchError]] = {
     error.code: error
     for error in (
@@ -156,6 +165,7 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
         DeadlineExceededError,
         OutOfRangeError,
         UnauthenticatedError,
+        PermissionDeniedError,
     )
 }
 

@@ -68,6 +68,22 @@ class RepositoryAgent(Protocol):
         """
 
 
+class ClientAgent(RepositoryAgent, Protocol):
+    """The same for clients, some of which may do less than others."""
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter], may_upload: bool = True) -> None:
+        """Loads or reloads a model, and returns when it is ready.
+
+        Args:
+            name: Model name.
+            parameters: See `RepositoryAgent.load`.
+            may_upload: Whether the caller may bring files.
+
+        Raises:
+            ConchError: The model can't be loaded, or not by this caller.
+        """
+
+
 class ServerCore:
     """What a front end needs: models by name, and a way to run requests on them.
 
@@ -95,7 +111,7 @@ class ServerCore:
     def __init__(
         self,
         registry: Registry,
-        agent: RepositoryAgent,
+        agent: ClientAgent,
         server_id: str,
         version: str,
         models_ready: Callable[[], bool],

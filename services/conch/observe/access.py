@@ -254,9 +254,10 @@ def json_line(record: AccessRecord) -> str:
 
 def text_line(record: AccessRecord) -> str:
     """A record as one line of text: time, protocol, client, model, code, and the rest by name."""
-    version = f"/{record.version}" if record.version else ""
+    version = f"/{_word(record.version)}" if record.version else ""
     line = (
-        f"{_time(record.ts)} {record.protocol} {record.client} {_word(record.model)}{version} {record.code} "
+        f"{_time(record.ts)} {record.protocol} {_word(record.client)} {_word(record.model)}{version} "
+        f"{record.code} "
         f"id={_word(record.id)} rows={record.rows} batch={record.batch_size} responses={record.responses} "
         f"in={record.bytes_in} out={record.bytes_out} queue={record.queue_us} "
         f"input={record.compute_input_us} infer={record.compute_infer_us} "
@@ -266,8 +267,8 @@ def text_line(record: AccessRecord) -> str:
 
 
 def _word(text: str) -> str:
-    """A client's text as one word: quoted unless it is one, so that no client writes lines of its own."""
-    plain = text and all(char.isalnum() or char in "-_.:/+" for char in text)
+    """A client's text as one word: quoted unless it is one, so that no client writes words of its own."""
+    plain = text and all(char.isalnum() or char in "-_.:+[]%" for char in text)
     return text if plain else quoted(text)
 
 

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.observe.options import LogOptions
-from conch.observe.quoting import quoted
+from conch.observe.quoting import on_one_line, quoted
 from conch.observe.repeats import Fate, RepeatLimit
 from conch.observe.sinks import FileSink, Sink, sink_of
 from conch.observe.writer import LineWriter
@@ -54,7 +54,7 @@ class TextFormatter(logging.Formatter):
         self._escape = escape
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, with the traceback of an exception on lines of its own."""
+        """The record as one line, with the traceback of an exception on indented lines below."""
         time = datetime.fromtimestamp(record.created, UTC)
         letter = _LETTER.get(record.levelname, "I")
         place = f"{record.process} {record.filename}:{record.lineno}]"
@@ -64,7 +64,9 @@ class TextFormatter(logging.Formatter):
         head = f"{time:%Y-%m-%dT%H:%M:%SZ} {letter}" if self._iso else f"{letter}{time:%m%d %H:%M:%S.%f}"
         line = f"{head} {place} {message}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            # Indented and escaped: an exception may quote a client, whose text must not look like a line.
+            trace = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n    {on_one_line(each)}" for each in trace)
         return line
 
 

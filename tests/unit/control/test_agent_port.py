@@ -16,6 +16,7 @@ from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.agent import Agent
+from conch_control.gate import Gate
 from conch_control.options import ControlOptions
 from conch_control.port import AgentPort, InstanceStatus
 from conch_control.states import Phase
@@ -124,7 +125,7 @@ def test_drain_makes_the_server_not_ready_and_nothing_else(site: Site) -> None:
     drained = threading.Event()
     options = ControlOptions(repositories=(site.repository,))
     agent = Agent(options, registry, site.get_backend, on_drain=drained.set)
-    core = ServerCore(registry, agent, "id", "1", agent.ready)
+    core = ServerCore(registry, Gate(agent, "none"), "id", "1", agent.ready)
     assert agent.start() == []
     core.started()
     agent.drain()

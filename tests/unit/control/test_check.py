@@ -62,6 +62,7 @@ def errors(checkup: Checkup) -> list[Finding]:
         ('runtime: "r"', 10, "runtime", "unable to find backend library 'r'", ('"r"', "")),
         ('default_model_filename: "q"', 25, "default_model_filename", "unable to find '", ("nothing of that name", "")),
         ('default_model_filename: "../../q"', 25, "default_model_filename", "must stay within", ('"../../q"', "")),
+        ('default_model_filename: "/etc/passwd"', 25, "default_model_filename", "must stay within", ('"/etc/passwd"', "")),
         ('input { name: "A" data_type: TYPE_FP32 dims: [ 3, 0 ] }', 51, "input[1].dims[1]", "must be integer >= 1", ("0", "")),
         ('input { name: "A" dims: 3 }', 7, "input[1].data_type", "must specify 'data_type'", ("nothing", "")),
         ('input { name: "X" data_type: TYPE_FP32 dims: 3 }', 15, "input[1].name", "specified more than once", ('"X"', "")),

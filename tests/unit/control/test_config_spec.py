@@ -158,3 +158,4 @@ def test_confinement() -> None:
     assert not stays_within(Path("models/m"), "1/../../n/model.onnx")
     assert not stays_within(Path("models/m"), "../mm")
     assert not stays_within(Path("models/m"), "/models/m")
+    assert not stays_within(Path("/models/m"), "/models/m/1/model.onnx")

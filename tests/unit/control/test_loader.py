@@ -31,6 +31,14 @@ if TYPE_CHECKING:
             "Invalid argument: default_model_filename '../../m2/1/model.echo' must stay within the directory",
         ),
         (
+            'backend: "echo" default_model_filename: "/etc/passwd"',
+            "Invalid argument: default_model_filename '/etc/passwd' must stay within the directory",
+        ),
+        (
+            'backend: "echo" default_model_filename: "/there/is/none"',
+            "Invalid argument: default_model_filename '/there/is/none' must stay within the directory",
+        ),
+        (
             'backend: "echo" runtime: "__invalid_runtime__"',
             "Invalid argument: unable to find backend library '__invalid_runtime__' for model 'm'",
         ),

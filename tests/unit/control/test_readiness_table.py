@@ -15,6 +15,7 @@ from conch.core.errors import UnavailableError
 from conch.core.registry import Entry, VersionState
 from conch.core.server_core import ServerCore
 from conch_control.agent import Agent
+from conch_control.gate import Gate
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
 READY = VersionState("READY")
@@ -42,7 +43,8 @@ class Situation:
         self.agent: Agent = site.agent("none")
         self.cores: list[ServerCore] = []
         for strict in (True, False):
-            core = ServerCore(site.registry, self.agent, "id", "1.0", self.agent.ready, strict)
+            gate = Gate(self.agent, "none")
+            core = ServerCore(site.registry, gate, "id", "1.0", self.agent.ready, strict)
             self.cores.append(core)
         self.models = [make_model(make_spec(name="other")), make_model(make_spec(name="m"))]
         self.show("other", {1: READY})

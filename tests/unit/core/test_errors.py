@@ -30,6 +30,7 @@ from conch.core.errors import (
         ("CANCELLED", "Cancelled", "CANCELLED", 400),
         ("OUT_OF_RANGE", "Out of range", "OUT_OF_RANGE", 400),
         ("UNAUTHENTICATED", "Unauthenticated", "UNAUTHENTICATED", 401),
+        ("PERMISSION_DENIED", "Permission denied", "PERMISSION_DENIED", 403),
     ],
 )
 def test_each_code(code: str, label: str, grpc_status: str, http_status: int) -> None:
@@ -42,7 +43,7 @@ def test_each_code(code: str, label: str, grpc_status: str, http_status: int) ->
 
 
 def test_there_are_no_other_codes() -> None:
-    assert len(ERRORS_BY_CODE) == 12
+    assert len(ERRORS_BY_CODE) == 13
     assert set(ConchError.__subclasses__()) == set(ERRORS_BY_CODE.values())
 
 

@@ -22,7 +22,7 @@ class NoAgent:
     def index(self, ready_only: bool) -> list[IndexEntry]:
         raise AssertionError
 
-    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+    def load(self, name: str, parameters: Mapping[str, LoadParameter], may_upload: bool = True) -> None:
         raise AssertionError
 
     def unload(self, name: str, unload_dependents: bool) -> None:

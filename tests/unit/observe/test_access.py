@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.core import (
     Answers,
@@ -245,6 +245,7 @@ def test_models_nobody_watches_are_not_looked_at() -> None:
         assert not hasattr(request, "watch")
 
 
+WORD = r'"(?:[^"\\]|\\.)*"|[^\s"/]+'
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
@@ -276,15 +277,31 @@ def test_a_line_of_text() -> None:
 
 
 @pytest.mark.parametrize("line_of", [json_line, text_line])
-@given(request_id=TEXTS, model=TEXTS, error=TEXTS)
-def test_no_client_writes_lines_of_its_own(
-    line_of: Callable[[AccessRecord], str], request_id: str, model: str, error: str
+@given(fields=st.fixed_dictionaries(dict.fromkeys(("client", "id", "model", "version", "error"), TEXTS)))
+@example({"client": "c", "id": "", "model": "m", "version": "1\n1970-01-01T00:00:00+00:00 grpc", "error": ""})
+@example({"client": "unix:/a b", "id": "", "model": "m/7", "version": "", "error": ""})
+def test_no_client_writes_lines_or_words_of_its_own(
+    line_of: Callable[[AccessRecord], str], fields: dict[str, str]
 ) -> None:
-    line = line_of(record(id=request_id, model=model, error=error))
+    line = line_of(record(**fields))
     assert line.splitlines() == [line]
     if line_of is json_line:
-        fields = json.loads(line)
-        assert (fields["id"], fields["model"], fields.get("error", "")) == (request_id, model, error)
+        found = json.loads(line)
+        assert {name: found.get(name, "") for name in fields} == fields
+        return
+    words = re.fullmatch(
+        rf"\S+ http ({WORD}) ({WORD})(?:/({WORD}))? OK id=({WORD}) rows=1 .*?(?: error=(.*))?", line
+    )
+    assert words is not None, line
+    client, model, version, request_id, error = (_unquoted(word or "") for word in words.groups())
+    assert (client, model, version, request_id) == tuple(
+        fields[name] for name in ("client", "model", "version", "id")
+    )
+    assert error == fields["error"]
+
+
+def _unquoted(word: str) -> str:
+    return str(json.loads(word)) if word.startswith('"') else word
 
 
 def test_the_documentation_lists_the_fields() -> None:

@@ -110,6 +110,19 @@ def test_the_traceback_of_an_exception() -> None:
     assert line["exception"].endswith("ValueError: broken")
 
 
+@pytest.mark.parametrize("breaking", "\n\r\v\f\x1b\x85\u2028")
+def test_the_text_of_an_exception_forges_no_line(breaking: str) -> None:
+    with logging_to(json=False) as output:
+        try:
+            raise ValueError(f"client's{breaking}I1122 00:00:00.000000 1 x.py:1] forged")
+        except ValueError:
+            log.exception("it failed")
+    first, *rest = output.text.splitlines()
+    assert first.endswith('"it failed"')
+    assert all(line.startswith("    ") for line in rest)
+    assert "\x1b" not in output.text
+
+
 @pytest.mark.parametrize(
     ("form", "escape", "pattern"),
     [

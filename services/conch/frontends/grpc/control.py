@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -14,6 +15,7 @@ from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
 from conch.frontends.answers import counted_models, refuse_repository_name, served_versions
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
 from conch.frontends.grpc.convert import metadata_message, statistics_message
+from conch.frontends.uploads import UploadRule, is_local_peer
 from conch.protocol import health_pb2
 from conch.protocol import inference_pb2 as pb
 from conch.protocol import model_config_pb2 as config_pb
@@ -30,11 +32,19 @@ class ControlHandlers:
         unloads: Runs unloads, which do not.
         slow: Runs loads.
         checks: Waits for models that look whether they are ready.
+        uploads: Which clients may load models of files that they bring.
     """
 
     def __init__(
-        self, core: ServerCore, quick: Executor, unloads: Executor, slow: Executor, checks: Executor
+        self,
+        core: ServerCore,
+        quick: Executor,
+        unloads: Executor,
+        slow: Executor,
+        checks: Executor,
+        uploads: UploadRule,
     ) -> None:
+        self._uploads = uploads
         self._checks = checks
         self._core = core
         self._quick = quick
@@ -53,7 +63,6 @@ class ControlHandlers:
         }
         later: dict[str, tuple[Any, Callable[[Any], Any], Executor]] = {
             "RepositoryIndex": (pb.RepositoryIndexRequest, self._repository_index, self._quick),
-            "RepositoryModelLoad": (pb.RepositoryModelLoadRequest, self._load, self._slow),
             "RepositoryModelUnload": (pb.RepositoryModelUnloadRequest, self._unload, self._unloads),
         }
         table: dict[str, UnaryHandler] = {
@@ -63,6 +72,7 @@ class ControlHandlers:
             service + name: answering_later(kind, answer, pool)
             for name, (kind, answer, pool) in later.items()
         }
+        table[service + "RepositoryModelLoad"] = self._loading
         table[service + "ServerReady"] = self._checking(pb.ServerReadyRequest, self._server_ready)
         table[service + "ModelReady"] = self._checking(pb.ModelReadyRequest, self._model_ready)
         table["/grpc.health.v1.Health/Check"] = self._checking(health_pb2.HealthCheckRequest, self._health)
@@ -115,7 +125,15 @@ class ControlHandlers:
             ]
         )
 
-    def _load(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
+    def _loading(self, call: UnaryCall, message: bytes) -> None:
+        local = is_local_peer(call.peer)
+        may_upload = self._uploads.allows(local, (key for key, _ in call.metadata))
+        answer = partial(self._load, may_upload=may_upload)
+        answering_later(pb.RepositoryModelLoadRequest, answer, self._slow)(call, message)
+
+    def _load(
+        self, request: pb.RepositoryModelLoadRequest, may_upload: bool
+    ) -> pb.RepositoryModelLoadResponse:
         refuse_repository_name(request.repository_name)
         parameters: dict[str, LoadParameter] = {}
         for key, value in request.parameters.items():
@@ -125,7 +143,7 @@ class ControlHandlers:
                     f"invalid value type for load parameter '{key}', expected {wanted}."
                 )
             parameters[key] = getattr(value, wanted)
-        self._core.agent.load(request.model_name, parameters)
+        self._core.agent.load(request.model_name, parameters, may_upload)
         return pb.RepositoryModelLoadResponse()
 
     def _unload(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:

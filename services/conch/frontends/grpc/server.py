@@ -20,6 +20,7 @@ from conch.frontends.grpc.settings import settings_handlers
 from conch.frontends.grpc.sharing import SharedMemoryHandlers
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
 from conch.frontends.pool import Pool
+from conch.frontends.uploads import UploadRule
 from conch.memory.regions import Regions
 from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
@@ -66,6 +67,7 @@ class GrpcOptions:
         compression: gRPC algorithm for inference responses, or None.
         restrictions: Groups of RPCs that need a secret.
         header_forward_pattern: Which call metadata become request parameters; empty for none.
+        allow_model_upload: Whether clients of other machines may load models of files that they bring.
     """
 
     address: str = "0.0.0.0"
@@ -80,6 +82,12 @@ class GrpcOptions:
     compression: str | None = None
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
+    allow_model_upload: bool = False
+
+    @property
+    def mutual(self) -> bool:
+        """Whether clients must have a certificate."""
+        return self.tls is not None and self.tls.client_root is not None
 
     @property
     def target(self) -> str:
@@ -127,8 +135,10 @@ class GrpcFrontEnd:
         self._memory = Pool(_MEMORY_THREADS, "conch-grpc-memory")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
+        identified = options.mutual or "model-repository" in options.restrictions
+        uploads = UploadRule(options.allow_model_upload or identified)
         unary: dict[str, UnaryHandler] = ControlHandlers(
-            core, self._quick, self._unloads, self._slow, self._checks
+            core, self._quick, self._unloads, self._slow, self._checks, uploads
         ).handlers()
         unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
         unary |= SharedMemoryHandlers(regions, self._memory).handlers()

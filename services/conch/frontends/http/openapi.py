@@ -25,7 +25,7 @@ _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 _MEANINGS = {
     400: "The request is wrong, or what it asks whether it is so is not.",
-    403: "The API is restricted, and the header that opens it is missing.",
+    403: "The API is restricted, and the header that opens it is missing; or a page of another origin asks.",
     404: "There is no such model, version, region or path.",
     405: "The path has other methods.",
     429: "Too much waits already; try again later.",

@@ -1,4 +1,4 @@
-"""Paths to endpoints, and what holds for all of them: restrictions, methods, errors.
+"""Paths to endpoints, and what holds for all of them: restrictions, origins, methods, errors.
 
 Paths are matched as Triton matches them: as the client wrote them, neither decoded nor with slashes too many.
 """
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from conch.core.errors import ConchError
+from conch.frontends.http.origins import foreign_page
 from conch.frontends.http.replies import error_reply, text_error
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,10 @@ class Router:
             if target.category == "inference":
                 self._refused(request.scope, groups.get("model", ""), groups.get("version", ""))
             return refused
+        if request.method == "POST" and target.category != "inference":
+            page = foreign_page(request.scope["headers"])
+            if page:
+                return text_error(f"a web page of another origin may not ask for this: {page}", 403)
         if request.method not in target.methods:
             return text_error("Method Not Allowed", 405)
         try:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import UnauthenticatedError, UnavailableError
@@ -19,9 +19,11 @@ from conch.frontends.http.gate import Gate
 from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
+from conch.frontends.http.origins import CrossOriginInference, direct_without_origin
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routing import Refused, Restrictions, Router, restricted_text, untold
+from conch.frontends.uploads import UploadRule
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -70,6 +72,8 @@ class HttpOptions:
         max_input_bytes: Largest JSON, raw or decompressed body.
         restrictions: Categories of routes that need a secret.
         header_forward_pattern: Which headers become request parameters; empty for none.
+        allow_model_upload: Whether clients of other machines may load models of files that they bring.
+        cors_origins: Origins whose web pages may run models; `ANY_ORIGIN` for any.
     """
 
     address: str = "0.0.0.0"
@@ -79,6 +83,13 @@ class HttpOptions:
     max_input_bytes: int = 64 << 20
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
+    allow_model_upload: bool = False
+    cors_origins: frozenset[str] = frozenset()
+
+    @property
+    def mutual(self) -> bool:
+        """Whether clients must have a certificate."""
+        return self.tls is not None and self.tls.client_root is not None
 
     @property
     def target(self) -> str:
@@ -123,12 +134,17 @@ class HttpFrontEnd:
             options.header_forward_pattern,
             self._gate,
         )
-        routes = api_routes(core, services, self._pools, most_bytes, clock, self._gate)
+        identified = options.mutual or "model-repository" in options.restrictions
+        uploads = UploadRule(options.allow_model_upload or identified)
+        routes = api_routes(core, services, self._pools, most_bytes, clock, self._gate, uploads)
         refused = _telling(core, options.restrictions, clock)
         router = Router(routes, options.restrictions, refused)
-        self._app = HttpApp(infer, router, options.restrictions, refused)
+        self._app: ASGIApp = HttpApp(infer, router, options.restrictions, refused)
         # Whether a request may be restricted is not for the direct way to tell.
         self._direct = None if "inference" in options.restrictions else direct_infer(infer)
+        if options.cors_origins:
+            self._app = CrossOriginInference(self._app, options.cors_origins)
+            self._direct = self._direct and direct_without_origin(self._direct)
         self._listener: Listener | None = None
 
     def start(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from ssl import SSLContext
 
 _BOOLEANS = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _COUNTERS = "counter_latencies"
@@ -26,6 +27,7 @@ class MetricsOptions:
         counters: Whether Triton's counters count.
         first_responses: Whether there is Triton's histogram of first responses.
         quantiles: Those of Triton's summaries; empty for no summaries.
+        tls: Makes the context to serve over TLS, or None for plain text.
     """
 
     address: str = "0.0.0.0"
@@ -36,6 +38,7 @@ class MetricsOptions:
     counters: bool = True
     first_responses: bool = False
     quantiles: tuple[float, ...] = ()
+    tls: Callable[[], SSLContext] | None = None
 
     @property
     def reuse_port(self) -> bool:

@@ -17,6 +17,7 @@ from conch.frontends.http.routes.models import model_routes
 from conch.frontends.http.routes.repository import repository_routes
 from conch.frontends.http.routes.settings import settings_routes
 from conch.frontends.http.routing import ApiRoute
+from conch.frontends.uploads import LOCAL_UPLOADS, UploadRule
 from conch.memory.regions import Regions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
@@ -44,6 +45,7 @@ def api_routes(
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
     gate: Gate | None = None,
+    uploads: UploadRule = LOCAL_UPLOADS,
 ) -> list[ApiRoute]:
     """All tables in one.
 
@@ -54,11 +56,12 @@ def api_routes(
         most_bytes: The largest body of JSON.
         clock: Monotonic time in nanoseconds.
         gate: Lets requests to run models in until the front end stops; None lets all in.
+        uploads: Which clients may load models of files that they bring.
     """
     return [
         *health_routes(core, pools),
         *model_routes(core),
-        *repository_routes(core, pools, most_bytes),
+        *repository_routes(core, pools, most_bytes, uploads),
         *memory_routes(services.regions, pools, most_bytes),
         *generate_routes(core, pools, most_bytes, clock, gate),
         *openapi_routes(core.version),

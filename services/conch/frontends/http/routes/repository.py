@@ -17,12 +17,13 @@ from conch.frontends.http.jsontext.load import load as parsed
 from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import empty_reply, json_reply
 from conch.frontends.http.routing import ApiRoute, route
+from conch.frontends.uploads import UploadRule, is_loopback
 
 _CATEGORY = "model-repository"
 _REPOSITORY = "/v2/repository(?:/(?P<repository>[^/]+))?"
 
 
-def repository_routes(core: ServerCore, pools: Pools, most_bytes: int) -> list[ApiRoute]:
+def repository_routes(core: ServerCore, pools: Pools, most_bytes: int, uploads: UploadRule) -> list[ApiRoute]:
     """The table."""
 
     async def index(request: Request, repository: str) -> Response:
@@ -32,9 +33,12 @@ def repository_routes(core: ServerCore, pools: Pools, most_bytes: int) -> list[A
 
     async def load(request: Request, repository: str, model: str) -> Response:
         refuse_repository_name(repository)
+        client = request.client
+        local = client is not None and is_loopback(client.host)
+        may_upload = uploads.allows(local, request.headers)
         body = await read_body(request, most_bytes)
         await run_on(
-            pools.loads, _load, core, model, body
+            pools.loads, _load, core, model, body, may_upload
         )  # there also taking the body apart: it may have files
         return empty_reply()
 
@@ -59,8 +63,8 @@ def entry_object(entry: IndexEntry) -> dict[str, str]:
     return {"name": entry.name} | {key: value for key, value in fields.items() if value}
 
 
-def _load(core: ServerCore, model: str, body: bytes) -> None:
-    core.agent.load(model, load_parameters(parsed(body) if body else None))
+def _load(core: ServerCore, model: str, body: bytes, may_upload: bool) -> None:
+    core.agent.load(model, load_parameters(parsed(body) if body else None), may_upload)
 
 
 def load_parameters(body: Any) -> dict[str, LoadParameter]:

@@ -1,0 +1,91 @@
+"""What a server opens to which clients, as one sentence for its log and its banner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.http.server import HttpOptions
+from conch.frontends.uploads import is_loopback
+from conch.observe.metrics.options import MetricsOptions
+from conch.options import ServerOptions
+from conch_control.options import ControlMode
+from conch_control.service.options import ControlPortOptions
+
+_ALL = "all clients"
+_LOCAL = "this machine"
+_CERTIFIED = "clients with a certificate"
+
+
+def exposure(
+    options: ServerOptions,
+    mode: ControlMode,
+    grpc: GrpcOptions | None = None,
+    http: HttpOptions | None = None,
+    metrics: MetricsOptions | None = None,
+    control_port: ControlPortOptions | None = None,
+) -> str:
+    """Says what is open to whom.
+
+    Args:
+        options: Settings of the server.
+        mode: The model control mode.
+        grpc: Settings of the gRPC front end; None for none.
+        http: Settings of the REST front end; None for none.
+        metrics: Settings of the metrics; None for none.
+        control_port: Settings of the control port; None for none.
+    """
+    ports = [(name, each) for name, each in (("gRPC", grpc), ("HTTP", http)) if each is not None]
+
+    def open_to(group: str) -> str:
+        return _joined((_clients(each, group), name) for name, each in ports)
+
+    parts = [f"inference to {open_to('inference')}"]
+    if mode == "explicit" and options.allow_model_control:
+        parts.append(f"loading models to {open_to('model-repository')}")
+        files = _joined((_uploaders(each), name) for name, each in ports)
+        parts.append(f"with files to {files}")
+    if options.allow_client_shm:
+        parts.append(f"shared memory to {open_to('shared-memory')}")
+    if not ports:
+        parts = []
+    if metrics is not None:
+        # Its TLS is the REST port's.
+        certified = metrics.tls is not None and http is not None and http.mutual
+        parts.append(f"metrics to {_CERTIFIED if certified else _reach(metrics.address)}")
+    if control_port is not None:
+        parts.append(f"the control port to {_operators(control_port)}")
+    return f"open: {'; '.join(parts)}" if parts else "open: nothing"
+
+
+def _clients(port: GrpcOptions | HttpOptions, group: str) -> str:
+    """The clients that may call what belongs to a group of restrictions."""
+    if port.mutual:
+        return _CERTIFIED
+    secret = port.restrictions.get(group)
+    return _reach(port.address) if secret is None else f"clients with the key '{secret[0]}'"
+
+
+def _uploaders(port: GrpcOptions | HttpOptions) -> str:
+    clients = _clients(port, "model-repository")
+    return _LOCAL if clients == _ALL and not port.allow_model_upload else clients
+
+
+def _operators(port: ControlPortOptions) -> str:
+    if port.token is not None:
+        return "clients with the token"
+    return _CERTIFIED if port.mutual else _reach(port.address)
+
+
+def _reach(address: str) -> str:
+    """The clients that reach an address."""
+    local = address == "localhost" or address.startswith("unix:") or is_loopback(address.strip("[]"))
+    return _LOCAL if local else _ALL
+
+
+def _joined(entries: Iterable[tuple[str, str]]) -> str:
+    """Clients with the ports that they are those of, such as ``all clients (gRPC, HTTP)``."""
+    ports: dict[str, list[str]] = {}
+    for clients, port in entries:
+        ports.setdefault(clients, []).append(port)
+    return " and ".join(f"{clients} ({', '.join(names)})" for clients, names in ports.items())

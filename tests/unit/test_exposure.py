@@ -1,0 +1,73 @@
+"""The sentence that says what is open to whom, for command lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from conch.control_options import control_options, control_port_options
+from conch.exposure import exposure
+from conch.flags import read_flags
+from conch.http_options import http_options
+from conch.options import grpc_options, metrics_options, server_options
+
+
+def said(*arguments: str) -> str:
+    flags = read_flags(arguments, {})
+    http = http_options(flags)
+    return exposure(
+        server_options(flags),
+        control_options(flags).mode,
+        grpc_options(flags),
+        http,
+        metrics_options(flags, http),
+        control_port_options(flags),
+    )
+
+
+HERE = ("--grpc-address=unix:/run/s", "--http-address=127.0.0.1")
+EXPLICIT = "--model-control-mode=explicit"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            (),
+            "open: inference to all clients (gRPC, HTTP); shared memory to all clients (gRPC, HTTP); metrics "
+            "to all clients",
+        ),
+        (
+            (EXPLICIT, "--allow-client-shm=false"),
+            "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC, HTTP); with "
+            "files to this machine (gRPC, HTTP); metrics to all clients",
+        ),
+        (
+            (EXPLICIT, "--allow-model-upload", "--allow-client-shm=false", "--allow-metrics=false"),
+            "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC, HTTP); with "
+            "files to all clients (gRPC, HTTP)",
+        ),
+        (
+            (
+                EXPLICIT,
+                "--allow-model-control=false",
+                "--allow-client-shm=false",
+                *HERE,
+                "--control-port=8003",
+            ),
+            "open: inference to this machine (gRPC, HTTP); metrics to this machine; the control port to this "
+            "machine",
+        ),
+        (
+            (EXPLICIT, "--http-restricted-api=model-repository:key=secret", "--allow-client-shm=false"),
+            "open: inference to all clients (gRPC, HTTP); loading models to all clients (gRPC) and clients "
+            "with the key 'key' (HTTP); with files to this machine (gRPC) and clients with the key 'key' "
+            "(HTTP); metrics to all clients",
+        ),
+        (
+            ("--allow-grpc=false", "--allow-http=false", "--allow-metrics=false"),
+            "open: nothing",
+        ),
+    ],
+)
+def test_what_is_open_to_whom(arguments: tuple[str, ...], sentence: str) -> None:
+    assert said(*arguments) == sentence
