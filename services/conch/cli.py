@@ -117,8 +117,8 @@ def _run(
     metrics: MetricsOptions | None,
     logs: Logs,
 ) -> int:
-    for name in flags.without_effect:
-        log.warning("%s is accepted but has no effect in this version", name)
+    for text in flags.warnings:
+        log.warning("%s", text)
     if flags["response-cache-byte-size"] is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()

@@ -84,9 +84,9 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "text"),
     [
         (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
-        (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1"),
+        (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1; did you mean '--grpc-port'?"),
         (["--grpc-port=x"], "argument --grpc-port: 'x' is not a whole number"),
-        (["--grpc-port=65536"], "argument --grpc-port: must be from 0 to 65535, got 65536"),
+        (["--grpc-port=65536"], "--grpc-port: must be from 0 to 65535, got 65536"),
         (["--exit-on-error=maybe"], "argument --exit-on-error: invalid value for bool option: maybe"),
         (
             ["--model-control-mode=poll", "--repository-poll-secs=0"],
@@ -114,6 +114,10 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config-file=/nope.toml"], "config file /nope.toml can't be read: No such file or directory"),
         (["--backend-config=python"], "--backend-config: 'python' is not of the form"),
         (["--log-file=/nope/log"], "--log-file can't be opened:"),
+        (
+            ["--trace-config=triton,file=/tmp/x", "--trace-config=level=TIMESTAMPS"],
+            "argument --trace-config: 'triton,file=/tmp/x' has no effect: there is no tracing yet",
+        ),
     ],
 )
 def test_wrong_flags(repository: Path, refuses: Refuses, arguments: list[str], text: str) -> None:
@@ -247,12 +251,11 @@ def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
         assert datetime.fromisoformat(line["ts"]).tzinfo is not None
 
 
-def test_flags_without_effect_are_said_so(repository: Path) -> None:
-    with serving(repository, flags=["--vertex-ai-port=1", "--allow-sagemaker"]) as server:
+def test_a_variable_that_looks_misspelt_is_warned_of(repository: Path) -> None:
+    with serving(repository, environment={"CONCH_GRPC_PROT": "1"}) as server:
         warnings = [line["message"] for line in server.logs() if line["level"] == "warning"]
-    assert sorted(warnings) == [
-        "--allow-sagemaker is accepted but has no effect in this version",
-        "--vertex-ai-port is accepted but has no effect in this version",
+    assert warnings == [
+        "environment variable CONCH_GRPC_PROT is unknown and has no effect; did you mean 'CONCH_GRPC_PORT'?"
     ]
 
 
