@@ -77,7 +77,28 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--model-repository" in output and "--grpc-port" in output and errors == ""
     code, output, errors = conch("sevre")
     assert (code, output) == (2, "")
-    assert errors == "conch: unknown command 'sevre'; try conch --help\n"
+    assert errors == "conch: unknown command 'sevre'; did you mean 'serve'?\n"
+    assert cli.main(["xyz"]) == 2
+    assert capsys.readouterr().err == "conch: unknown command 'xyz'; try conch --help\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("models lst", "did you mean 'list'?"),
+        ("models list --jsn", "did you mean '--json'?"),
+        ("check --strct x", "did you mean '--strict'?"),
+        ("control --model-repositry=x --model-repository=y", "did you mean '--model-repository'?"),
+        ("completion bsh", "did you mean 'bash'?"),
+    ],
+)
+def test_commands_name_the_nearest(capsys: pytest.CaptureFixture[str], arguments: str, hint: str) -> None:
+    try:
+        code: object = cli.main(arguments.split(" "))
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert capsys.readouterr().err.endswith(f"; {hint}\n")
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = conch.Srever  # type: ignore[attr-defined]
 
 
+PORTS = ("grpc-port", "http-port", "metrics-port")
+
+
 def test_every_flag_has_a_keyword_that_says_the_same() -> None:
     values: dict[str, Any] = {}
     arguments = []
     for number, flag in enumerate(FLAGS):
         if flag.name == "config-file" or flag.choices == ():
             continue
-        text = flag.choices[-1] if flag.choices else str(number) if flag.name.endswith("-port") else "1"
+        text = flag.choices[-1] if flag.choices else str(number) if flag.name in PORTS else "1"
         values[flag.key] = [text] if flag.many else text
         arguments.append(f"--{flag.name}={text}")
     assert read_keywords(values).values == read_flags(arguments, {}).values
