@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.support.metrics import get as rest_get
 from tests.support.servers import (
     CONCH,
     WAIT_S,
@@ -28,6 +29,7 @@ from tests.support.servers import (
     write_model,
     write_probe,
 )
+from tritonclient.utils import InferenceServerException
 
 from conch import cli
 
@@ -188,6 +190,37 @@ def test_a_model_that_fails_can_be_tolerated(repository: Path) -> None:
         client_of(server) as client,
     ):
         assert client.is_server_ready()
+
+
+def test_a_model_with_a_broken_config_does_not_make_the_server_unready(repository: Path) -> None:
+    write_model(repository, "broken", "max_batch: 1", {"model.py": ""})
+    with serving(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
+        assert client.is_server_ready() and not client.is_model_ready("broken")
+
+
+def test_without_a_repository_the_server_can_stay_up_and_say_so(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with serving(nowhere, flags=["--exit-on-error=false", "--model-control-mode=explicit"]) as server:
+        assert any(str(nowhere) in line["message"] for line in server.logs() if line["level"] == "error")
+        for path, code in (("health/live", 400), ("health/ready", 400), ("", 200), ("models/m", 503)):
+            assert rest_get(f"http://{server.http_address}/v2/{path}".rstrip("/"))[0] == code, path
+        with client_of(server) as client:
+            assert not client.is_server_live() and not client.is_server_ready()
+            for ask in (
+                client.get_model_repository_index,
+                client.get_inference_statistics,
+                lambda: client.load_model("m"),
+                lambda: client.is_model_ready("m"),
+                lambda: client.infer("m", simple_inputs()),
+            ):
+                with pytest.raises(InferenceServerException) as raised:
+                    ask()
+                assert (raised.value.status(), raised.value.message()) == (
+                    "StatusCode.UNAVAILABLE",
+                    "Server not ready",
+                )
+    # For development a wrong path is nothing to wait with.
+    assert str(nowhere) in fails(f"--model-repository={nowhere}", "--reload", "--grpc-port=0")
 
 
 def test_startup_model_that_does_not_exist(repository: Path) -> None:
