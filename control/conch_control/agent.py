@@ -120,7 +120,6 @@ class Agent:
         self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
         models.around_loads = self._lifecycle.one_more
         self._composition = Composition(options, registry, self._lifecycle, self.loads)
-        self._missed_at_start: frozenset[str] = frozenset()
         # At the last look:
         self._seen: Mapping[str, ModelSource] = {}
         self._identifiers: Mapping[str, tuple[str, ...]] = {}
@@ -141,9 +140,7 @@ class Agent:
         if not names:
             return []
         errors = self._composition.load(names, scan, self._loading(scan))
-        failures = [self._failure(name, errors[name]) for name in names if name in errors]
-        self._missed_at_start = frozenset(self._book.failures.keys() & errors.keys())
-        return failures
+        return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """All models of the repositories, by name, with the state of each version.
@@ -265,11 +262,9 @@ class Agent:
     def ready(self) -> bool:
         """Whether every model that is to serve does; see `as_wanted`.
 
-        A model whose definition could not be read counts only if that was at the start: a client must not
-        take a server out of service by asking for one.
+        A model whose definition could not be read has no versions, and does not count, as in Triton.
         """
-        entries = self._registry.entries.values()
-        return self._missed_at_start.isdisjoint(self._book.failures) and all(map(as_wanted, entries))
+        return all(map(as_wanted, self._registry.entries.values()))
 
     def stop_loads(self) -> None:
         """Stops loads that are under way as far as they can be, and refuses all that come; for good."""

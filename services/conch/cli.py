@@ -17,7 +17,7 @@ from conch.backends.python.based import backends_within
 from conch.control_options import control_options, control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
-from conch.flags import FlagError, FlagValues, add_flags, read_flags
+from conch.flags import FlagError, FlagValues, add_flags, did_you_mean, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.http.server import HttpOptions
@@ -42,6 +42,7 @@ from conch_control.service.options import ControlPortOptions
 
 log = logging.getLogger(__name__)
 
+_COMMANDS = ("serve", "models", "control", "check", "completion", "--help", "--version")
 _REASON_WIDTH = 60
 
 
@@ -63,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from conch.commands.check import check
 
         return check(rest)
+    if command == "completion":
+        from conch.commands import completion
+
+        return completion.run(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
@@ -73,9 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("       conch control [flags]  have a running server follow repositories from a process of its")
         print("                              own; see conch control --help")
         print("       conch check REPO ...   check model repositories; see conch check --help")
+        print("       conch completion SHELL print a script that completes commands and flags in bash or zsh")
         print("       conch --version        print the version")
         return 0
-    print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)
+    hint = did_you_mean(command, _COMMANDS) or "; try conch --help"
+    print(f"conch: unknown command '{command}'{hint}", file=sys.stderr)
     return 2
 
 
@@ -117,8 +124,8 @@ def _run(
     metrics: MetricsOptions | None,
     logs: Logs,
 ) -> int:
-    for name in flags.without_effect:
-        log.warning("%s is accepted but has no effect in this version", name)
+    for text in flags.warnings:
+        log.warning("%s", text)
     if flags["response-cache-byte-size"] is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()

@@ -11,12 +11,17 @@ import argparse
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 _LONGEST_S = 1e9
+_VARIABLE_PREFIX = "CONCH_"
+_OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
+"""Variables of other commands than ``serve``."""
+_NEAR = 0.8
+"""How alike an unknown variable must be to a known one to be taken for a slip, from 0 to 1."""
 
 
 class FlagError(Exception):
@@ -37,12 +42,16 @@ def parse_bool(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"invalid value for bool option: {text}")
 
 
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+
+
 def _number(least: int, most: int | None = None) -> Callable[[str], int]:
     def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        value = _whole_number(text)
         if value < least or (most is not None and value > most):
             limits = f"at least {least}" if most is None else f"from {least} to {most}"
             raise argparse.ArgumentTypeError(f"must be {limits}, got {value}")
@@ -82,6 +91,36 @@ def _repository(text: str) -> str | Path:
     return text if "://" in text else Path(text)  # a path would make one slash of two
 
 
+def _config_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("Error: empty argument for --model-config-name")
+    return text
+
+
+def _input_size(text: str) -> int:
+    value = _whole_number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("Error: --http-max-input-size must be greater than 0.")
+    return value
+
+
+def _http_threads(text: str) -> int:
+    value = _whole_number(text)
+    if value not in (1, 8):
+        raise argparse.ArgumentTypeError(
+            f"one thread serves all connections, so {value} has no effect; leave it out"
+        )
+    return value
+
+
+def _pool(text: str) -> str:
+    """Bytes, or ``<GPU>:<bytes>``: the most that Triton's pool may take, which a server without one keeps."""
+    device, _, size = text.rpartition(":")
+    for part in (device or "0", size):
+        _natural(part)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One flag.
@@ -92,8 +131,9 @@ class Flag:
         default: Value where it is not given.
         help: One line for ``--help``.
         many: Whether it may be repeated.
-        effect: Whether it does anything yet; one that does not is accepted with a warning.
-        choices: Values allowed, or None.
+        listed: Whether ``--help`` shows it.
+        choices: Values allowed, in any case, or None.
+        lacks: Of a flag of Triton's that conch has no use for: why. Its choices are what asks for nothing.
     """
 
     name: str
@@ -101,16 +141,43 @@ class Flag:
     default: Any
     help: str
     many: bool = False
-    effect: bool = True
+    listed: bool = True
     choices: tuple[str, ...] | None = None
+    lacks: str = ""
 
     @property
     def key(self) -> str:
         """The attribute the value is found under."""
         return self.name.replace("-", "_")
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it may be given without a value, which means true."""
+        return self.kind is parse_bool
 
-_port = _number(0, 65535)
+    @property
+    def variable(self) -> str:
+        """The environment variable that gives it."""
+        return _VARIABLE_PREFIX + self.key.upper()
+
+    def read(self, text: str) -> Any:
+        """The value that a text stands for.
+
+        Raises:
+            argparse.ArgumentTypeError: It is not one that the flag takes.
+        """
+        if self.choices is None:
+            return self.kind(text)
+        choice = {choice.lower(): choice for choice in self.choices}.get(text.strip().lower())
+        if choice is not None:
+            return choice
+        if self.lacks:
+            instead = f" or give {self.choices[0]}" if self.choices else ""
+            raise argparse.ArgumentTypeError(f"'{text}' has no effect: {self.lacks}; leave it out{instead}")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(self.choices)}, got {text}")
+
+
+_MOST_PORT = 65535
 _natural = _number(0)
 _positive = _number(1)
 
@@ -189,7 +256,7 @@ FLAGS: tuple[Flag, ...] = (
         "requests that may wait for a model version, 0 for any number; a model's parameter "
         "CONCH_MAX_QUEUE_SIZE wins",
     ),
-    Flag("model-config-name", str, "", "use configs/<name>.pbtxt of a model where it exists"),
+    Flag("model-config-name", _config_name, "", "use configs/<name>.pbtxt of a model where it exists"),
     Flag("disable-auto-complete-config", parse_bool, False, "do not complete model configs"),
     Flag("strict-model-config", parse_bool, None, "deprecated: the same as --disable-auto-complete-config"),
     Flag(
@@ -205,7 +272,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "rate-limit",
-        str.lower,
+        str,
         "off",
         "execution_count: instances run while the resources that their config names are free, those first "
         "that have run least by their priority; off: resources are ignored",
@@ -237,7 +304,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("allow-grpc", parse_bool, True, "serve gRPC"),
     Flag("grpc-address", str, "0.0.0.0", "address for gRPC, or unix:PATH"),
-    Flag("grpc-port", _port, 8001, "port for gRPC"),
+    Flag("grpc-port", _whole_number, 8001, "port for gRPC"),
     Flag("reuse-grpc-port", parse_bool, False, "let other processes listen on the gRPC port too"),
     Flag("grpc-infer-thread-count", _number(1, 128), 2, "threads that poll for gRPC requests"),
     Flag("grpc-max-message-bytes", _number(1, 2**31 - 1), 2**31 - 1, "largest gRPC message taken"),
@@ -270,17 +337,17 @@ FLAGS: tuple[Flag, ...] = (
     Flag("grpc-header-forward-pattern", str, "", "metadata keys forwarded as request parameters"),
     Flag("allow-http", parse_bool, True, "serve REST"),
     Flag("http-address", str, "0.0.0.0", "address for REST"),
-    Flag("http-port", _port, 8000, "port for REST"),
+    Flag("http-port", _whole_number, 8000, "port for REST"),
     Flag("reuse-http-port", parse_bool, False, "let other processes listen on the REST port too"),
     Flag(
         "http-thread-count",
-        _number(1, 1024),
+        _http_threads,
         8,
-        "accepted as Triton's; one thread serves all connections, whatever it says",
+        "1, or Triton's default, which is taken for it: one thread serves all connections",
     ),
     Flag(
         "http-max-input-size",
-        _natural,
+        _input_size,
         64 << 20,
         "bytes of the largest JSON, raw or decompressed body; binary tensors behind JSON do not count",
     ),
@@ -300,7 +367,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "http-root-cert", Path, None, "PEM file of the root certificates that REST clients must have one from"
     ),
-    Flag("control-port", _port, 0, "port for conch models and conch control; 0 for none"),
+    Flag("control-port", _number(0, _MOST_PORT), 0, "port for conch models and conch control; 0 for none"),
     Flag(
         "control-address",
         str,
@@ -336,7 +403,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "allow-cpu-metrics", parse_bool, True, "have those of the machine's processors and memory among them"
     ),
-    Flag("metrics-port", _port, 8002, "port for metrics; 0 for any free one"),
+    Flag("metrics-port", _whole_number, 8002, "port for metrics; 0 for any free one"),
     Flag("metrics-address", str, None, "address for metrics; by default that of --http-address"),
     Flag(
         "metrics-use-ssl",
@@ -362,44 +429,60 @@ FLAGS: tuple[Flag, ...] = (
     Flag("config-file", Path, None, "TOML file with values for these flags"),
 )
 
-_NO_EFFECT: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(
-        (
-            "allow-sagemaker",
-            "allow-vertex-ai",
-            "enable-peer-access",
-        ),
-        parse_bool,
+
+def _unused(name: str, kind: Callable[[str], Any]) -> Flag:
+    return Flag(name, kind, None, "", many=True, listed=False)
+
+
+def _without(lacks: str, **flags: tuple[str, ...]) -> Iterator[Flag]:
+    for name, harmless in flags.items():
+        kind = parse_bool if harmless == _OFF else str
+        yield Flag(
+            name.replace("_", "-"), kind, None, "", many=True, listed=False, choices=harmless, lacks=lacks
+        )
+
+
+_OFF = ("false", "off", "0")
+
+FLAGS += (
+    *_without(
+        "SageMaker's routes are not served",
+        allow_sagemaker=_OFF,
+        sagemaker_port=("8080",),
+        sagemaker_safe_port_range=(),
+        sagemaker_thread_count=("8",),
     ),
-    **dict.fromkeys(
-        (
-            "grpc-infer-allocation-pool-size",
-            "grpc-max-response-pool-size",
-            "model-load-gpu-limit",
-            "trace-config",
-            "trace-file",
-            "trace-level",
-            "trace-rate",
-            "trace-count",
-            "trace-log-frequency",
-            "cache-directory",
-            "repoagent-directory",
-            "pinned-memory-pool-byte-size",
-            "cuda-memory-pool-byte-size",
-            "cuda-virtual-address-size",
-            "host-policy",
-            "buffer-manager-thread-count",
-            "sagemaker-port",
-            "sagemaker-safe-port-range",
-            "sagemaker-thread-count",
-            "vertex-ai-port",
-            "vertex-ai-thread-count",
-            "vertex-ai-default-model",
-        ),
-        str,
+    *_without(
+        "Vertex AI's routes are not served",
+        allow_vertex_ai=_OFF,
+        vertex_ai_port=("8080",),
+        vertex_ai_thread_count=("8",),
+        vertex_ai_default_model=(),
     ),
-}
-"""Triton's flags that have no effect in this version."""
+    *_without(
+        "there is no tracing yet",
+        trace_config=("level=off", "mode=triton", "rate=1000", "count=-1", "triton,log-frequency=0"),
+        trace_level=("off",),
+        trace_file=(),
+        trace_rate=("1000",),
+        trace_count=("-1",),
+        trace_log_frequency=("0",),
+    ),
+    *_without("states of sequences do not grow in place", cuda_virtual_address_size=()),
+    *_without("responses have no pool", grpc_max_response_pool_size=(str(2**31 - 1),)),
+    *_without("tensors are copied by the threads that need them", buffer_manager_thread_count=("0",)),
+    *_without("loads do not look at the memory of GPUs", model_load_gpu_limit=()),
+    *_without("instances are not bound to processors", host_policy=()),
+    # What these ask for holds whatever they say: where there is no pool no limit is passed, GPUs exchange
+    # nothing directly, and caches and repository agents are built in (others are refused by name).
+    _unused("pinned-memory-pool-byte-size", _natural),
+    _unused("cuda-memory-pool-byte-size", _pool),
+    _unused("grpc-infer-allocation-pool-size", _natural),
+    _unused("enable-peer-access", parse_bool),
+    _unused("cache-directory", str),
+    _unused("repoagent-directory", str),
+)
+"""Triton's flags that conch has no use for come last; a value that would change something is refused."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -409,21 +492,18 @@ class _Parser(argparse.ArgumentParser):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds all flags to a parser; none has a default there, so that what was given can be told."""
-    hidden = (Flag(name, kind, None, "", many=True, effect=False) for name, kind in _NO_EFFECT.items())
-    for flag in (*FLAGS, *hidden):
+    for flag in FLAGS:
         settings: dict[str, Any] = {
             "dest": flag.key,
-            "type": flag.kind,
+            "type": flag.read,
             "default": argparse.SUPPRESS,
-            "help": f"{flag.help} (default: {flag.default})" if flag.effect else argparse.SUPPRESS,
+            "help": f"{flag.help} (default: {flag.default})" if flag.listed else argparse.SUPPRESS,
             "metavar": "VALUE",
         }
-        if flag.choices:
-            settings["choices"] = flag.choices
         if flag.many:
             settings["action"] = "append"
-        if flag.kind is parse_bool:
-            settings |= {"nargs": "?", "const": True}
+        if flag.is_switch:
+            settings |= {"nargs": "?", "const": "true"}
         parser.add_argument(f"--{flag.name}", **settings)
 
 
@@ -433,11 +513,11 @@ class FlagValues:
 
     Attributes:
         values: By attribute name, such as ``grpc_port``.
-        without_effect: Flags that were given and do nothing in this version.
+        warnings: What else was found, such as environment variables that look misspelt.
     """
 
     values: Mapping[str, Any]
-    without_effect: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name.replace("-", "_")]
@@ -446,18 +526,25 @@ class FlagValues:
 def read_flags(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> FlagValues:
     """Reads flags from a command line, the environment and the file one of them names.
 
+    A flag may be shortened to what no other begins with.
+
     Raises:
         FlagError: Something given is unknown or has a wrong value.
     """
-    parser = _Parser(prog="conch serve", allow_abbrev=False, add_help=False)
+    parser = _Parser(prog="conch serve", add_help=False)
     add_flags(parser)
-    given = vars(parser.parse_args(list(arguments)))
+    known, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        names = [f"--{flag.name}" for flag in FLAGS if flag.listed]
+        hint = did_you_mean(unknown[0].partition("=")[0], names)
+        raise FlagError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    given = vars(known)
     from_environment = _from_environment(environment)
     path = given.get("config_file") or from_environment.get("config_file")
     from_file = _from_file(path) if path is not None else {}
-    values = {flag.key: flag.default for flag in FLAGS} | from_file | from_environment | given
-    unused = [f"--{name}" for name in _NO_EFFECT if name.replace("-", "_") in {**from_file, **given}]
-    return FlagValues(values, tuple(unused))
+    values = _DEFAULTS | from_file | from_environment | given
+    _check_ports(values)
+    return FlagValues(values, tuple(_misspelt(environment)))
 
 
 def read_keywords(keywords: Mapping[str, Any]) -> FlagValues:
@@ -474,16 +561,10 @@ def read_keywords(keywords: Mapping[str, Any]) -> FlagValues:
     """
     known = {flag.key: flag for flag in FLAGS}
     given: dict[str, Any] = {}
-    unused: list[str] = []
     for name, value in keywords.items():
-        if name.replace("_", "-") in _NO_EFFECT:
-            unused.append(f"{name}=")
-            continue
         flag = known.get(name)
         if flag is None:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise FlagError(f"there is no option '{name}'{hint}")
+            raise FlagError(f"there is no option '{name}'{did_you_mean(name, known)}")
         if value is None:
             continue
         several = isinstance(value, list | tuple)
@@ -492,17 +573,73 @@ def read_keywords(keywords: Mapping[str, Any]) -> FlagValues:
         read = [_read(flag, str(each), name) for each in (value if several else [value])]
         given[name] = read if flag.many else read[0]
     path = given.get("config_file")
-    from_file = _from_file(path) if path is not None else {}
-    return FlagValues({flag.key: flag.default for flag in FLAGS} | from_file | given, tuple(unused))
+    values = _DEFAULTS | (_from_file(path) if path is not None else {}) | given
+    _check_ports(values)
+    return FlagValues(values)
+
+
+_DEFAULTS: Mapping[str, Any] = {flag.key: flag.default for flag in FLAGS}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a text about an unknown name; empty where no known one is like it."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:
+    """Warnings about variables that look like those of flags and are not.
+
+    They are not refused: Kubernetes makes variables of the names of services, such as CONCH_SERVICE_PORT.
+    """
+    known = [*(flag.variable for flag in FLAGS), *_OTHER_VARIABLES]
+    names = [name.removeprefix(_VARIABLE_PREFIX) for name in known]
+    for variable in sorted(environment):
+        if not variable.startswith(_VARIABLE_PREFIX) or variable in known:
+            continue
+        near = difflib.get_close_matches(variable.removeprefix(_VARIABLE_PREFIX), names, n=1, cutoff=_NEAR)
+        if near:
+            yield (
+                f"environment variable {variable} is unknown and has no effect; did you mean "
+                f"'{_VARIABLE_PREFIX}{near[0]}'?"
+            )
+
+
+_PROTOCOLS = {"HTTP": "http", "GRPC": "grpc", "metrics": "metrics"}
+"""Those with a port, as Triton's texts name them and as the flags do."""
+
+
+def _check_ports(values: Mapping[str, Any]) -> None:
+    """Checks the ports of the protocols that are on; the others are left alone, as in Triton.
+
+    Raises:
+        FlagError: A port is out of range, or two protocols have the same one.
+    """
+    taken: dict[tuple[str, int], str] = {}
+    for protocol, name in _PROTOCOLS.items():
+        if not values[f"allow_{name}"]:
+            continue
+        port = values[f"{name}_port"]
+        if not 0 <= port <= _MOST_PORT:
+            raise FlagError(f"--{name}-port: must be from 0 to {_MOST_PORT}, got {port}")
+        address = values[f"{name}_address"] or values["http_address"]
+        if address.startswith("unix:") or not port:  # any free port
+            continue
+        other = taken.setdefault((address, port), protocol)
+        if other != protocol:
+            raise FlagError(
+                f"The server cannot listen to {other} requests and {protocol} requests at the same address "
+                f"and port {address}:{port}"
+            )
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for flag in FLAGS:
-        text = environment.get(f"CONCH_{flag.key.upper()}")
+        text = environment.get(flag.variable)
         if text is not None:
             parts = text.split(";") if flag.many else [text]
-            read = [_read(flag, part, f"environment variable CONCH_{flag.key.upper()}") for part in parts]
+            read = [_read(flag, part, f"environment variable {flag.variable}") for part in parts]
             values[flag.key] = read if flag.many else read[0]
     return values
 
@@ -517,12 +654,9 @@ def _from_file(path: Path) -> dict[str, Any]:
     known = {flag.name: flag for flag in FLAGS}
     values: dict[str, Any] = {}
     for name, value in content.items():
-        if name.replace("_", "-") in _NO_EFFECT:
-            values[name.replace("-", "_")] = value
-            continue
         flag = known.get(name.replace("_", "-"))
         if flag is None:
-            raise FlagError(f"config file {path}: unknown option '{name}'")
+            raise FlagError(f"config file {path}: unknown option '{name}'{did_you_mean(name, known)}")
         parts = value if isinstance(value, list) else [value]
         read = [_read(flag, str(part), f"config file {path}: {name}") for part in parts]
         values[flag.key] = read if flag.many else read[0]
@@ -531,9 +665,6 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def _read(flag: Flag, text: str, where: str) -> Any:
     try:
-        value = flag.kind(text)
+        return flag.read(text)
     except argparse.ArgumentTypeError as error:
         raise FlagError(f"{where}: {error}") from None
-    if flag.choices and value not in flag.choices:
-        raise FlagError(f"{where}: must be one of {', '.join(flag.choices)}, got {text}")
-    return value

@@ -23,8 +23,6 @@ def http_options(flags: FlagValues) -> HttpOptions | None:
     """
     if not flags["allow-http"]:
         return None
-    if flags["http-max-input-size"] <= 0:
-        raise FlagError("Error: --http-max-input-size must be greater than 0.")
     try:
         restrictions = parse_restrictions(flags["http-restricted-api"])
     except ValueError as error:

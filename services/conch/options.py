@@ -32,6 +32,7 @@ class ServerOptions:
     Attributes:
         server_id: Its name in the metadata.
         exit_on_error: Whether a model that fails at the start ends the server.
+        exit_without_repository: Whether a repository that can't be read at the start does.
         strict_readiness: Whether ready means that all models are.
         exit_timeout_s: Seconds requests may take once the server stops to accept them.
         drain_delay_s: Seconds for which requests are still accepted after a stop was asked for.
@@ -43,6 +44,7 @@ class ServerOptions:
 
     server_id: str = "triton"
     exit_on_error: bool = True
+    exit_without_repository: bool = True
     strict_readiness: bool = True
     exit_timeout_s: float = 30.0
     drain_delay_s: float = 0.0
@@ -61,6 +63,7 @@ def server_options(flags: FlagValues) -> ServerOptions:
     return ServerOptions(
         server_id=flags["id"],
         exit_on_error=flags["exit-on-error"] and not flags["reload"],  # it is about to be mended
+        exit_without_repository=flags["exit-on-error"],
         strict_readiness=flags["strict-readiness"],
         exit_timeout_s=float(flags["exit-timeout-secs"]),
         drain_delay_s=flags["drain-delay"],

@@ -20,7 +20,7 @@ from conch.caches.hashing import fastest_hash
 from conch.core.backend import Backend
 from conch.core.cache.service import CacheService
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.errors import InternalError, UnavailableError
+from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.core.stage import Stage
@@ -193,7 +193,16 @@ class Server:
             self._keep_from_forks(self._control_options, self._control.start())
         if self._options.listen_while_loading:
             self._listen()
-        failures = self.failures = self.agent.start()
+        try:
+            failures = self.failures = self.agent.start()
+        except ConchError as error:
+            self.core.check_running()
+            if self._options.exit_without_repository:
+                raise
+            log.error("%s", error_text(error))
+            self.core.failed()
+            self._listen()
+            return
         self.core.check_running()
         for failure in failures:
             log.error("%s", failure)

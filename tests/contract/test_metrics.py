@@ -141,7 +141,7 @@ def test_requests_are_counted(
     assert gained(before, after, model, "conch_compute_infer_duration_seconds_sum") > 0
     own = [value(found, "own_count", model=model) or 0 for found in (before, after)]
     assert own[1] - own[0] == 6
-    own = [value(found, "own_spread_bucket", model=model, le="10.0") or 0 for found in (before, after)]
+    own = [value(found, "own_spread_bucket", model=model, le="10") or 0 for found in (before, after)]
     assert own[1] - own[0] == 3
     statistics = client.get_inference_statistics("m").model_stats[0].inference_stats
     assert of_model(after, "m", "nv_inference_request_success") == statistics.success.count
@@ -390,7 +390,7 @@ def test_first_responses(tmp_path: Path) -> None:
             ]
             for model in ("m", "own", "steps")
         }
-        assert bounds["m"] == bounds["steps"] == ["100.0", "500.0", "2000.0", "5000.0", "+Inf"]
+        assert bounds["m"] == bounds["steps"] == ["100", "500", "2000", "5000", "+Inf"]
         assert [of_model(found, "own", f"{name}_bucket", le=bound) for bound in bounds["own"]][1:] == [1, 1]
         assert float(of_model(found, "own", f"{name}_sum") or 0).is_integer()  # whole milliseconds
         url = f"http://{server.http_address}/v2/models/steps/generate_stream"

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.support.metrics import get as rest_get
 from tests.support.servers import (
     CONCH,
     WAIT_S,
@@ -28,6 +29,7 @@ from tests.support.servers import (
     write_model,
     write_probe,
 )
+from tritonclient.utils import InferenceServerException
 
 from conch import cli
 
@@ -77,16 +79,37 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--model-repository" in output and "--grpc-port" in output and errors == ""
     code, output, errors = conch("sevre")
     assert (code, output) == (2, "")
-    assert errors == "conch: unknown command 'sevre'; try conch --help\n"
+    assert errors == "conch: unknown command 'sevre'; did you mean 'serve'?\n"
+    assert cli.main(["xyz"]) == 2
+    assert capsys.readouterr().err == "conch: unknown command 'xyz'; try conch --help\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("models lst", "did you mean 'list'?"),
+        ("models list --jsn", "did you mean '--json'?"),
+        ("check --strct x", "did you mean '--strict'?"),
+        ("control --model-repositry=x --model-repository=y", "did you mean '--model-repository'?"),
+        ("completion bsh", "did you mean 'bash'?"),
+    ],
+)
+def test_commands_name_the_nearest(capsys: pytest.CaptureFixture[str], arguments: str, hint: str) -> None:
+    try:
+        code: object = cli.main(arguments.split(" "))
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert capsys.readouterr().err.endswith(f"; {hint}\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
-        (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1"),
+        (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1; did you mean '--grpc-port'?"),
         (["--grpc-port=x"], "argument --grpc-port: 'x' is not a whole number"),
-        (["--grpc-port=65536"], "argument --grpc-port: must be from 0 to 65535, got 65536"),
+        (["--grpc-port=65536"], "--grpc-port: must be from 0 to 65535, got 65536"),
         (["--exit-on-error=maybe"], "argument --exit-on-error: invalid value for bool option: maybe"),
         (
             ["--model-control-mode=poll", "--repository-poll-secs=0"],
@@ -114,6 +137,10 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--config-file=/nope.toml"], "config file /nope.toml can't be read: No such file or directory"),
         (["--backend-config=python"], "--backend-config: 'python' is not of the form"),
         (["--log-file=/nope/log"], "--log-file can't be opened:"),
+        (
+            ["--trace-config=triton,file=/tmp/x", "--trace-config=level=TIMESTAMPS"],
+            "argument --trace-config: 'triton,file=/tmp/x' has no effect: there is no tracing yet",
+        ),
     ],
 )
 def test_wrong_flags(repository: Path, refuses: Refuses, arguments: list[str], text: str) -> None:
@@ -163,6 +190,37 @@ def test_a_model_that_fails_can_be_tolerated(repository: Path) -> None:
         client_of(server) as client,
     ):
         assert client.is_server_ready()
+
+
+def test_a_model_with_a_broken_config_does_not_make_the_server_unready(repository: Path) -> None:
+    write_model(repository, "broken", "max_batch: 1", {"model.py": ""})
+    with serving(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
+        assert client.is_server_ready() and not client.is_model_ready("broken")
+
+
+def test_without_a_repository_the_server_can_stay_up_and_say_so(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with serving(nowhere, flags=["--exit-on-error=false", "--model-control-mode=explicit"]) as server:
+        assert any(str(nowhere) in line["message"] for line in server.logs() if line["level"] == "error")
+        for path, code in (("health/live", 400), ("health/ready", 400), ("", 200), ("models/m", 503)):
+            assert rest_get(f"http://{server.http_address}/v2/{path}".rstrip("/"))[0] == code, path
+        with client_of(server) as client:
+            assert not client.is_server_live() and not client.is_server_ready()
+            for ask in (
+                client.get_model_repository_index,
+                client.get_inference_statistics,
+                lambda: client.load_model("m"),
+                lambda: client.is_model_ready("m"),
+                lambda: client.infer("m", simple_inputs()),
+            ):
+                with pytest.raises(InferenceServerException) as raised:
+                    ask()
+                assert (raised.value.status(), raised.value.message()) == (
+                    "StatusCode.UNAVAILABLE",
+                    "Server not ready",
+                )
+    # For development a wrong path is nothing to wait with.
+    assert str(nowhere) in fails(f"--model-repository={nowhere}", "--reload", "--grpc-port=0")
 
 
 def test_startup_model_that_does_not_exist(repository: Path) -> None:
@@ -247,12 +305,11 @@ def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
         assert datetime.fromisoformat(line["ts"]).tzinfo is not None
 
 
-def test_flags_without_effect_are_said_so(repository: Path) -> None:
-    with serving(repository, flags=["--vertex-ai-port=1", "--allow-sagemaker"]) as server:
+def test_a_variable_that_looks_misspelt_is_warned_of(repository: Path) -> None:
+    with serving(repository, environment={"CONCH_GRPC_PROT": "1"}) as server:
         warnings = [line["message"] for line in server.logs() if line["level"] == "warning"]
-    assert sorted(warnings) == [
-        "--allow-sagemaker is accepted but has no effect in this version",
-        "--vertex-ai-port is accepted but has no effect in this version",
+    assert warnings == [
+        "environment variable CONCH_GRPC_PROT is unknown and has no effect; did you mean 'CONCH_GRPC_PORT'?"
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conch.core.scheduler.rate import ResourceLimit
-from conch.flags import _NO_EFFECT, FLAGS, FlagError, parse_bool, read_flags
+from conch.flags import FLAGS, FlagError, parse_bool, read_flags, read_keywords
 from conch.options import rate_limits
 
 
@@ -45,7 +45,7 @@ def test_defaults_are_tritons(name: str, default: object) -> None:
     flags = read()
     assert flags[name] == default
     assert flags[name.replace("-", "_")] == default
-    assert flags.without_effect == ()
+    assert flags.warnings == ()
 
 
 @pytest.mark.parametrize("arguments", [("--grpc-port=1234",), ("--grpc-port", "1234")])
@@ -114,11 +114,43 @@ def test_a_bare_boolean_is_true() -> None:
     ("arguments", "text"),
     [
         (["--nonsense=1"], "unrecognized arguments: --nonsense=1"),
-        (["--grpc-por=1"], "unrecognized arguments: --grpc-por=1"),
+        (["--grpc-prt=1"], "unrecognized arguments: --grpc-prt=1; did you mean '--grpc-port'?"),
+        (
+            ["--grpc-ports=1", "--x"],
+            "unrecognized arguments: --grpc-ports=1 --x; did you mean '--grpc-port'?",
+        ),
+        (["--log-f=x"], "ambiguous option: --log-f=x could match --log-format, --log-file"),
         (["stray"], "unrecognized arguments: stray"),
         (["--log-info=maybe"], "argument --log-info: invalid value for bool option: maybe"),
         (["--grpc-port=x"], "argument --grpc-port: 'x' is not a whole number"),
-        (["--grpc-port=65536"], "argument --grpc-port: must be from 0 to 65535, got 65536"),
+        (["--grpc-port=65536"], "--grpc-port: must be from 0 to 65535, got 65536"),
+        (["--http-port=-1"], "--http-port: must be from 0 to 65535, got -1"),
+        (["--metrics-port=65536"], "--metrics-port: must be from 0 to 65535, got 65536"),
+        (
+            ["--http-port=8001"],
+            "The server cannot listen to HTTP requests and GRPC requests at the same address and port "
+            "0.0.0.0:8001",
+        ),
+        (
+            ["--metrics-port=8000"],
+            "The server cannot listen to HTTP requests and metrics requests at the same address and port "
+            "0.0.0.0:8000",
+        ),
+        (
+            ["--model-config-name="],
+            "argument --model-config-name: Error: empty argument for --model-config-name",
+        ),
+        *(
+            (
+                [f"--http-max-input-size={size}"],
+                "argument --http-max-input-size: Error: --http-max-input-size must be greater than 0.",
+            )
+            for size in (0, -1)
+        ),
+        (
+            ["--model-control-mode=x"],
+            "argument --model-control-mode: must be one of none, explicit, poll, watch, got x",
+        ),
         (["--drain-delay=-1"], "argument --drain-delay: must be from 0 to 1000000000 seconds, got -1"),
         (["--drain-delay=nan"], "argument --drain-delay: must be from 0 to 1000000000 seconds, got nan"),
         (["--exit-timeout-secs=-1"], "argument --exit-timeout-secs: must be at least 0, got -1"),
@@ -132,9 +164,28 @@ def test_wrong_arguments(arguments: list[str], text: str) -> None:
     assert str(caught.value) == text
 
 
-def test_a_choice_that_is_none() -> None:
-    with pytest.raises(FlagError, match="--model-control-mode: invalid choice: 'x'"):
-        read("--model-control-mode=x")
+def test_choices_in_any_case() -> None:
+    flags = read("--model-control-mode=EXPLICIT", "--grpc-infer-response-compression-level", "Low")
+    assert flags["model-control-mode"] == "explicit"
+    assert flags["grpc-infer-response-compression-level"] == "low"
+    assert read(CONCH_RATE_LIMIT="Execution_Count")["rate-limit"] == "execution_count"
+
+
+def test_the_beginning_of_a_flag_that_no_other_has() -> None:
+    flags = read("--model-repo=/a", "--grpc-po", "5", "--log-v=1", "--strict-r=off")
+    assert (flags["model-repository"], flags["grpc-port"]) == ([Path("/a")], 5)
+    assert (flags["log-verbose"], flags["strict-readiness"]) == (1, False)
+    assert read("--grpc-max-connection-age=7")["grpc-max-connection-age"] == 7, "others begin with it"
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http", "metrics"])
+def test_ports_are_checked_where_their_protocol_is_on(protocol: str) -> None:
+    for port in (70000, -1, 8000, 8001, 8002):
+        flags = read(f"--{protocol}-port={port}", f"--allow-{protocol}=false")
+        assert flags[f"{protocol}-port"] == port
+    assert read("--metrics-port=8000", "--metrics-address=127.0.0.1")["metrics-port"] == 8000
+    assert read("--http-port=0", "--grpc-port=0", "--metrics-port=0")["http-port"] == 0
+    assert read("--grpc-address=unix:/x", "--grpc-port=8000")["grpc-port"] == 8000
 
 
 @pytest.mark.parametrize(
@@ -146,6 +197,12 @@ def test_a_choice_that_is_none() -> None:
             "CONCH_LOG_FORMAT",
             "x",
             "environment variable CONCH_LOG_FORMAT: must be one of default, ISO8601, got x",
+        ),
+        (
+            "CONCH_TRACE_CONFIG",
+            "level=TIMESTAMPS",
+            "environment variable CONCH_TRACE_CONFIG: 'level=TIMESTAMPS' has no effect: there is no tracing "
+            "yet; leave it out or give level=off",
         ),
     ],
 )
@@ -159,6 +216,8 @@ def test_wrong_environment(name: str, value: str, text: str) -> None:
     ("content", "text"),
     [
         (b"nonsense = 1", "config file {}: unknown option 'nonsense'"),
+        (b"grpc_prot = 1", "config file {}: unknown option 'grpc_prot'; did you mean 'grpc-port'?"),
+        (b"allow-sagemaker = true", "config file {}: allow-sagemaker: 'True' has no effect"),
         (b'grpc-port = "x"', "config file {}: grpc-port: 'x' is not a whole number"),
         (b"grpc-port = 1.5", "config file {}: grpc-port: '1.5' is not a whole number"),
         (b"grpc-port = true", "config file {}: grpc-port: 'True' is not a whole number"),
@@ -181,26 +240,52 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert str(caught.value) == f"config file {file} can't be read: No such file or directory"
 
 
-def test_flags_without_effect_are_named_and_do_nothing() -> None:
-    flags = read(
-        "--vertex-ai-port=8000", "--allow-vertex-ai", "--grpc-port=5", "--trace-config=a", "--trace-config=b"
+@pytest.mark.parametrize(
+    ("harmless", "refused"),
+    [
+        (("--allow-sagemaker=false", "--allow-sagemaker=OFF"), ("--allow-sagemaker", "--allow-sagemaker=1")),
+        (("--allow-vertex-ai=0",), ("--allow-vertex-ai=true", "--vertex-ai-default-model=m")),
+        (("--sagemaker-port=8080",), ("--sagemaker-port=1", "--sagemaker-safe-port-range=1-2")),
+        (
+            ("--trace-config=level=OFF", "--trace-config=mode=triton", "--trace-level=OFF"),
+            ("--trace-config=level=TIMESTAMPS", "--trace-config=mode=opentelemetry", "--trace-level=TENSORS"),
+        ),
+        (("--trace-rate=1000", "--trace-count=-1"), ("--trace-rate=1", "--trace-file=/tmp/x")),
+        (
+            ("--pinned-memory-pool-byte-size=0", "--cuda-memory-pool-byte-size=0:67108864"),
+            ("--pinned-memory-pool-byte-size=x", "--cuda-memory-pool-byte-size=a:1"),
+        ),
+        (("--enable-peer-access=true", "--enable-peer-access=false"), ("--enable-peer-access=maybe",)),
+        (("--grpc-infer-allocation-pool-size=16",), ("--grpc-max-response-pool-size=3",)),
+        (("--buffer-manager-thread-count=0",), ("--buffer-manager-thread-count=2",)),
+        (("--http-thread-count=8", "--http-thread-count=1"), ("--http-thread-count=2",)),
+        (("--cache-directory=/x", "--repoagent-directory=/x"), ("--host-policy=a,numa-node=0",)),
+        ((), ("--model-load-gpu-limit=0:0.5", "--cuda-virtual-address-size=0:1")),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(harmless: tuple[str, ...], refused: tuple[str, ...]) -> None:
+    read(*harmless, "--grpc-port=5")
+    for argument in refused:
+        name, _, value = argument.removeprefix("--").partition("=")
+        with pytest.raises(FlagError, match=f"^argument --{name}: "):
+            read(*harmless, argument)
+        with pytest.raises(FlagError):
+            read_keywords({name.replace("-", "_"): value or True})
+
+
+def test_a_variable_that_looks_misspelt_is_named() -> None:
+    of_kubernetes = {"CONCH_SERVICE_HOST": "10.0.0.1", "CONCH_SERVICE_PORT": "8001", "CONCH_PORT": "tcp://x"}
+    own = {"CONCH_CONTROL_TARGET": "x", "CONCH_GRPC_PORT": "5", "CONCH_PORT_8001_TCP_PORT": "8001"}
+    flags = read(CONCH_GRPC_PROT="1", CONCH_CONTROL_TOKEN_FLE="x", **of_kubernetes, **own)
+    assert flags.warnings == (
+        "environment variable CONCH_CONTROL_TOKEN_FLE is unknown and has no effect; did you mean "
+        "'CONCH_CONTROL_TOKEN_FILE'?",
+        "environment variable CONCH_GRPC_PROT is unknown and has no effect; did you mean 'CONCH_GRPC_PORT'?",
     )
-    assert set(flags.without_effect) == {"--vertex-ai-port", "--allow-vertex-ai", "--trace-config"}
-    assert flags["grpc-port"] == 5
-
-
-@pytest.mark.parametrize("name", sorted(_NO_EFFECT))
-def test_every_flag_without_effect_is_accepted(name: str) -> None:
-    assert read(f"--{name}=1").without_effect == (f"--{name}",)
-
-
-def test_a_flag_without_effect_still_checks_its_value() -> None:
-    with pytest.raises(FlagError, match="invalid value for bool option: maybe"):
-        read("--allow-http=maybe")
 
 
 def test_no_flag_is_there_twice() -> None:
-    names = [flag.name for flag in FLAGS] + list(_NO_EFFECT)
+    names = [flag.name for flag in FLAGS]
     assert len(set(names)) == len(names)
 
 

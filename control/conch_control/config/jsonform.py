@@ -7,8 +7,7 @@ numbers (protobuf's own JSON has them as strings). Read: enum names in any case,
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from google.protobuf import json_format
@@ -16,6 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.lenient import Several, parse_lenient
 from conch_control.config.suggest import with_suggestion
 
 # protobuf's stubs also allow for the C runtime's class, which has the same members.
@@ -54,20 +54,77 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
 
 
 def parse_override(text: str) -> ModelConfig:
-    """The config of a load request's ``config`` parameter.
+    """The config of a load request's ``config`` parameter, read as leniently as Triton reads it.
 
     Raises:
         InvalidArgumentError: It is not JSON, or not a config.
     """
     try:
-        data = json.loads(text)
+        data = parse_lenient(text)
         if not isinstance(data, dict):
-            raise InvalidArgumentError("expected a JSON object")
-        return from_json(data)
+            raise InvalidArgumentError("Root element must be a message.")
+        return from_json(_regular(data, _CONFIG))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"Invalid config override: {error.message}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidArgumentError(f"Invalid config override: {error}") from error
+
+
+def _regular(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
+    """Brings what protobuf's C++ parser takes into the form that its Python parser takes.
+
+    A field may come several times, by either of its names; one that repeats may be a single value, and one
+    that does not is given by the last; lists may be nested.
+    """
+    found: dict[str, Any] = {}
+    for name, given in data.items():
+        field = message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
+        for value in given if isinstance(given, Several) else (given,):
+            if field is None or value is None:
+                found.setdefault(name, value)
+            elif _is_map(field):
+                found[field.name] = _with_entries(found.get(field.name), value, field)
+            elif field.is_repeated:
+                elements = [_regular_value(each, field) for each in _flat(value)]
+                found[field.name] = [*(found.get(field.name) or ()), *elements]
+            elif isinstance(value, list):
+                raise InvalidArgumentError(f"{name}: Proto field is not repeating, cannot start list.")
+            else:
+                before, now = found.get(field.name), _regular_value(value, field)
+                merge = isinstance(before, dict) and isinstance(now, dict)
+                found[field.name] = before | now if merge else now
+    return found
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _with_entries(before: dict[str, Any] | None, given: Any, field: FieldDescriptor) -> Any:
+    if not isinstance(given, dict):
+        return given  # left to the parser to refuse
+    values = field.message_type.fields_by_name["value"]
+    entries = {
+        key: _regular_value(value[-1] if isinstance(value, Several) else value, values)
+        for key, value in given.items()
+    }
+    return {**(before or {}), **entries}
+
+
+def _regular_value(value: Any, field: FieldDescriptor) -> Any:
+    if field.message_type is not None and isinstance(value, dict):
+        return _regular(value, field.message_type)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and isinstance(value, str):
+        return {"true": True, "false": False}.get(value.lower(), value)
+    return value
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if not isinstance(value, list):
+        yield value
+        return
+    for element in value:
+        yield from _flat(element)
 
 
 _Leaf = Callable[[FieldDescriptor, Any], Any]

@@ -18,8 +18,6 @@ def first_response_buckets(config: Mapping[str, Any]) -> tuple[float, ...]:
     """
     for control in config.get("model_metrics", {}).get("metric_control", ()):
         if control.get("metric_identifier", {}).get("family") == _FIRST_RESPONSE:
-            buckets = control.get("histogram_options", {}).get("buckets", ())
-            return (
-                tuple(sorted({value for bucket in buckets if isfinite(value := float(bucket))})) or _USUAL_MS
-            )
+            buckets = control["histogram_options"]["buckets"]
+            return tuple(sorted({value for bucket in buckets if isfinite(value := float(bucket))}))
     return _USUAL_MS

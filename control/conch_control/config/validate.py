@@ -197,6 +197,12 @@ def _metrics_problems(metrics: ModelMetrics) -> Problems:
                 "metric control must specify 'histogram_options'",
                 found="nothing",
             )
+        elif not control.histogram_options.buckets:
+            yield Problem(
+                f"{path}.histogram_options.buckets",
+                "histogram options must specify non-empty 'buckets'",
+                found="nothing",
+            )
 
 
 def _tensor_problems(path: str, tensor: ModelInput | ModelOutput, kind: str, batching: bool) -> Problems:

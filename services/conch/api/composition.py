@@ -78,8 +78,6 @@ class Settings:
             ConchError: The settings can't work.
             FlagError: The access log can't be opened.
         """
-        for name in self._flags.without_effect:
-            log.warning("%s is accepted but has no effect in this version", name)
         control = self.control
         if control.mode == "explicit" and WILDCARD not in control.startup_models:
             names = dict.fromkeys((*control.startup_models, *bound.names))

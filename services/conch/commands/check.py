@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conch.backends import backend_names, load_backend
 from conch.backends.python.based import backends_within, based_names
+from conch.commands.parser import CommandParser
 from conch.core.errors import ConchError
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError
@@ -29,7 +30,7 @@ CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2
 def check(arguments: Sequence[str]) -> int:
     """Runs the command; returns the process's exit code."""
     try:
-        given = _parser().parse_args(arguments)
+        given = make_parser().parse_args(arguments)
     except SystemExit as left:  # argparse has said why
         return left.code if isinstance(left.code, int) else UNUSABLE
     try:
@@ -59,13 +60,13 @@ def check(arguments: Sequence[str]) -> int:
     return CLEAN if is_clean(report, given.strict) else PROBLEMS
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> CommandParser:
+    """The parser of the command's arguments."""
+    parser = CommandParser(
         prog="conch check",
         description="Finds everything that is wrong with model repositories, without loading a model.",
         epilog="exit codes: 0 nothing is wrong, 1 there are problems, 2 the command line is wrong or a "
         "repository can't be read",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "repositories", metavar="REPO", nargs="+", help="directory of models, or URL of an object store"

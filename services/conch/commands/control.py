@@ -20,6 +20,7 @@ from conch.commands.connection import (
     connection_options,
     failure,
 )
+from conch.commands.parser import CommandParser
 from conch.core.errors import ConchError
 from conch.observe.logs import configure, unconfigure
 from conch.observe.options import LogOptions
@@ -50,7 +51,7 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -
     Returns:
         The process's exit code.
     """
-    values = _parser().parse_args(list(arguments))
+    values = make_parser().parse_args(list(arguments))
     try:
         options = connection_options(values, environment)
         settings = PlannerOptions(
@@ -127,13 +128,13 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> CommandParser:
+    """The parser of the command's arguments."""
+    parser = CommandParser(
         prog="conch control",
         description="Watches repositories, and has a running server load and unload their models through "
         "its control port. The server should run with --model-control-mode=explicit.",
         epilog="Exit codes: 0 ended by a signal, 1 refused by the server, 2 wrong usage.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--model-repository",

@@ -24,6 +24,7 @@ from conch.commands.connection import (
     failure,
     read_file,
 )
+from conch.commands.parser import CommandParser
 from conch.commands.progress import Progress
 from conch.commands.show import (
     description_json,
@@ -46,7 +47,7 @@ _MOST_BYTES = 2**31 - 2**16
 
 def run(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Runs the command; returns the process's exit code."""
-    parser = _parser()
+    parser = make_parser()
     values = parser.parse_args(list(arguments))
     try:
         options = connection_options(values, environment)
@@ -117,19 +118,19 @@ def _interruptibly(action: Callable[[], None], give_up: Callable[[], None]) -> N
         raise errors.pop()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> CommandParser:
+    """The parser of the command's arguments."""
+    parser = CommandParser(
         prog="conch models",
         description="Asks a running server about its models, and to change them, through its control port.",
         epilog="Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 the server can't be reached.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     def command(
         name: str, action: Callable[[ModelControlClient, argparse.Namespace], None], text: str
     ) -> Any:
-        made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        made = commands.add_parser(name, help=text, description=text)
         made.set_defaults(action=action)
         made.add_argument("--json", action="store_true", help="print JSON; its shape is stable")
         add_connection_flags(made)

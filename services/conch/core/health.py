@@ -15,8 +15,8 @@ ReadyCheck = Callable[[], bool]
 
 
 def server_live(stage: Stage) -> bool:
-    """Whether the server is alive: it answers, so it is, also while models are loaded for minutes."""
-    return stage is not Stage.STOPPING
+    """Whether the server is alive: also while models are loaded for minutes, not after a failed start."""
+    return stage not in (Stage.FAILED, Stage.STOPPING)
 
 
 def server_ready(stage: Stage, strict: bool, models: ReadyCheck) -> bool:

@@ -89,7 +89,6 @@ class ServerCore:
 
     Attributes:
         registry: The models.
-        agent: The control plane's side of the repository.
         server_id: Name of the server in its metadata.
         version: Version of the server in its metadata.
         model_for: Looks up the model for a request; see `Dispatcher.find`.
@@ -123,7 +122,7 @@ class ServerCore:
         self.model_for = dispatcher.find
         self.submit = dispatcher.submit
         self.cancel = dispatcher.cancel
-        self.agent = agent
+        self._agent = agent
         self.server_id = server_id
         self.version = version
         self.life = Life()
@@ -131,6 +130,16 @@ class ServerCore:
         self._models_ready = models_ready
         self._strict = strict_readiness
         self._refusing = False
+
+    @property
+    def agent(self) -> RepositoryAgent:
+        """The control plane's side of the repository.
+
+        Raises:
+            UnavailableError: The server could not start.
+        """
+        self.check_started()
+        return self._agent
 
     @property
     def live(self) -> bool:
@@ -161,10 +170,10 @@ class ServerCore:
         """Whether the server is to be sent requests for a model.
 
         Raises:
-            UnavailableError: The server is stopping.
+            UnavailableError: The server is stopping, or could not start.
             InvalidArgumentError: The version is not a number.
         """
-        if self.life.stage is Stage.STOPPING:
+        if self.life.stage in (Stage.FAILED, Stage.STOPPING):
             raise UnavailableError("Server not ready")
         parse_version(version)
 
@@ -189,6 +198,11 @@ class ServerCore:
     def started(self) -> None:
         """Says that the models of the start have been loaded."""
         self.life.advance(Stage.SERVING)
+
+    def failed(self) -> None:
+        """Says that the server could not start: it is neither live nor ready, and refuses all requests."""
+        self.life.advance(Stage.FAILED)
+        self._refusing = True
 
     def drain(self) -> bool:
         """Makes the server not ready for good; it goes on answering whatever comes.
@@ -218,12 +232,18 @@ class ServerCore:
         if self.life.stage is Stage.STOPPING:
             raise UnavailableError("Server exiting")
 
+    def check_started(self) -> None:
+        """Raises UnavailableError if the server could not start."""
+        if self.life.stage is Stage.FAILED:
+            raise UnavailableError("Server not ready")
+
     def check_takes(self, request: InferenceRequest) -> None:
         """Raises UnavailableError for a request that comes too late; see `refuse_new`."""
         if self._refusing:
             self._check_continues(request)
 
     def _check_continues(self, request: InferenceRequest) -> None:
+        self.check_started()
         if request.correlation_id:
             if request.sequence_start:
                 raise UnavailableError(
@@ -238,4 +258,5 @@ class ServerCore:
 
     def model(self, name: str, version: str = "") -> Servable:
         """The model that serves a name and version; see `Registry.resolve` for the errors."""
+        self.check_started()
         return self.registry.resolve(name, version)

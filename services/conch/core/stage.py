@@ -1,6 +1,6 @@
 """The life of a server: its stages, in the order in which it goes through them.
 
-``STARTING -> SERVING -> DRAINING -> STOPPING``. Any of them may be skipped, none is gone back to.
+``STARTING -> SERVING | FAILED -> DRAINING -> STOPPING``. Any of them may be skipped, none is gone back to.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ class Stage(IntEnum):
     """The models of the start are being loaded."""
     SERVING = 1
     """It takes requests."""
-    DRAINING = 2
+    FAILED = 2
+    """It could not start, and is up to say so."""
+    DRAINING = 3
     """It says that it is not ready, so that nobody sends it more, and goes on answering what comes."""
-    STOPPING = 3
+    STOPPING = 4
     """It takes nothing new, and finishes what it has."""
 
 

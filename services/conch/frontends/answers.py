@@ -34,7 +34,9 @@ def counted_models(core: ServerCore, name: str, version: str) -> list[Servable]:
 
     Raises:
         InvalidArgumentError: There is no such model or version; the texts are Triton's.
+        UnavailableError: The server could not start.
     """
+    core.check_started()
     registry = core.registry
     entries = registry.entries
     number = parse_version(version)

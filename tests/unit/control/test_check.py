@@ -87,7 +87,7 @@ def errors(checkup: Checkup) -> list[Finding]:
         ("model_repository_agents { agents { name: \"checksam\" } }", 42, "model_repository_agents.agents[0].name", "unable to find repository agent 'checksam'; there are: checksum", None),
         ("model_repository_agents { agents { name: \"checksum\" parameters { key: \"MD5:1/model.echo\" value: \"0\" } } }", 64, "model_repository_agents.agents[0].parameters", "Mismatched MD5 hash for file 1/model.echo, expect: 0, got: ", None),
         ("version_policy { specific { versions: 3 } }", 16, "version_policy", "at least one version must be available", ("version directories 1", "")),
-        ("model_metrics { metric_control { metric_identifier {} histogram_options {} } }", 52, "model_metrics.metric_control[0].metric_identifier.family", "non-empty 'family'", ("nothing", "")),
+        ("model_metrics { metric_control { metric_identifier {} histogram_options { buckets: 1 } } }", 52, "model_metrics.metric_control[0].metric_identifier.family", "non-empty 'family'", ("nothing", "")),
     ],
 )  # fmt: skip
 def test_each_kind_of_problem_is_found_in_its_place(

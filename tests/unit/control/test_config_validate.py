@@ -63,6 +63,13 @@ RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
             'model_metrics { metric_control { metric_identifier { family: "f" } } }',
             "metric control must specify 'histogram_options'",
         ),
+        *(
+            (
+                f'model_metrics {{ metric_control {{ metric_identifier {{ family: "f" }} {options} }} }}',
+                "histogram options must specify non-empty 'buckets'",
+            )
+            for options in ("histogram_options {}", "histogram_options { buckets: [] }")
+        ),
         (
             "ensemble_scheduling {}",
             "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",

@@ -87,6 +87,16 @@ def broken_at_start(at: Situation) -> None:
     at.start()
 
 
+def empty_at_start(at: Situation) -> None:
+    at.site.model("m", {}, config=None)
+    at.start()
+
+
+def without_repository(at: Situation) -> None:
+    for core in at.cores:
+        core.failed()
+
+
 def broken_later(at: Situation) -> None:
     at.start()
     at.site.model("m", config="max_batch: 1")
@@ -133,6 +143,8 @@ SITUATIONS: MappingProxyType[str, Callable[[Situation], None]] = MappingProxyTyp
         "all models are ready": lambda at: at.serve(READY),
         "a model of the start could not be loaded, the server runs": failed_at_start,
         "the config of a model of the start is broken, the server runs": broken_at_start,
+        "a model of the start has neither config nor files, the server runs": empty_at_start,
+        "a repository could not be read at the start, the server runs": without_repository,
         "a model is loaded for the first time": lambda at: at.serve(LOADING),
         "a model could not be loaded": lambda at: at.serve(FAILED),
         "a model was to be loaded whose config is broken": broken_later,

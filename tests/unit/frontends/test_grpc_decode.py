@@ -334,15 +334,21 @@ def test_typed_contents(datatype: str, contents: dict[str, Any], expected: Array
 
 
 @pytest.mark.parametrize("raw", [True, False])
-def test_an_output_asked_for_twice_is_given_once(raw: bool) -> None:
+def test_an_output_asked_for_twice_is_refused(raw: bool) -> None:
     outputs = [Output(name="o"), Output(name="p"), Output(name="o")]
     tensor = one_input() if raw else one_input(contents=Contents(fp32_contents=[1]))
     message = Request(
-        model_name="m", inputs=[tensor], outputs=outputs, raw_input_contents=[b"\0" * 4] if raw else []
+        id="7",
+        model_name="m",
+        inputs=[tensor],
+        outputs=outputs,
+        raw_input_contents=[b"\0" * 4] if raw else [],
     )
     decoder = RequestDecoder()
     for _ in range(ENOUGH):  # a decoder may treat what it has seen before in another way
-        assert decoder(message.SerializeToString(), Answers(), 17).requested == ("o", "p")
+        with pytest.raises(InvalidArgumentError) as raised:
+            decoder(message.SerializeToString(), Answers(), 17)
+        assert raised.value.message == "[request id: 7] output 'o' already exists in request"
 
 
 def test_many_strings_in_typed_contents() -> None:

@@ -122,6 +122,23 @@ def test_forwarding(
     assert request.parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("(?-i)^X-A|b$", ["X-A", "x-b"]),
+        ("^x(?-i)-A|-b$", ["x-A", "X-A", "x-b"]),
+        ("^(?:(?-i)x-a|X-B)$", ["x-a", "X-B"]),
+        ("^((?-i)x)-A$", ["x-A", "x-a"]),
+        (r"^[[:alpha:]]-[^[:digit:]b]\z", ["X-A", "x-A", "x-a"]),
+        (r"^[\]|(?i)](?-i)$", ["("]),
+    ],
+)
+def test_patterns_are_read_as_re2_reads_them(pattern: str, found: list[str]) -> None:
+    request = make_request()
+    HeaderForwarder(pattern)(request, [(key, "") for key in ("(", "X-A", "X-B", "x-A", "x-a", "x-b", "x-1")])
+    assert sorted(request.parameters or ()) == sorted(found)
+
+
 def test_forwarding_keeps_the_parameters_of_the_request() -> None:
     request = make_request(parameters={"own": 1})
     HeaderForwarder("a")(request, [("a", "x")])
@@ -139,3 +156,5 @@ def test_reserved_keys_are_not_forwarded(key: str) -> None:
 def test_a_pattern_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"'\(' is not a regular expression"):
         HeaderForwarder("(")
+    with pytest.raises(ValueError, match=r"'\[:words:\]' is not a class of characters"):
+        HeaderForwarder("[[:words:]]")

@@ -146,8 +146,10 @@ def test_what_is_counted_is_told() -> None:
         assert of_model(found, "m", "nv_inference_request_failure", reason=reason) == count
     assert of_model(found, "m", "conch_requests_rejected_total", reason="queue_full") == 1
     assert of_model(found, "m", "conch_requests_cancelled_total", stage="running") == 1
-    assert of_model(found, "m", "conch_batch_size_bucket", le="2.0") == 0
-    assert of_model(found, "m", "conch_batch_size_bucket", le="4.0") == 1
+    assert of_model(found, "m", "conch_batch_size_bucket", le="2") == 0
+    assert of_model(found, "m", "conch_batch_size_bucket", le="4") == 1
+    in_openmetrics = samples(site.text(Format(True)).decode(), True)
+    assert of_model(in_openmetrics, "m", "conch_batch_size_bucket", le="4.0") == 1
     assert value(found, "conch_model_load_duration_seconds_count") == 1
 
 

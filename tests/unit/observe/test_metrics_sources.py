@@ -210,6 +210,8 @@ def test_metrics_config() -> None:
     assert read_settings(["summary_latencies=true"]).quantiles == (0.5, 0.9, 0.95, 0.99, 0.999)
     chosen = ["summary_quantiles=0.9:0.01,0.25:0.5", "summary_latencies=1"]
     assert read_settings(chosen).quantiles == (0.25, 0.9)
+    as_triton_tests = ["summary_latencies=true", "summary_quantiles=0.1:0.0.1,0.7:0.01,0.75:0.01"]
+    assert read_settings(as_triton_tests).quantiles == (0.1, 0.7, 0.75)
 
 
 @pytest.mark.parametrize(

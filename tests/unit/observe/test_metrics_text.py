@@ -90,6 +90,14 @@ def test_counters_have_the_same_names_in_both_formats() -> None:
         assert f"# TYPE {name} counter\n" in text
 
 
+def test_bounds_are_written_as_triton_writes_them() -> None:
+    upper = (0.1, 1.0, 2.5, 100.0, 123456.789, 1e6, 1e15, 1e16, 12345678901234567890, 1e22)
+    assert bounds(upper) == (
+        *("0.1", "1", "2.5", "100", "123456.789", "1000000", "1000000000000000", "1e+16"),
+        *("1.234567890123457e+19", "1e+22", "+Inf"),
+    )
+
+
 @given(st.lists(st.integers(0, 2**63), max_size=30))
 def test_times_are_counted_up_to_each_bound(given_times: list[int]) -> None:
     places = [0] * 65

@@ -7,6 +7,8 @@ their raw contents have been cut out, so that protobuf never copies those.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -158,7 +160,9 @@ def _parse(message: bytes, responder: Responder, received_ns: int, uses: Uses) -
     requested: tuple[str, ...] | None = None
     outputs = wire.outputs
     if outputs:
-        requested = tuple(dict.fromkeys([output.name for output in outputs]))
+        requested = tuple([output.name for output in outputs])
+        if len(set(requested)) != len(requested):
+            raise _twice(wire.id, "output", requested)
     request = InferenceRequest(
         wire.model_name, wire.model_version, inputs, responder, received_ns, wire.id, requested
     )
@@ -194,7 +198,7 @@ def _raw_inputs(wire: Any, raw: Any, uses: Uses) -> dict[str, Tensor]:
             raise _no_data(name, wire.model_name)
         inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
     if len(inputs) != len(wire.inputs):
-        raise _twice(wire)
+        raise _twice(wire.id, "input", [tensor.name for tensor in wire.inputs])
     return inputs
 
 
@@ -214,14 +218,14 @@ def _typed_inputs(wire: Any, uses: Uses) -> dict[str, Tensor]:
             )
         inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
     if len(inputs) != len(wire.inputs):
-        raise _twice(wire)
+        raise _twice(wire.id, "input", [tensor.name for tensor in wire.inputs])
     return inputs
 
 
-def _twice(wire: Any) -> InvalidArgumentError:
-    names = [tensor.name for tensor in wire.inputs]
-    name = next(name for name in names if names.count(name) > 1)
-    return InvalidArgumentError(f"{id_prefix(wire.id)}input '{name}' already exists in request")
+def _twice(request_id: str, kind: str, names: Sequence[str]) -> InvalidArgumentError:
+    seen = Counter(names)
+    name = next(name for name in names if seen[name] > 1)
+    return InvalidArgumentError(f"{id_prefix(request_id)}{kind} '{name}' already exists in request")
 
 
 def _no_data(name: str, model_name: str) -> InvalidArgumentError:

@@ -14,8 +14,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def bounds(upper: Sequence[float]) -> tuple[str, ...]:
-    """Upper bounds as labels, with that of the last bucket."""
-    return (*(repr(float(bound)) for bound in upper), "+Inf")
+    """Upper bounds as labels, with that of the last bucket; as prometheus-cpp, so Triton, writes numbers."""
+    return (*(f"{bound:.16g}" for bound in upper), "+Inf")
 
 
 def in_seconds(exponents: Sequence[int]) -> tuple[float, ...]:

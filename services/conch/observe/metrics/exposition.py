@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _END = b"# EOF\n"
 _FAST = 1
 _GZIP = zlib.MAX_WBITS | 16
+_WHOLE_BOUND = re.compile(r'([{,]le="[0-9]+)"} ')
+"""A bound that OpenMetrics wants with a fraction (``1.0``) and Triton writes without (``1``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +135,8 @@ def _compressed(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def _text(family: Family, pieces: Sequence[str], in_openmetrics: bool) -> bytes:
+    text = "".join(pieces)
+    if in_openmetrics and family.kind == "histogram":
+        text = _WHOLE_BOUND.sub(r'\1.0"} ', text)
     # What a model says of its own metrics may not even be text.
-    return (family.header(in_openmetrics) + "".join(pieces)).encode(errors="replace")
+    return (family.header(in_openmetrics) + text).encode(errors="replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ssl import SSLContext
@@ -11,6 +12,7 @@ _COUNTERS = "counter_latencies"
 _FIRST_RESPONSES = "histogram_latencies"
 _SUMMARIES = "summary_latencies"
 _QUANTILES_KEY = "summary_quantiles"
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -101,14 +103,17 @@ def _read_quantiles(value: str) -> tuple[float, ...]:
     """The quantiles of pairs of a quantile and its error; what we tell is nearer than any error asked for."""
     found: set[float] = set()
     for pair in value.split(","):
-        try:
-            quantile, error = map(float, pair.split(":"))
-        except ValueError:
-            quantile = error = -1.0
-        if not (0 <= quantile <= 1 and 0 <= error <= 1):
+        quantile, _, error = pair.partition(":")
+        if not all(0 <= _leading_number(text) <= 1 for text in (quantile, error)):
             raise ValueError(
                 f"--metrics-config: {_QUANTILES_KEY} must be <quantile>:<error>,..., both from 0 to 1, got "
                 f"'{value}'"
             )
-        found.add(quantile)
+        found.add(_leading_number(quantile))
     return tuple(sorted(found))
+
+
+def _leading_number(text: str) -> float:
+    """The number that a text begins with, as C++ reads it (``0.0.1`` is 0.0); -1 where there is none."""
+    found = _NUMBER.match(text)
+    return -1.0 if found is None else float(found[0])

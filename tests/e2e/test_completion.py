@@ -1,0 +1,60 @@
+"""`conch completion`: what shells offer."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from tests.support.servers import WAIT_S
+
+from conch.commands.completion import script
+from conch.flags import FLAGS
+
+COMPLETE = """
+eval "$1"
+shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_conch
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def offered(*words: str) -> set[str]:
+    """What bash offers for the last word of a command line."""
+    done = subprocess.run(
+        ["bash", "-uc", COMPLETE, "bash", script("bash"), *words],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["conch", ""], {"serve", "models", "control", "check", "completion", "--help", "--version"}),
+        (["conch", "mo"], {"models"}),
+        (["conch", "completion", ""], {"bash", "zsh", "--help"}),
+        (["conch", "serve", "--model-control"], {"--model-control-mode"}),
+        (["conch", "serve", "--model-control-mode", ""], {"none", "explicit", "poll", "watch"}),
+        (["conch", "serve", "--model-control-mode", "=", "ex"], {"explicit"}),
+        (["conch", "serve", "--allow-http", "="], {"true", "false"}),
+        (["conch", "serve", "--allow-http=f"], {"--allow-http=false"}),
+        (["conch", "serve", "--log-file", ""], set()),
+        (["conch", "models", ""], {"list", "describe", "load", "unload", "watch", "drain", "--help"}),
+        (["conch", "models", "load", "list", "--co"], {"--config"}),
+        (["conch", "control", "--model-control-mode", "w"], {"watch"}),
+        (["conch", "check", "--str"], {"--strict"}),
+        (["conch", "serve", "--allow-sage"], set()),
+    ],
+)
+def test_what_is_offered(words: list[str], expected: set[str]) -> None:
+    assert offered(*words) == expected
+
+
+def test_every_flag_is_offered() -> None:
+    names = {f"--{flag.name}" for flag in FLAGS if flag.listed}
+    assert offered("conch", "serve", "--") == {*names, "--help"}
