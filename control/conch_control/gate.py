@@ -65,7 +65,7 @@ class Gate:
             UnavailableError: The control mode or the operator does not allow it.
             ConchError: The model can't be loaded; the text is Triton's.
         """
-        self._check()
+        self.check_changes()
         self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
@@ -74,10 +74,15 @@ class Gate:
         Raises:
             UnavailableError: The control mode or the operator does not allow it.
         """
-        self._check()
+        self.check_changes()
         self._agent.unload(name, unload_dependents)
 
-    def _check(self) -> None:
+    def check_changes(self) -> None:
+        """Checks that clients may load and unload, before anything is read that they send.
+
+        Raises:
+            UnavailableError: The control mode or the operator does not allow it.
+        """
         if not self._explicit:
             raise UnavailableError("explicit model load / unload is not allowed if polling is enabled")
         if not self._allowed:

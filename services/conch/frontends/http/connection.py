@@ -17,6 +17,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from conch.core.errors import InvalidArgumentError
 from conch.frontends.http.flow import MUCH_BYTES, Flow
 from conch.frontends.http.gathered import Gathered
 from conch.frontends.http.patience import Progress, Seen, Waits
@@ -36,10 +37,19 @@ _CODING_LENGTH = len(_CODING)
 _MOST_HEADER_BYTES = 128 << 10  # to take a header costs far more than its bytes
 _MOST_CHUNKS = 65536
 
-TOO_MANY_CHUNKS = (
-    f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
-    f"chunks."
-)
+
+class UnreadBodyError(InvalidArgumentError):
+    """A body without a length is not read to its end: the connection is closed with the answer."""
+
+
+class TooManyChunksError(UnreadBodyError):
+    """A body comes in too many pieces."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger "
+            f"HTTP chunks."
+        )
 
 
 class ClosingState(ServerState):

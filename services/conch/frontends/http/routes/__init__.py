@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from conch.core.clock import Clock, monotonic_ns
@@ -22,6 +23,10 @@ from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 
 
+def _all_allowed() -> None:
+    """Where nothing says otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What routes ask besides the core.
@@ -30,11 +35,13 @@ class Services:
         regions: The shared memory of clients.
         logs: The log settings.
         traces: The trace settings.
+        check_changes: Raises if clients may not load and unload models.
     """
 
     regions: Regions
     logs: LogControl
     traces: TraceSettings
+    check_changes: Callable[[], None] = _all_allowed
 
 
 def api_routes(
@@ -58,9 +65,9 @@ def api_routes(
     return [
         *health_routes(core, pools),
         *model_routes(core),
-        *repository_routes(core, pools, most_bytes),
+        *repository_routes(core, pools, most_bytes, services.check_changes),
         *memory_routes(services.regions, pools, most_bytes),
         *generate_routes(core, pools, most_bytes, clock, gate),
         *openapi_routes(core.version),
-        *settings_routes(core, services.logs, services.traces, most_bytes),
+        *settings_routes(core, services.logs, services.traces, pools, most_bytes),
     ]
