@@ -27,6 +27,8 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
         InvalidArgumentError: It is larger than it may be, or in too many pieces; no more has been kept of it.
     """
     declared = request.headers.get("content-length", "")
+    if "transfer-encoding" in request.headers:
+        declared = ""  # chunks say it
     if declared.isdecimal() and int(declared) > most_bytes:
         raise InvalidArgumentError(_too_large(int(declared), most_bytes))
     connection: Connection | None = request.scope.get(CONNECTION)

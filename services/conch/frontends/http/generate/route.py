@@ -18,6 +18,7 @@ from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.http.bodies import MOST_BYTES, client_of, parsed, read_body
+from conch.frontends.http.connection import CONNECTION
 from conch.frontends.http.gate import Gate
 from conch.frontends.http.generate.answer import answer_object
 from conch.frontends.http.generate.document import parse_document
@@ -30,6 +31,9 @@ from conch.frontends.http.routing import ApiRoute, route
 from conch.frontends.http.unframed import sender
 
 _PROTOCOL = "http"
+_COMMENT = b":\n\n"
+"""An event that is none."""
+_COMMENT_CHUNK = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT)
 EVENTS = "text/event-stream; charset=utf-8"
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
@@ -285,6 +289,8 @@ class EventStream(Response):
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
+            if CONNECTION in scope:
+                scope[CONNECTION].filler = _COMMENT if scope["http_version"] == "1.0" else _COMMENT_CHUNK
             while item is not None:
                 if item.body is not None:
                     event = b"data: " + item.body + b"\n\n"
