@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -22,7 +23,7 @@ from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
 from conch.frontends.http.gate import Gate
 from conch.frontends.http.pools import Pools
-from conch.frontends.http.routes import Services, api_routes
+from conch.frontends.http.routes import Services, api_routes, home
 from conch.frontends.http.routes.memory import cuda_registration, system_registration
 from conch.frontends.http.routes.repository import load_parameters
 from conch.frontends.http.routes.settings import log_changes, trace_changes
@@ -32,7 +33,7 @@ from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 
-MOST = 8192
+MOST = 8000
 NOT_STRING = (500, {"error": "attempt to access JSON non-string as string"})
 NOT_BOOLEAN = (500, {"error": "attempt to access JSON non-boolean as boolean"})
 NO_READY = (400, {"error": "Invalid value for 'ready': expected a boolean"})
@@ -108,6 +109,21 @@ def test_health(site: Site, made: Pools) -> None:
         assert site.rest("GET", path) == (400, {"error": "Model version not ready"}), path
     assert site.rest("GET", f"/v2/models/m/versions/{10**20}/ready")[0] == 400
     assert site_of(made, ready=lambda: False).rest("GET", "/v2/health/ready") == (400, None)
+
+
+def test_the_page_for_people_links_what_there_is(site: Site) -> None:
+    response = asyncio.run(site.rest.send("GET", "/"))
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    page = response.text
+    links = re.findall('href="([^"]*)"', page)
+    assert {"/v2/health/live", "/v2/health/ready", "/v2", "/openapi.json"} < set(links)
+    assert {"/v2/models/m/versions/1/config", "/v2/models/a/versions/1"} < set(links)
+    routes = api_routes(site.core, Services(Regions(), None, None), None)  # type: ignore[arg-type]
+    for link in links:
+        assert link.startswith("https://") or any(each.pattern.fullmatch(link) for each in routes), link
+    assert not re.search("<(script|img|link|style)", page), "it loads nothing"
+    assert home.page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
+    assert "/a b/" not in home.page("s", "1", [("a b", 2)])
 
 
 def test_a_server_that_stops_is_unavailable(site: Site) -> None:
@@ -373,10 +389,10 @@ def test_settings_take_kilobytes(made: Pools) -> None:
         "/v2/systemsharedmemory/region/r/register",
         "/v2/cudasharedmemory/region/r/register",
     ):
-        text = "request JSON size of 16385 bytes exceeds the maximum allowed input size of 16384 bytes. This "
+        text = "request JSON size of 8193 bytes exceeds the maximum allowed input size of 8192 bytes. This "
         text += "path takes no more."
-        assert rest("POST", path, b" " * 16383 + b"{}") == (400, {"error": text}), path
-        assert "16384" not in str(rest("POST", path, b" " * 16382 + b"{}")), path
+        assert rest("POST", path, b" " * 8191 + b"{}") == (400, {"error": text}), path
+        assert "8192" not in str(rest("POST", path, b" " * 8190 + b"{}")), path
     assert rest("POST", "/v2/repository/models/m/load", b" " * 20000 + b"{}") == (200, None)
 
 

@@ -14,7 +14,7 @@ from conch.frontends.http.pools import Pools, parse_on
 
 MOST_BYTES: Final = 1 << 26
 """The largest body of JSON there may be, if nobody says otherwise."""
-SETTINGS_BYTES: Final = 16 << 10
+SETTINGS_BYTES: Final = 8 << 10
 """The largest body of a route that takes settings, or the name of something."""
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -42,7 +43,7 @@ _MOST_HEADER_BYTES = 32 << 10  # to take a header costs far more than its bytes
 _MOST_HEADERS = 200
 _LARGE_HEADERS = f"The headers are too large: at most {_MOST_HEADERS}, of 32 KiB together, are taken."
 _MOST_CHUNKS = 65536
-_PARSED_BYTES = 8 << 10
+_PARSED_BYTES = 4 << 10
 """So much is parsed at once of what may hold many requests, headers or chunks."""
 _PARSING_S = 0.002
 """So long one connection parses before others have their turn."""
@@ -77,8 +78,21 @@ class ClosingState(ServerState):
     def __init__(self, most_connections: int) -> None:
         super().__init__()
         self.most_connections = most_connections
+        self._unparsed: deque[Connection] = deque()
         self.default_headers = []
         self.on_lost: Callable[[], None] = _nothing
+
+    def parse_later(self, connection: Connection) -> None:
+        """Has a connection parse on when it is its turn: one does between other events of the loop."""
+        self._unparsed.append(connection)
+        if len(self._unparsed) == 1:
+            connection.loop.call_soon(self._parse_one)
+
+    def _parse_one(self) -> None:
+        connection = self._unparsed.popleft()
+        if self._unparsed:
+            connection.loop.call_soon(self._parse_one)
+        connection.parse_on()
 
 
 def _nothing() -> None:
@@ -188,9 +202,10 @@ class Connection(HttpToolsProtocol):
         """Has more parsed when others have had their turn, once no requests wait."""
         if len(self._unparsed) and not self.pipeline and not self._parsing_on:
             self._parsing_on = True
-            self.loop.call_soon(self._parse_on)
+            self._state.parse_later(self)
 
-    def _parse_on(self) -> None:
+    def parse_on(self) -> None:
+        """Parses more of what has been read; see `ClosingState.parse_later`."""
         self._parsing_on = False
         if not self.lost:
             self._parse()

@@ -13,6 +13,7 @@ from conch.frontends.http.generate.route import generate_routes
 from conch.frontends.http.openapi import openapi_routes
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes.health import health_routes
+from conch.frontends.http.routes.home import home_routes
 from conch.frontends.http.routes.memory import memory_routes
 from conch.frontends.http.routes.models import model_routes
 from conch.frontends.http.routes.repository import repository_routes
@@ -63,6 +64,7 @@ def api_routes(
         gate: Lets requests to run models in until the front end stops; None lets all in.
     """
     return [
+        *home_routes(core),
         *health_routes(core, pools),
         *model_routes(core),
         *repository_routes(core, pools, most_bytes, services.check_changes),
