@@ -73,7 +73,7 @@ class Gate:
             PermissionDeniedError: The caller does what it may not.
             ConchError: The model can't be loaded; the text is Triton's.
         """
-        self._check()
+        self.check_changes()
         if not may_upload:
             code = brought_code(parameters)
             if code:
@@ -90,10 +90,15 @@ class Gate:
         Raises:
             UnavailableError: The control mode or the operator does not allow it.
         """
-        self._check()
+        self.check_changes()
         self._agent.unload(name, unload_dependents)
 
-    def _check(self) -> None:
+    def check_changes(self) -> None:
+        """Checks that clients may load and unload, before anything is read that they send.
+
+        Raises:
+            UnavailableError: The control mode or the operator does not allow it.
+        """
         if self._mode != "explicit":
             raise UnavailableError(
                 f"explicit model load / unload is not allowed if polling is enabled; the model control mode "

@@ -44,6 +44,8 @@ def http_options(flags: FlagValues) -> HttpOptions | None:
         port=flags["http-port"],
         reuse_port=flags["reuse-http-port"],
         tls=_tls(flags),
+        max_connections=flags["http-max-connections"],
+        idle_timeout_s=flags["http-idle-timeout-secs"],
         max_input_bytes=flags["http-max-input-size"],
         restrictions=restrictions,
         header_forward_pattern=pattern,

@@ -140,7 +140,7 @@ class Server:
         )
         self.grpc_port: int | None = None
         self._loop = LoopThread()  # of everything that is served over HTTP
-        services = Services(self.regions, self.logs, self.traces)
+        services = Services(self.regions, self.logs, self.traces, gate.check_changes)
         self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)

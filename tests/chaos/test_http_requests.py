@@ -244,11 +244,13 @@ def test_floods_of_headers(server: ServerProcess, kind: str) -> None:
 SMUGGLING = {
     "two lengths": head("POST", INFER, "Content-Length: 0", f"Content-Length: {len(SMUGGLED)}"),
     "two lengths in one": head("POST", INFER, f"Content-Length: 0, {len(SMUGGLED)}"),
-    "length and chunks": head(
-        "POST", INFER, f"Content-Length: {len(SMUGGLED) + 5}", "Transfer-Encoding: chunked"
+    "chunks twice": head("POST", INFER, "Transfer-Encoding: chunked", "Transfer-Encoding: chunked")
+    + b"0\r\n\r\n",
+    "chunks and two lengths": head(
+        "POST", INFER, "Content-Length: 5", "Transfer-Encoding: chunked", "Content-Length: 6"
     )
     + b"0\r\n\r\n",
-    "chunks and length": head("POST", INFER, "Transfer-Encoding: chunked", "Content-Length: 5")
+    "chunks and no length": head("POST", INFER, "Content-Length: x", "Transfer-Encoding: chunked")
     + b"0\r\n\r\n",
     "chunked is not last": head("POST", INFER, "Transfer-Encoding: chunked, identity") + b"0\r\n\r\n",
     "another encoding": head("POST", INFER, "Transfer-Encoding: xchunked") + b"0\r\n\r\n",
@@ -279,6 +281,50 @@ def test_smuggled_requests_are_not_answered(shared: ServerProcess, name: str) ->
     assert 200 not in statuses, statuses
     assert len(statuses) <= 1, statuses
     check_served(shared)
+
+
+@pytest.mark.parametrize("path", [INFER, "/v2/models/probe/generate", "/v2/repository/index"])
+@pytest.mark.parametrize("length", [0, 5, len(SMUGGLED) + 5, 1 << 40])
+def test_a_length_beside_chunks_says_nothing(shared: ServerProcess, path: str, length: int) -> None:
+    """The request is read by its chunks, whatever the length is, and is the last one of its connection."""
+    body = {INFER: BODY, "/v2/models/probe/generate": b'{"IN": 1.0}'}.get(path, b"{}")
+    chunks = b"3\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n" % (body[:3], len(body) - 3, body[3:])
+    if len(body) == 2:
+        chunks = b"2\r\n{}\r\n0\r\n\r\n"
+    lines = [f"Content-Length: {length}", "Transfer-Encoding: chunked"]
+    for order in (lines, lines[::-1]):
+        with raw_http(shared.http_address) as connection:
+            connection.send_while_taken(head("POST", path, *order) + chunks + SMUGGLED)
+            first = connection.response()
+            assert first is not None and first.status == 200, first
+            assert first.headers["connection"] == "close"
+            assert first.body
+            assert connection.response() is None
+
+
+@pytest.mark.parametrize("path", [INFER, "/v2/models/probe/generate", "/v2/models/probe/generate_stream"])
+def test_a_client_that_sends_no_more_gets_its_answers(
+    shared: ServerProcess, tmp_path: Path, path: str
+) -> None:
+    """Also those that take a while, and to all that it has sent."""
+    go = tmp_path / "go"
+    orders = {"wait_for": str(go)}
+    body = infer_body("IN", "FP32", [4.5], parameters=orders)
+    if path != INFER:
+        body = json.dumps({"IN": 4.5, **orders}).encode()
+    with raw_http(shared.http_address) as connection:
+        connection.send(request("GET", "/v2") + request("GET", "/nowhere") + request("POST", path, body))
+        connection.half_close()
+        for status in (200, 404):
+            first = connection.response()
+            assert first is not None and first.status == status
+        # It is looked at whether the client is there: what it is sent for that is no answer.
+        between = connection.response()
+        assert between is not None and between.status == 100
+        go.touch()
+        answers = [each for each in connection.responses() if each.status != 100]
+    assert [answer.status for answer in answers] == [200]
+    assert b"4.5" in answers[0].body
 
 
 @pytest.mark.parametrize(

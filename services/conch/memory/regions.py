@@ -97,12 +97,12 @@ class Regions:
         Raises:
             UnsupportedError: Clients may not.
         """
-        self._check_allowed()
+        self.check_allowed()
         self._forget(name, "system")
 
     def unregister_cuda(self, name: str = "") -> None:
         """Forgets the region on a GPU of a name, or all of them; see `unregister_system`."""
-        self._check_allowed()
+        self.check_allowed()
         self._forget(name, "cuda")
 
     def acquire(self, name: str) -> Region:
@@ -137,7 +137,7 @@ class Regions:
 
     def _reserve(self, name: str, kind: str) -> None:
         """Takes a name, so that opening, which may take a while, keeps nobody else waiting."""
-        self._check_allowed()
+        self.check_allowed()
         if not name:
             raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
         with self._lock:
@@ -183,7 +183,12 @@ class Regions:
         for region in unused:
             region.close()
 
-    def _check_allowed(self) -> None:
+    def check_allowed(self) -> None:
+        """Checks that clients may register and unregister.
+
+        Raises:
+            UnsupportedError: They may not.
+        """
         if not self._allowed:
             raise UnsupportedError(
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."

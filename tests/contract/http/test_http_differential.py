@@ -63,7 +63,7 @@ STRINGS: list[Any] = ["abc", ["a", "b"], 1, {}, [], "\0a😀"]
 VALUES: list[Any] = ["s", 2, True, 1.5, [1], {}, None, 2**64 - 1]
 NESTED: list[Any] = [{"a": 1}, {"a": [1]}, 1, {"FP32": 1.25}, {"INT32": 1}]
 POSTS: list[tuple[str, list[Any]]] = [
-    (INDEX, ["", {}, [], None, "x", {"ready": True}, {"ready": 1}, {"x": 1}]),
+    (INDEX, ["", {}, [], None, "x", {"ready": True}, {"x": 1}]),
     ("/v2/repository/any/index", [""]),
     ("/v2/repository/any/models/probe/load", [""]),
     ("/v2/repository/any/models/probe/unload", [""]),

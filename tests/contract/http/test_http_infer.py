@@ -64,6 +64,7 @@ def write_models(repository: Path) -> None:
     """Models that the tables of requests are for."""
     write_model(repository, "two", TWO, {"model.py": ECHO})
     write_model(repository, "one_string", ONE_STRING, {"model.py": ECHO})
+    write_model(repository, "strings", ONE_STRING.replace("[ 1 ]", "[ -1 ]"), {"model.py": ECHO})
     for name, dims in (("batched", "-1"), ("wild", "-1, -1")):
         config = (
             f'backend: "python" max_batch_size: 8\n'
@@ -283,6 +284,7 @@ def test_a_binary_output_of_no_bytes_is_plain_json(own: ServerProcess) -> None:
         ("batched", np.array([1, 2], np.float32).tobytes(), np.array([1, 2], np.float32).tobytes()),
         ("one_string", b"hello", b"\x05\x00\x00\x00hello"),
         ("one_string", b"", b"\x00\x00\x00\x00"),
+        ("strings", b"hello", "For BYTE datatype raw input 'S', the model must have input shape [1]"),
         (
             "batched",
             b"12345",

@@ -141,7 +141,7 @@ def test_the_batch_dimension_is_one() -> None:
          "JSON nesting depth exceeds maximum allowed limit (100)"),
         (b'{"a":' + b"[" * 250000 + b"]" * 250000 + b"}", 400,
          "JSON nesting depth exceeds maximum allowed limit (100)"),
-        (b'{"a":' * 1000 + b"1" + b"}" * 1000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
+        (b'{"a":' * 2000 + b"1" + b"}" * 2000, 400, "JSON nesting depth exceeds maximum allowed limit (100)"),
         (b'{"a":1,"a":' + b"9" * 5000 + b"}", 500, "failed to parse the request JSON buffer"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -22,7 +23,7 @@ from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
 from conch.frontends.http.gate import Gate
 from conch.frontends.http.pools import Pools
-from conch.frontends.http.routes import Services, api_routes
+from conch.frontends.http.routes import Services, api_routes, home
 from conch.frontends.http.routes.memory import cuda_registration, system_registration
 from conch.frontends.http.routes.repository import load_parameters
 from conch.frontends.http.routes.settings import log_changes, trace_changes
@@ -32,9 +33,10 @@ from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 
-MOST = 4096
+MOST = 8000
 NOT_STRING = (500, {"error": "attempt to access JSON non-string as string"})
 NOT_BOOLEAN = (500, {"error": "attempt to access JSON non-boolean as boolean"})
+NO_READY = (400, {"error": "Invalid value for 'ready': expected a boolean"})
 NOT_OBJECT = (500, {"error": "attempt to get members for non-object"})
 EMPTY = (500, {"error": "failed to parse the request JSON buffer: The document is empty. at 0"})
 INVALID = (500, {"error": "failed to parse the request JSON buffer: Invalid value. at 0"})
@@ -107,6 +109,21 @@ def test_health(site: Site, made: Pools) -> None:
         assert site.rest("GET", path) == (400, {"error": "Model version not ready"}), path
     assert site.rest("GET", f"/v2/models/m/versions/{10**20}/ready")[0] == 400
     assert site_of(made, ready=lambda: False).rest("GET", "/v2/health/ready") == (400, None)
+
+
+def test_the_page_for_people_links_what_there_is(site: Site) -> None:
+    response = asyncio.run(site.rest.send("GET", "/"))
+    assert (response.status_code, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    page = response.text
+    links = re.findall('href="([^"]*)"', page)
+    assert {"/v2/health/live", "/v2/health/ready", "/v2", "/openapi.json"} < set(links)
+    assert {"/v2/models/m/versions/1/config", "/v2/models/a/versions/1"} < set(links)
+    routes = api_routes(site.core, Services(Regions(), None, None), None)  # type: ignore[arg-type]
+    for link in links:
+        assert link.startswith("https://") or any(each.pattern.fullmatch(link) for each in routes), link
+    assert not re.search("<(script|img|link|style)", page), "it loads nothing"
+    assert home.page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
+    assert "/a b/" not in home.page("s", "1", [("a b", 2)])
 
 
 def test_a_server_that_stops_is_unavailable(site: Site) -> None:
@@ -198,7 +215,7 @@ def test_index(site: Site, path: str) -> None:
         )
     site.rest("POST", path, {"ready": True})
     assert [ready for _, ready in site.agent.asked] == [False] * 5 + [True]
-    assert site.rest("POST", path, {"ready": 1}) == NOT_BOOLEAN
+    assert site.rest("POST", path, {"ready": 1}) == NO_READY
     assert site.rest("POST", path, b"x") == INVALID
 
 
@@ -329,10 +346,63 @@ def test_a_body_may_be_so_large_and_no_larger(site: Site) -> None:
     assert site.rest("POST", path, b" " * (MOST - 1) + b"{}") == (400, {"error": text})
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/v2/repository/models/m/load", 503, "not allowed here"),
+        ("/v2/repository/models/m/unload", 503, "not allowed here"),
+        ("/v2/systemsharedmemory/region/r/register", 501, "Client shared memory is disabled."),
+        ("/v2/cudasharedmemory/region/r/register", 501, "Client shared memory is disabled."),
+        ("/v2/models/nothing/trace/setting", 404, "Request for unknown model"),
+    ],
+)
+def test_what_is_switched_off_is_refused_before_its_body_is_read(
+    made: Pools, path: str, status: int, text: str
+) -> None:
+    def refuse() -> None:
+        raise UnavailableError("not allowed here")
+
+    services = Services(Regions(allowed=False), LogControl(LogOptions(), None), TraceSettings(), refuse)
+    router = Router(api_routes(make_core(Agent()), services, made))
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [(b"content-length", b"9999")]}
+    asyncio.run(router(scope, receive, send))
+    assert sent[0]["status"] == status
+    assert text.encode() in sent[1]["body"]
+
+
+def test_settings_take_kilobytes(made: Pools) -> None:
+    services = Services(Regions(), LogControl(LogOptions(), None), TraceSettings())
+    rest = Rest(Router(api_routes(make_core(Agent()), services, made)))
+    for path in (
+        "/v2/repository/index",
+        "/v2/repository/models/m/unload",
+        "/v2/logging",
+        "/v2/trace/setting",
+        "/v2/systemsharedmemory/region/r/register",
+        "/v2/cudasharedmemory/region/r/register",
+    ):
+        text = "request JSON size of 8193 bytes exceeds the maximum allowed input size of 8192 bytes. This "
+        text += "path takes no more."
+        assert rest("POST", path, b" " * 8191 + b"{}") == (400, {"error": text}), path
+        assert "8192" not in str(rest("POST", path, b" " * 8190 + b"{}")), path
+    assert rest("POST", "/v2/repository/models/m/load", b" " * 20000 + b"{}") == (200, None)
+
+
 def test_deep_bodies_do_no_harm(site: Site) -> None:
-    body = b"[" * 2000 + b"]" * 2000
+    body = b"[" * 1000 + b"]" * 1000
     assert site.rest("POST", "/v2/repository/index", b'{"x":' + body + b"}") == (200, [])
-    assert site.rest("POST", "/v2/repository/index", b'{"ready":' + body + b"}") == NOT_BOOLEAN
+    assert site.rest("POST", "/v2/repository/index", b'{"ready":' + body + b"}") == NO_READY
+    for opening in (b"[", b'{"a":'):
+        status, said = site.rest("POST", "/v2/repository/index", b'{"x":' + opening * 1100)
+        assert (status, said) == (400, {"error": "JSON nesting depth exceeds maximum allowed limit (100)"})
 
 
 def test_system_regions(site: Site) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from conch.core.stats import ModelStatistics
 from conch.frontends.http.infer.call import InferCall
 from conch.frontends.http.infer.reply import Reply
 from conch.frontends.http.infer.route import InferRoute
+from conch.frontends.http.parsing import ParsingPool
 from conch.memory.regions import Regions
 
 SIZE = 3 << 20
@@ -72,7 +72,7 @@ def test_large_parts_of_regions_are_not_for_the_loop(
     body = json.dumps({"inputs": [in_region("IN", size)], "outputs": outputs}).encode()
     with closing(Regions()) as regions:
         regions.register_system("r", memory.key, 0, SIZE)
-        with ThreadPoolExecutor(1, "worker") as workers:
+        with ParsingPool("worker") as workers:
             core = make_core(Agent(), model)
             route = InferRoute(core, loop, workers, regions, lambda: 0, SIZE)  # type: ignore[arg-type]
             call = InferCall(route, model.spec.name, "", {}, [], "", replies.append)
@@ -93,7 +93,7 @@ def test_large_parts_of_regions_are_not_for_the_loop(
 @pytest.fixture
 def route() -> Iterator[InferRoute]:
     loop = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=lambda call: call()))
-    with closing(Regions()) as regions, ThreadPoolExecutor(1, "worker") as workers:
+    with closing(Regions()) as regions, ParsingPool("worker") as workers:
         core = make_core(Agent(), Recording())
         core.registry.namespaces = ("/a",)
         core.registry.begin_draining("/a::leaving", Recording())  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from conch.frontends.http.jsontext import bulk
 from conch.frontends.http.jsontext.bulk import BulkArray, flattened
-from conch.frontends.http.jsontext.errors import JsonSyntaxError
-from conch.frontends.http.jsontext.load import load
+from conch.frontends.http.jsontext.errors import JsonDepthError, JsonMembersError, JsonSyntaxError
+from conch.frontends.http.jsontext.load import QUICK_BYTES, SlowTextError, load, load_quickly
 from conch.frontends.http.jsontext.scan import scan
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -134,11 +134,65 @@ def test_leniencies() -> None:
     assert math.isnan(many.pieces[0][0]) and len(many) == 40001
 
 
-def test_nesting_costs_no_stack_and_no_squares() -> None:
-    depth = 250_000
+def test_nesting_costs_no_stack() -> None:
+    depth = 1000
     value = load(b'{"a":' + b"[" * depth + b"]" * depth + b"}")
     assert flattened(value["a"])[1] == depth
     assert flattened(load(b"[" * depth + b"1,2" + b"]" * depth))[0] == [1, 2]
+    assert flattened(load(b"[" * depth + b"1,2" + b" " * QUICK_BYTES + b"]" * depth))[0] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("head", "repeated", "error"),
+    [
+        (b"", b"[", JsonDepthError),
+        (b"", b'{"a":', JsonDepthError),
+        (b"", b'{"a":[', JsonDepthError),
+        (b"[", b"{},", JsonMembersError),
+        (b"{", b'"a":1,', JsonMembersError),
+        (b"[", b'{"a":1},', JsonMembersError),
+        (b"[", b"9", JsonSyntaxError),
+    ],
+)
+def test_what_no_request_has_is_refused_where_it_begins(
+    head: bytes, repeated: bytes, error: type[Exception]
+) -> None:
+    """However much of it there is behind that: none of it is looked at."""
+
+    class Counted(bytearray):
+        looked = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            Counted.looked += 1
+            return super().__getitem__(place)
+
+    for pairs in (False, True):
+        Counted.looked = 0
+        with pytest.raises(error):
+            load(Counted(head + repeated * 1_000_000), pairs)
+        assert Counted.looked < 1_000_000
+
+
+def test_members_of_a_name_in_order_and_all_of_them() -> None:
+    """In a short text and in a long one, where they are told by different parsers."""
+    for more in (b"", b" " * QUICK_BYTES):
+        value = load(b'{"b":1,"a":{"x":[1],"x":2},"b":3' + more + b"}", pairs=True)
+        assert [(name, given) for name, given in value if name == "b"] == [("b", 1), ("b", 3)]
+        assert list(dict(value)["a"]) == [("x", [1]), ("x", 2)]
+
+
+def test_quick_threads_leave_what_takes_long() -> None:
+    for text in (
+        b"[" * 2000,
+        b'{"a":1,' + b'"a":1,' * 1000 + b'"a":1}',
+        b"[" + b"{}," * 2000 + b"{}]",
+        b"[" + b"NaN," * 1000 + b"1]",
+        b" " * QUICK_BYTES + b"1",
+    ):
+        with pytest.raises(SlowTextError):
+            load_quickly(text)
+    assert load_quickly(b'{"a":1,"a":NaN}') == {"a": 1}
+    assert load_quickly(b"[" + b"1," * 10000 + b"1]") == [1] * 10001
 
 
 @pytest.mark.parametrize(

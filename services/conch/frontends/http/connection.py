@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import time
+from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -17,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from conch.core.errors import InvalidArgumentError
 from conch.frontends.http.flow import MUCH_BYTES, Flow
 from conch.frontends.http.gathered import Gathered
 from conch.frontends.http.patience import Progress, Seen, Waits
@@ -33,13 +37,34 @@ RAW_NAMES = "conch.raw_headers"
 
 _CODING = b"transfer-encoding"
 _CODING_LENGTH = len(_CODING)
-_MOST_HEADER_BYTES = 128 << 10  # to take a header costs far more than its bytes
+_LENGTH = b"content-length"
+_LENGTH_LENGTH = len(_LENGTH)
+_MOST_HEADER_BYTES = 32 << 10  # to take a header costs far more than its bytes
+_MOST_HEADERS = 200
+_LARGE_HEADERS = f"The headers are too large: at most {_MOST_HEADERS}, of 32 KiB together, are taken."
 _MOST_CHUNKS = 65536
+_PARSED_BYTES = 4 << 10
+"""So much is parsed at once of what may hold many requests, headers or chunks."""
+_PARSING_S = 0.002
+"""So long one connection parses before others have their turn."""
+_PROBE_S = 0.5
+"""So long after a client has sent its last it is looked at whether it still reads, later less often."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TCP_CLOSE = 7
 
-TOO_MANY_CHUNKS = (
-    f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger HTTP "
-    f"chunks."
-)
+
+class UnreadBodyError(InvalidArgumentError):
+    """A body without a length is not read to its end: the connection is closed with the answer."""
+
+
+class TooManyChunksError(UnreadBodyError):
+    """A body comes in too many pieces."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"Chunked request body exceeds maximum of {_MOST_CHUNKS} non-empty chunks. Send fewer or larger "
+            f"HTTP chunks."
+        )
 
 
 class ClosingState(ServerState):
@@ -47,12 +72,27 @@ class ClosingState(ServerState):
 
     Attributes:
         on_lost: Called when one of them is gone.
+        most_connections: How many there may be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_connections: int) -> None:
         super().__init__()
+        self.most_connections = most_connections
+        self._unparsed: deque[Connection] = deque()
         self.default_headers = []
         self.on_lost: Callable[[], None] = _nothing
+
+    def parse_later(self, connection: Connection) -> None:
+        """Has a connection parse on when it is its turn: one does between other events of the loop."""
+        self._unparsed.append(connection)
+        if len(self._unparsed) == 1:
+            connection.loop.call_soon(self._parse_one)
+
+    def _parse_one(self) -> None:
+        connection = self._unparsed.popleft()
+        if self._unparsed:
+            connection.loop.call_soon(self._parse_one)
+        connection.parse_on()
 
 
 def _nothing() -> None:
@@ -76,6 +116,7 @@ class Connection(HttpToolsProtocol):
             wants to know.
         chunks: How many chunks the request that is being read has had.
         lost: Whether the client is gone.
+        filler: What may be sent at any time within the response that has begun, and means nothing.
     """
 
     flow: Flow
@@ -94,11 +135,19 @@ class Connection(HttpToolsProtocol):
         self._direct = direct
         self._raw: list[tuple[bytes, bytes]] = []
         self._received = 0
-        self._received_before = 0  # the headers that are being read
         self._requests = 0
         self._reading = _Reading.NOTHING
         self._broken = False
         self._unknown_coding = False
+        self._unparsed: bytes | memoryview = b""
+        self._parsed = 0
+        self._parsed_before = 0  # the headers that are being read
+        self._body_left = 0
+        self._declared: bytes | None = None
+        self._chunked = self._chunk_begins = False
+        self._parsing_on = False
+        self.filler = b""
+        self.parser.set_dangerous_leniencies(lenient_chunked_length=True)  # see `on_headers_complete`
         self.progress = Progress()
         self.on_disconnect: Callable[[], None] | None = None
         self.chunks = 0
@@ -110,6 +159,9 @@ class Connection(HttpToolsProtocol):
         """A client has connected."""
         super().connection_made(transport)
         self.flow = Flow(transport, self.loop, self.pipeline)
+        if len(self._state.connections) > self._state.most_connections:
+            self._broken = True
+            self._refuse(503, "There are too many connections.")
 
     def data_received(self, data: bytes) -> None:
         """Takes what the client has sent."""
@@ -117,18 +169,62 @@ class Connection(HttpToolsProtocol):
         self._received += size
         if size >= MUCH_BYTES:
             self.flow.has_read(size)
+        self._unparsed = data if not self._unparsed else bytes(self._unparsed) + data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parses what has been read, up to where other connections are to have their turn.
+
+        A few bytes can be a request, a header or a chunk, so much is not parsed at once, unless it is the
+        rest of a body.
+        """
+        rest = self._unparsed
+        if len(rest) <= _PARSED_BYTES:
+            self._unparsed = b""
+            self._parse_piece(rest)
+        else:
+            began = time.monotonic()
+            rest = memoryview(rest)
+            while rest and not self._broken:
+                size = max(_PARSED_BYTES, self._body_left)
+                self._parse_piece(rest[:size])
+                rest = rest[size:]
+                if self.pipeline or time.monotonic() - began > _PARSING_S:
+                    break
+            self._unparsed = b"" if self._broken else rest
+        if len(self._unparsed):
+            self.flow.hold()
+            self._parse_later()
+        elif self.flow.held:
+            self.flow.release()
+
+    def _parse_later(self) -> None:
+        """Has more parsed when others have had their turn, once no requests wait."""
+        if len(self._unparsed) and not self.pipeline and not self._parsing_on:
+            self._parsing_on = True
+            self._state.parse_later(self)
+
+    def parse_on(self) -> None:
+        """Parses more of what has been read; see `ClosingState.parse_later`."""
+        self._parsing_on = False
+        if not self.lost:
+            self._parse()
+
+    def _parse_piece(self, data: bytes | memoryview) -> None:
         if self._broken:
             return
+        self._parsed += len(data)
         try:
             self._feed(data)
         except HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            if not self._broken:
+                self.send_400_response("Invalid HTTP request received.")
         else:
-            if self._received - self._received_before > _MOST_HEADER_BYTES:
-                self.send_400_response("The headers are too large.")
+            if not self._broken and self._parsed - self._parsed_before > _MOST_HEADER_BYTES:
+                self._give_up(431, _LARGE_HEADERS)
 
-    def _feed(self, data: bytes) -> None:
-        rest: bytes | memoryview = data
+    def _feed(self, data: bytes | memoryview) -> None:
+        rest = data
         while len(rest):
             try:
                 self.parser.feed_data(rest)
@@ -213,13 +309,59 @@ class Connection(HttpToolsProtocol):
             return
         super().shutdown()
 
+    def eof_received(self) -> bool:
+        """The client sends no more; it may still wait for the answers to what it has sent.
+
+        One that has hung up looks the same until something is sent to it. So one whose answer takes a while
+        is sent what clients ignore, such as ``100 Continue``: one that is gone answers that with a reset.
+
+        Returns:
+            Whether the connection stays open; over TLS it can't.
+        """
+        cycle: Any = self.cycle
+        if self.scheme == "https":
+            return False
+        if not self._broken:
+            if self._reading is not _Reading.NOTHING:
+                self._give_up(400, "The request ends too early.")
+            elif cycle is None or cycle.response_complete:
+                return False
+            else:
+                self._end_after(cycle)
+        self.loop.call_later(_PROBE_S, self._probe, _PROBE_S)
+        return True
+
+    def _end_after(self, cycle: Any) -> None:
+        """Ends the connection with the response of a request: what comes behind it is not looked at."""
+        self._broken = True
+        cycle.keep_alive = False
+
+    def _probe(self, delay_s: float) -> None:
+        """Looks whether a client that sends no more is gone, from time to time."""
+        if self.lost or self.transport.is_closing():
+            return
+        connected = self.transport.get_extra_info("socket")
+        if connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+            return
+        running: Any = self._running
+        if running is not None and not running.response_complete and not self._unsent():
+            started = type(running) is not DirectCycle and running.response_started
+            if started:
+                self.transport.write(self.filler)
+            elif self.parser.get_http_version() != "1.0":
+                self.transport.write(_CONTINUE)
+        self.loop.call_later(2 * delay_s, self._probe, 2 * delay_s)
+
     def on_message_begin(self) -> None:
         """A request begins."""
         self._reading = _Reading.HEADERS
         self._requests += 1
         self.url = b""
         self._raw = []
-        self._unknown_coding = False
+        self._unknown_coding = self._chunked = self._chunk_begins = False
+        self._declared = None
+        self._body_left = 0
         self.chunks = 0
 
     @property
@@ -239,20 +381,36 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
+        if len(self._raw) > _MOST_HEADERS:
+            return  # it is refused
         self._raw.append((name, value))
-        if len(name) == _CODING_LENGTH and name.lower() == _CODING and value.strip().lower() != b"chunked":
-            self._unknown_coding = True
+        if len(name) == _CODING_LENGTH and name.lower() == _CODING:
+            if self._chunked or value.strip().lower() != b"chunked":
+                self._unknown_coding = True
+            self._chunked = True
+        elif len(name) == _LENGTH_LENGTH and name.lower() == _LENGTH:
+            self._declared = value
 
     def on_headers_complete(self) -> None:
-        """The headers have come: takes the direct way if there is one, else uvicorn's."""
-        self._received_before = self._received
+        """The headers have come: takes the direct way if there is one, else uvicorn's.
+
+        A request with both a length and chunks is read by its chunks, as RFC 9112 (6.3) has it. A proxy that
+        goes by its length may take a part of it for the next request, so no other is read behind it: the
+        connection ends with the response.
+        """
+        self._parsed_before = self._parsed
         if self._broken:
+            return
+        if len(self._raw) > _MOST_HEADERS:
+            self._give_up(431, _LARGE_HEADERS)
             return
         if self._unknown_coding:
             self._give_up(501, "Of transfer encodings only 'chunked' is supported.")
             return
         if self.parser.should_upgrade():
             return  # see `_feed`
+        if not self._chunked and self._declared is not None:
+            self._body_left = int(self._declared)
         if self._direct is not None and self._free():
             cycle = DirectCycle(self)
             call = self._direct(self, cycle)
@@ -260,6 +418,8 @@ class Connection(HttpToolsProtocol):
                 any_cycle: Any = cycle
                 self.cycle = self._running = any_cycle
                 self._reading = _Reading.BODY
+                if self._ambiguous:
+                    cycle.keep_alive = False
                 cycle.begin(call)
                 return
         url = self.url
@@ -272,6 +432,14 @@ class Connection(HttpToolsProtocol):
         scope[RAW_NAMES] = self._raw
         super().on_headers_complete()
         self._reading = _Reading.BODY
+        if self._ambiguous:
+            any_cycle = self.cycle
+            any_cycle.keep_alive = False
+
+    @property
+    def _ambiguous(self) -> bool:
+        """Whether the end of the request that is being read is told in two ways."""
+        return self._chunked and self._declared is not None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -279,10 +447,12 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """A response has been sent: the next request of the pipeline is begun, or more is read."""
+        self.filler = b""
         if self.transport.is_closing():
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        self._parse_later()
         self.flow.resume_reading()
 
     def _free(self) -> bool:
@@ -296,8 +466,8 @@ class Connection(HttpToolsProtocol):
         )
 
     def on_chunk_header(self) -> None:
-        """Counts the chunks of a body: each costs far more than its bytes."""
-        self.chunks += 1
+        """A chunk begins, or there are no more."""
+        self._chunk_begins = True
 
     def gather(self, scope: Any, length: int | None, most: int) -> Gathered | None:
         """Begins to gather the rest of the body of the request that is being read.
@@ -325,7 +495,11 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Takes a piece of a body."""
-        self._received_before = self._received
+        if self._chunk_begins:  # each costs far more than its bytes; the one that ends a body has none
+            self._chunk_begins = False
+            self.chunks += 1
+        self._parsed_before = self._parsed
+        self._body_left = max(self._body_left - len(body), 0)
         if self._reading is not _Reading.BODY:
             return  # that of a request that has been refused
         cycle: Any = self.cycle
@@ -344,6 +518,8 @@ class Connection(HttpToolsProtocol):
             return  # see `_feed`
         self._reading = _Reading.NOTHING
         cycle: Any = self.cycle
+        if self._ambiguous:
+            self._broken = True  # what comes behind it is not looked at
         if type(cycle) is DirectCycle:
             cycle.complete()
             return
@@ -352,8 +528,8 @@ class Connection(HttpToolsProtocol):
 
     @property
     def too_many_chunks(self) -> bool:
-        """Whether the body comes in more chunks than are taken; the one that ends it does not count."""
-        return self.chunks > _MOST_CHUNKS + 1
+        """Whether the body comes in more chunks than are taken."""
+        return self.chunks > _MOST_CHUNKS
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone; so is whoever waited for an answer on it."""
@@ -366,6 +542,7 @@ class Connection(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         self._running = None
+        self._unparsed = b""
         self.pipeline.clear()
         self.flow.stop()
         super().connection_lost(exc)

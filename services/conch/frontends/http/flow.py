@@ -51,6 +51,7 @@ class Flow(FlowControl):
 
     Attributes:
         unsent: How many bytes of a long response have not been handed to the transport.
+        held: Whether what has been read already is not parsed yet: no more is read then.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, waiting: Sized) -> None:
@@ -61,11 +62,22 @@ class Flow(FlowControl):
         self._sent: Callable[[], None] | None = None
         self._read = 0
         self.unsent = 0
+        self.held = False
 
     def resume_reading(self) -> None:
         """Reads on, unless there are any."""
-        if not self._waiting:
+        if not self._waiting and not self.held:
             super().resume_reading()
+
+    def hold(self) -> None:
+        """Reads no more until `release`."""
+        self.held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        """Reads on, unless requests wait."""
+        self.held = False
+        self.resume_reading()
 
     def has_read(self, size: int) -> None:
         """Counts what has come; if it is much, other clients have their turn before more is read.

@@ -28,6 +28,8 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 _BACKLOG = 2048
 _ABORT_S = 1.0
+_HANDSHAKE_S = 10.0
+_CROWDED_SHARE = 0.75
 PATIENCE = Patience()
 """How long clients may take, if nobody says otherwise."""
 
@@ -79,6 +81,7 @@ class LoopThread:
         reuse_port: bool = False,
         direct: Direct | None = None,
         patience: Patience = PATIENCE,
+        most_connections: int = 256,
     ) -> Listener:
         """Listens on an address and has an ASGI application answer.
 
@@ -90,13 +93,14 @@ class LoopThread:
             reuse_port: Whether other processes may listen on the same port.
             direct: What answers some requests without the application, or None.
             patience: How long clients may take.
+            most_connections: How many connections there may be.
 
         Raises:
             UnavailableError: The address can't be listened on.
         """
         bound = _bound_socket(host, port, reuse_port)
         self.start()
-        listener = Listener(self, bound.getsockname()[1], patience)
+        listener = Listener(self, bound.getsockname()[1], patience, most_connections)
         try:
             self.run(listener.start(app, bound, tls, direct)).result()
         except BaseException:
@@ -128,15 +132,16 @@ class Listener:
         thread: The thread that serves them.
         port: The port.
         patience: How long clients may take.
+        most_connections: How many connections there may be; one more is refused.
 
     Attributes:
         port: The port.
     """
 
-    def __init__(self, thread: LoopThread, port: int, patience: Patience) -> None:
+    def __init__(self, thread: LoopThread, port: int, patience: Patience, most_connections: int) -> None:
         self._thread = thread
         self._patience = patience
-        self._state = ClosingState()
+        self._state = ClosingState(most_connections)
         self._server: asyncio.AbstractServer | None = None
         self.port = port
 
@@ -160,13 +165,19 @@ class Listener:
         loop = asyncio.get_running_loop()
         state = self._state
         self._server = await loop.create_server(
-            lambda: Connection(config, state, loop, direct), sock=bound, backlog=_BACKLOG, ssl=tls
+            lambda: Connection(config, state, loop, direct),
+            sock=bound,
+            backlog=_BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
         )
         self._look_at_clients(loop)
 
     def _look_at_clients(self, loop: asyncio.AbstractEventLoop) -> None:
         """Gives up connections whose clients take too long, now and from time to time."""
         patience, now = self._patience, loop.time()
+        if len(self._state.connections) > _CROWDED_SHARE * self._state.most_connections:
+            patience = patience.while_crowded()
         for connection in list(self._state.connections):
             assert isinstance(connection, Connection), "others are not made here"
             if connection.progress.late(connection.seen(), patience, now):

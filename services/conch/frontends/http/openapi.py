@@ -82,6 +82,8 @@ def _item(path: str, operations: Mapping[str, Operation]) -> dict[str, Any]:
 
 def _paths() -> Iterator[tuple[str, dict[str, Operation]]]:
     """The table."""
+    page = {"description": "Links to all of this.", "content": {"text/html": {}}}
+    yield "/", {"get": _operation("A page for people", "metadata", page)}
     yield "/openapi.json", {"get": _operation("This document", "metadata", _json({"type": "object"}))}
     yield "/v2", {"get": _operation("Server metadata", "metadata", _named("ServerMetadata"))}
     for what in ("live", "ready"):

@@ -48,15 +48,23 @@ class Patience:
         stalled_s: In each such time as much of a request has to come as `least_bytes`, or it is given up.
         least_bytes: See there; less if it is complete then.
         idle_s: A connection that nobody has used for as long is closed, and one that nobody has read from.
+        crowded_s: Takes the place of both times where there are nearly as many connections as there may be.
         stopping_s: Takes the place of `stalled_s` when the listener closes.
         every_s: How often connections are looked at.
     """
 
     stalled_s: float = 60.0
     least_bytes: int = 4096
-    idle_s: float = 3600.0
+    idle_s: float = 300.0
+    crowded_s: float = 10.0
     stopping_s: float = 1.0
     every_s: float = 5.0
+
+    def while_crowded(self) -> Patience:
+        """What is left where there are nearly as many connections as there may be."""
+        return replace(
+            self, stalled_s=min(self.stalled_s, self.crowded_s), idle_s=min(self.idle_s, self.crowded_s)
+        )
 
     def while_stopping(self) -> Patience:
         """What is left when the listener closes."""

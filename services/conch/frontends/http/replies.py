@@ -8,6 +8,7 @@ import orjson
 from starlette.responses import Response
 
 from conch.core.errors import ConchError
+from conch.frontends.http.connection import UnreadBodyError
 from conch.frontends.http.gate import ExitingError
 
 JSON = "application/json"
@@ -38,6 +39,6 @@ def error_reply(error: ConchError) -> Response:
     headers = {}
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(-(-error.retry_after_ms // 1000))
-    if isinstance(error, ExitingError):
+    if isinstance(error, ExitingError | UnreadBodyError):
         headers["connection"] = "close"
     return Response(error_body(error.message), error.http_status, headers, JSON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import ssl
 import threading
 import time
@@ -20,6 +21,7 @@ from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.frontends.http.origins import CrossOriginInference, direct_without_origin
+from conch.frontends.http.patience import Patience
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routing import Refused, Restrictions, Router, restricted_text, untold
@@ -70,6 +72,8 @@ class HttpOptions:
         reuse_port: Whether other processes may listen on the same port.
         tls: TLS, or None for plain text.
         max_input_bytes: Largest JSON, raw or decompressed body.
+        max_connections: How many connections there may be, if the process may open twice as many files.
+        idle_timeout_s: Seconds after which a connection that nobody uses is closed.
         restrictions: Categories of routes that need a secret.
         header_forward_pattern: Which headers become request parameters; empty for none.
         allow_model_upload: Whether clients of other machines may load models of files that they bring.
@@ -81,6 +85,8 @@ class HttpOptions:
     reuse_port: bool = False
     tls: HttpTls | None = None
     max_input_bytes: int = 64 << 20
+    max_connections: int = 8192
+    idle_timeout_s: float = 300.0
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
     allow_model_upload: bool = False
@@ -159,7 +165,14 @@ class HttpFrontEnd:
         options = self._options
         tls = None if options.tls is None else options.tls.context()
         self._listener = self._thread.listen(
-            self._app, options.address.strip("[]"), options.port, tls, options.reuse_port, self._direct
+            self._app,
+            options.address.strip("[]"),
+            options.port,
+            tls,
+            options.reuse_port,
+            self._direct,
+            Patience(idle_s=options.idle_timeout_s),
+            _most_connections(options.max_connections),
         )
         return self._listener.port
 
@@ -190,6 +203,12 @@ class HttpFrontEnd:
         while refused != gate.refused and time.monotonic() < end:
             refused = gate.refused
             never.wait(_QUIET_S)
+
+
+def _most_connections(wanted: int) -> int:
+    """As many as leave half of the files that the process may open to models, workers and gRPC."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 2)
 
 
 def _telling(core: ServerCore, restrictions: Restrictions, clock: Clock) -> Refused:

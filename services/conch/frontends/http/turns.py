@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _MOMENT_S = 0.0001
 _NEVER = threading.Event()
+
+
+class _OfThread(threading.local):
+    pause: Callable[[], None] | None = None
+
+
+_here = _OfThread()
 
 
 def give_way() -> None:
@@ -14,5 +23,24 @@ def give_way() -> None:
     Python has a thread pass the interpreter on when another has waited for it for 5 ms without a break. Work
     in whose course numpy lets go of it for moments, and takes it back before anybody has woken up, is never
     told to: others may wait for as long as it takes. So it stops for a moment that is long enough.
+
+    Raises:
+        ConchError: The work is of no use any more (see `pausing`).
     """
+    if _here.pause is not None:
+        _here.pause()
     _NEVER.wait(_MOMENT_S)
+
+
+@contextmanager
+def pausing(pause: Callable[[], None]) -> Iterator[None]:
+    """Has `give_way` call something too, on this thread and in this block.
+
+    Args:
+        pause: Waits for the next turn of the work, or raises to end it.
+    """
+    _here.pause = pause
+    try:
+        yield
+    finally:
+        _here.pause = None

@@ -15,10 +15,10 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.request import Parameter, id_prefix
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
-from conch.frontends.http.generate.document import Pairs
 from conch.frontends.http.infer.elements import tensor_bytes
 from conch.frontends.http.jsontext.access import text
 from conch.frontends.http.jsontext.bulk import BulkArray
+from conch.frontends.http.jsontext.scan import Pairs
 
 _NESTED = "parameters"
 
@@ -69,7 +69,7 @@ def map_request(document: Pairs, spec: ModelSpec, most_bytes: int) -> Mapped:
 
 def _first(document: Pairs) -> dict[str, Any]:
     """Members by name; of several the first, also where each of them is due."""
-    return dict(reversed(document))
+    return dict(reversed(document.members))
 
 
 class _Mapper:
@@ -105,8 +105,7 @@ class _Mapper:
             return
         if key in self.mapped.inputs:
             raise InvalidArgumentError(f"{id_prefix(self.mapped.id)}input '{key}' already exists in request")
-        is_array = isinstance(value, list | BulkArray) and not isinstance(value, Pairs)
-        given: Elements = value if is_array else [value]
+        given: Elements = value if isinstance(value, list | BulkArray) else [value]
         count = len(given)
         shape = shape_for(count, self._spec.full_dims(rule))
         if shape is None:

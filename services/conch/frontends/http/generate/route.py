@@ -17,20 +17,24 @@ from conch.core.sending import unsendable
 from conch.core.servable import Servable
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
-from conch.frontends.http.bodies import MOST_BYTES, read_body
+from conch.frontends.http.bodies import MOST_BYTES, client_of, parsed, read_body
+from conch.frontends.http.connection import CONNECTION
 from conch.frontends.http.gate import Gate
 from conch.frontends.http.generate.answer import answer_object
 from conch.frontends.http.generate.document import parse_document
 from conch.frontends.http.generate.mapper import map_request
 from conch.frontends.http.generate.outbox import Item, Outbox
-from conch.frontends.http.pools import Pools, run_on
+from conch.frontends.http.jsontext.load import SlowTextError
+from conch.frontends.http.pools import Pools
 from conch.frontends.http.replies import JSON, error_body
 from conch.frontends.http.routing import ApiRoute, route
 from conch.frontends.http.unframed import sender
 
 _PROTOCOL = "http"
+_COMMENT = b":\n\n"
+"""An event that is none."""
+_COMMENT_CHUNK = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT)
 EVENTS = "text/event-stream; charset=utf-8"
-_QUICK_BYTES = 64 * 1024
 _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
@@ -187,10 +191,11 @@ class Submission:
             made.body = await read_body(request, self._most_bytes)
             exchange = Exchange(self._core, request.receive)
             try:
-                if len(made.body) <= _QUICK_BYTES:
-                    self._submit(made, exchange, model, _address(request))
-                else:
-                    await run_on(self._pools.quick, self._submit, made, exchange, model, _address(request))
+                client = client_of(request)
+                try:
+                    self._submit(made, exchange, model, client, True)
+                except SlowTextError:
+                    await parsed(request, self._pools, self._submit, made, exchange, model, client, False)
                 exchange.begun()
             except BaseException:
                 await exchange.end()
@@ -199,12 +204,12 @@ class Submission:
             told = self._core.request_log
             if told is not None:
                 refused = made.request or InferenceRequest(name, version, {}, _nobody, made.received_ns)
-                told.refuse(refused, error, _PROTOCOL, _address(request), len(made.body), made.received_ns)
+                told.refuse(refused, error, _PROTOCOL, client_of(request), len(made.body), made.received_ns)
             raise
         return exchange
 
-    def _submit(self, made: _Made, exchange: Exchange, model: Servable, client: str) -> None:
-        mapped = map_request(parse_document(made.body), model.spec, self._most_bytes)
+    def _submit(self, made: _Made, exchange: Exchange, model: Servable, client: str, quick: bool) -> None:
+        mapped = map_request(parse_document(made.body, quick), model.spec, self._most_bytes)
         request = made.request = InferenceRequest(
             made.name,
             made.version,
@@ -234,11 +239,6 @@ class _Made:
 
 def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
     """The responder of a request that could not be read."""
-
-
-def _address(request: Request) -> str:
-    client = request.client
-    return "" if client is None else f"{client.host}:{client.port}"
 
 
 async def single(exchange: Exchange) -> Response:
@@ -289,6 +289,8 @@ class EventStream(Response):
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
+            if CONNECTION in scope:
+                scope[CONNECTION].filler = _COMMENT if scope["http_version"] == "1.0" else _COMMENT_CHUNK
             while item is not None:
                 if item.body is not None:
                     event = b"data: " + item.body + b"\n\n"

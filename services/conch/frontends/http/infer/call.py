@@ -41,18 +41,19 @@ class InferCall:
         body: Gives the body, once it has come.
         size: How long it is.
         received_ns: When the request arrived.
+        gone: Whether the client has hung up.
         encoding: How the response is to be compressed, or None.
         wanted: Which outputs are sent in binary form.
         request: The request, from when it has been made until it is answered.
     """
 
     __slots__ = (
-        "_gone",
         "_route",
         "_send",
         "body",
         "client",
         "encoding",
+        "gone",
         "head",
         "headers",
         "length",
@@ -80,7 +81,7 @@ class InferCall:
     ) -> None:
         self._route = route
         self._send: Callable[[Reply], None] | None = send
-        self._gone = False
+        self.gone = False
         self.model_name = model_name
         self.version = version
         self.headers = headers
@@ -101,7 +102,7 @@ class InferCall:
     def deliver(self, item: Answer | InferenceRequest) -> None:
         """Takes the response, or what makes it, or the request that was made of the body elsewhere."""
         if isinstance(item, InferenceRequest):
-            if self._gone:
+            if self.gone:
                 self._route.cancel(item)
             elif self._send is not None:  # else it has been answered already
                 self.request = item
@@ -116,7 +117,7 @@ class InferCall:
 
     def abandon(self) -> None:
         """Says that the client is gone."""
-        self._gone = True
+        self.gone = True
         self._send = None
         request, self.request = self.request, None
         if request is not None:

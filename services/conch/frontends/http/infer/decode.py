@@ -12,12 +12,13 @@ from conch.frontends.http.infer.elements import check_size, tensor_bytes
 from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext import access
 from conch.frontends.http.jsontext.access import JsonAccessError
-from conch.frontends.http.jsontext.load import QUICK_BYTES, load
+from conch.frontends.http.jsontext.load import QUICK_BYTES, load, load_quickly
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 
 _MOST_TEMPLATES = 4096
 _LONGEST_KEY = 4096
+_MOST_DIMS = 1024
 _T = TypeVar("_T")
 
 
@@ -76,7 +77,8 @@ class RequestDecoder:
             head: How long the JSON is; None if there is nothing else.
             responder: Takes the responses.
             now_ns: When the request arrived, in monotonic nanoseconds.
-            most_used: How many bytes of regions it may use; None for any number.
+            most_used: How many bytes of regions it may use, on a thread that must not compute for long; None
+                for any number, on another thread.
 
         Returns:
             The request, and how its outputs are to be sent.
@@ -84,6 +86,7 @@ class RequestDecoder:
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
             LargeUseError: It uses more of regions than it may.
+            SlowTextError: Its JSON would take long, where it must not.
         """
         text = _text(body, len(body) if head is None else head)
         # Nothing longer is there, and its hash would take long.
@@ -110,7 +113,7 @@ class RequestDecoder:
             return request, template.wanted
         uses = Uses(self._regions, most_used)
         try:
-            return self._parse(model, text, body, head, responder, now_ns, uses)
+            return self._parse(model, text, body, head, responder, now_ns, uses, most_used is not None)
         except BaseException:
             uses.release()
             raise
@@ -124,8 +127,9 @@ class RequestDecoder:
         responder: Responder,
         now_ns: int,
         uses: Uses,
+        quick: bool,
     ) -> tuple[InferenceRequest, Wanted]:
-        document = load(text)
+        document = load_quickly(text) if quick else load(text)
         request = InferenceRequest(model[0], model[1], {}, responder, now_ns)
         wanted = Wanted(False, {})
         if isinstance(document, dict):
@@ -167,9 +171,13 @@ class RequestDecoder:
             name = _member(given, "name", access.text)
             try:
                 datatype = _member(given, "datatype", access.text)
-                shape = tuple(
-                    _parsed("shape", access.unsigned, dim) for dim in _member(given, "shape", access.elements)
-                )
+                dims = _member(given, "shape", access.elements)
+                if len(dims) > _MOST_DIMS:
+                    raise InvalidArgumentError(
+                        f"{request.log_prefix}input '{name}' has {len(dims)} dimensions, and at most "
+                        f"{_MOST_DIMS} are taken"
+                    )
+                shape = tuple(_parsed("shape", access.unsigned, dim) for dim in dims)
                 if "data" in given:
                     tensor = self._json_tensor(name, datatype, shape, given["data"])
                 elif "binary_data_size" in parameters:

@@ -13,9 +13,9 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, encode_bytes
 from conch.core.validation import shape_text
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
+from conch.frontends.http.jsontext.errors import MOST_DEPTH, JsonDepthError
 from conch.frontends.http.turns import give_way
 
-MOST_DEPTH: Final = 100
 _MOST_ELEMENTS: Final = 2**63 - 1
 _CODES = {"FP32": "f", "FP64": "d"}
 _NUMBERS = frozenset((int, float))
@@ -118,7 +118,7 @@ def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
         flat, depth = flattened(given)
         pieces = [flat]
     if depth > MOST_DEPTH:
-        raise InvalidArgumentError(f"JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})")
+        raise JsonDepthError
     if datatype == "BYTES":
         joined = bytearray()  # which grows bit by bit, as what is joined at once does not
         for part in _parts(pieces):

@@ -55,6 +55,6 @@ def check_head(head: int | None, size: int, most_bytes: int) -> None:
 
 
 def body_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """The length of a body that says it beforehand."""
-    value = headers.get(b"content-length")
+    """The length of a body that says it beforehand; one that comes in chunks may say what it likes."""
+    value = None if b"transfer-encoding" in headers else headers.get(b"content-length")
     return int(value) if value is not None and value.isdigit() else None

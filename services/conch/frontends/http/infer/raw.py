@@ -24,7 +24,7 @@ def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> 
     wanted = spec.inputs[0]
     leading = (1,) if spec.max_batch_size > 0 else ()
     if wanted.datatype == "BYTES":
-        if wanted.dims not in ((1,), (-1,)):
+        if wanted.dims != (1,):
             raise InvalidArgumentError(
                 f"{request.log_prefix}For BYTE datatype raw input '{wanted.name}', the model must have input "
                 f"shape [1]"

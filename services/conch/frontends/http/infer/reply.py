@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from conch.core.buffers import copied
-from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
+from conch.core.errors import ConchError, UnsupportedError
 from conch.core.tensor import Buffer
+from conch.frontends.http.connection import UnreadBodyError
 from conch.frontends.http.flow import AT_ONCE_BYTES, Body, body_size
 from conch.frontends.http.gate import ExitingError
 from conch.frontends.http.infer.compression import compressed
@@ -44,10 +45,6 @@ class UnsupportedEncodingError(UnsupportedError):
     """A request's body is in an encoding that nobody here knows."""
 
 
-class TooManyChunksError(InvalidArgumentError):
-    """A body comes in so many pieces that the connection is given up."""
-
-
 def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Reply:
     """A response of JSON and the binary tensors behind it, compressed if an encoding says so."""
     parts = [*head, *tail]
@@ -70,4 +67,4 @@ def failure(error: ConchError) -> Reply:
         headers.append((b"retry-after", b"%d" % -(-error.retry_after_ms // 1000)))
     if isinstance(error, UnsupportedEncodingError):
         headers.append((b"accept-encoding", b"gzip, deflate"))
-    return Reply(error.http_status, headers, body, isinstance(error, TooManyChunksError | ExitingError))
+    return Reply(error.http_status, headers, body, isinstance(error, UnreadBodyError | ExitingError))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Final
 
 from conch.core.buffers import copied
@@ -16,7 +15,7 @@ from conch.core.server_core import ServerCore
 from conch.core.tensor import Buffer
 from conch.core.watch import watch_of
 from conch.frontends.grpc.single import SingleResponse
-from conch.frontends.http.connection import TOO_MANY_CHUNKS
+from conch.frontends.http.connection import TooManyChunksError
 from conch.frontends.http.exchange import Mailbox
 from conch.frontends.http.flow import body_size
 from conch.frontends.http.gate import Gate
@@ -29,15 +28,15 @@ from conch.frontends.http.infer.raw import raw_tensor
 from conch.frontends.http.infer.reply import (
     Answer,
     Reply,
-    TooManyChunksError,
     UnsupportedEncodingError,
     failure,
     success,
 )
 from conch.frontends.http.infer.response import ResponseEncoder, check_single, is_long
 from conch.frontends.http.infer.wanted import Wanted
-from conch.frontends.http.jsontext.load import QUICK_BYTES
+from conch.frontends.http.jsontext.load import QUICK_BYTES, SlowTextError
 from conch.frontends.http.loop import LoopThread
+from conch.frontends.http.parsing import ParsingPool
 from conch.memory.regions import Regions
 from conch.memory.uses import LargeUseError
 
@@ -67,7 +66,7 @@ class InferRoute:
         self,
         core: ServerCore,
         thread: LoopThread,
-        workers: Executor,
+        workers: ParsingPool,
         regions: Regions,
         clock: Clock,
         most_bytes: int,
@@ -135,7 +134,7 @@ class InferRoute:
 
     def too_many_chunks(self, call: InferCall) -> Reply:
         """The response to a body that comes in too many pieces."""
-        return self._failed(call, None, TooManyChunksError(TOO_MANY_CHUNKS))
+        return self._failed(call, None, TooManyChunksError())
 
     def _find(self, call: InferCall) -> None:
         """Finds the model, unless it may only be told by the sequence that a request belongs to."""
@@ -154,14 +153,14 @@ class InferRoute:
             try:
                 call.deliver(self._submit(call, _QUICK_BODY))
                 return
-            except LargeUseError:
+            except (LargeUseError, SlowTextError):
                 call.body = body
         self.work(call, lambda: self._submit(call))
 
     def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
         """Has a worker do something that takes long; the call gets the result."""
         try:
-            self._workers.submit(self._do, call, what)
+            self._workers.submit_for(call.client, lambda: call.gone, self._do, call, what)
         except RuntimeError:  # the pool is closed
             error = UnavailableError("Server exiting")
             # What was submitted has been told of already.
@@ -183,6 +182,7 @@ class InferRoute:
 
         Raises:
             LargeUseError: The request uses more bytes of regions than it may; nothing has come of it.
+            SlowTextError: Its JSON would take long, where it must not; nothing has come of it.
         """
         request: InferenceRequest | None = None
         try:
@@ -202,7 +202,7 @@ class InferRoute:
             core.submit(request, False, model)
         except ConchError as error:
             return self._failed(call, request, error)
-        except LargeUseError:
+        except (LargeUseError, SlowTextError):
             raise
         except Exception as error:
             log.exception("a request could not be handled")

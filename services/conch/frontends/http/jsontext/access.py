@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from conch.core.errors import InternalError
-from conch.frontends.http.jsontext.bulk import BulkArray, flattened
+from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
+from conch.frontends.http.turns import give_way
 
 
 class JsonAccessError(InternalError):
@@ -29,6 +30,16 @@ def text(value: Any) -> str:
         raise JsonAccessError("attempt to access JSON non-string as string")
     if value.isascii():
         return value
+    if len(value) <= WINDOW:
+        return _readable(value)
+    parts = []
+    for start in range(0, len(value), WINDOW):
+        parts.append(_readable(value[start : start + WINDOW]))
+        give_way()
+    return "".join(parts)
+
+
+def _readable(value: str) -> str:
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -2,23 +2,33 @@
 
 It differs from others in what it takes (``NaN``, ``Inf``, ``Infinity``, bytes that are no UTF-8, a text that
 ends at a NUL) and in what counts as an integer. Nesting costs memory, never stack. Long arrays are parsed in
-pieces by a faster parser, each small enough not to hold up other threads.
+pieces by a faster parser, each small enough not to hold up other threads. What is nested too deep, or has too
+many members, is refused where that is found, so that a hostile text costs no more than a good one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from conch.core.tensor import Buffer
 from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, take_elements
-from conch.frontends.http.jsontext.errors import JsonSyntaxError
+from conch.frontends.http.jsontext.errors import (
+    MOST_DOCUMENT_DEPTH,
+    MOST_MEMBERS,
+    JsonDepthError,
+    JsonMembersError,
+    JsonSyntaxError,
+)
 from conch.frontends.http.jsontext.strings import read_string
+from conch.frontends.http.turns import give_way
 
 INT64_LEAST: Final = -(2**63)
 UINT64_MOST: Final = 2**64 - 1
 
-_SPACE = re.compile(rb"[ \t\r\n]*")
+_SPACE = re.compile(rb"[ \t\r\n]{0,65536}")
+_SPACE_WINDOW = 65536
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]*)?")
 _WORDS: dict[bytes, Any] = {
     b"true": True,
@@ -31,30 +41,60 @@ _WORDS: dict[bytes, Any] = {
 _FIRST = {0x74: (b"true",), 0x66: (b"false",), 0x6E: (b"null",), 0x4E: (b"NaN",), 0x49: (b"Infinity", b"Inf")}
 _BULK_FROM = 64
 _ELEMENTS_BETWEEN = 32
+_VALUES_BETWEEN_PAUSES = 1024
+_LONG_ARRAY = 4096
 _OPENED: Final = object()
 """Stands for a value that is still to come."""
 
 
-def scan(text: Buffer) -> Any:
+class Pairs:
+    """The members of an object in the order of the document, also those whose name comes twice.
+
+    Attributes:
+        members: Names and values.
+    """
+
+    __slots__ = ("members",)
+
+    def __init__(self, members: Iterable[tuple[str, Any]] = ()) -> None:
+        self.members = list(members)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.members)
+
+    def setdefault(self, name: str, value: Any) -> None:
+        """Adds a member; stands for the method of a `dict`."""
+        self.members.append((name, value))
+
+
+def scan(text: Buffer, pairs: bool = False) -> Any:
     """Parses a text.
 
     Strings are decoded with ``surrogateescape``. Of members with the same name the first counts. Long arrays
     come as `BulkArray`.
 
+    Args:
+        text: The text.
+        pairs: Whether objects come as `Pairs`.
+
     Raises:
         JsonSyntaxError: It is no JSON.
+        JsonDepthError: It is nested too deep.
+        JsonMembersError: It has too many objects, or members of objects.
     """
-    return _Scanner(text).document()
+    return _Scanner(text, Pairs if pairs else dict).document()
 
 
 class _Scanner:
     """The state of one parse: the text, where it is, and the containers that are open."""
 
-    def __init__(self, text: Buffer) -> None:
+    def __init__(self, text: Buffer, new_object: Callable[[], dict[str, Any] | Pairs]) -> None:
         self._text = text
         self._end = len(text)
+        self._new_object = new_object
+        self._members = 0
         # Open containers, the innermost last; those of objects with the name of the member to come.
-        self._stack: list[tuple[dict[str, Any] | list[Any] | BulkArray, str]] = []
+        self._stack: list[tuple[dict[str, Any] | Pairs | list[Any] | BulkArray, str]] = []
         self._next_bulk = 0
         self._pause = 0
         self._position = 3 if text[:3] == b"\xef\xbb\xbf" else 0
@@ -66,8 +106,17 @@ class _Scanner:
             raise JsonSyntaxError("The document is empty.", self._position)
         stack = self._stack
         value = self._value()
+        values = 0
         while stack:
-            value = self._ended(value) if value is not _OPENED else self._value()
+            if value is not _OPENED:
+                value = self._ended(value)
+                continue
+            if len(stack) > MOST_DOCUMENT_DEPTH:
+                raise JsonDepthError
+            values += 1
+            if not values % _VALUES_BETWEEN_PAUSES:
+                give_way()
+            value = self._value()
         self._space()
         if self._peek() != 0:
             raise JsonSyntaxError("The document root must not be followed by other values.", self._position)
@@ -79,10 +128,12 @@ class _Scanner:
         if byte == 0x7B:
             self._position += 1
             self._space()
+            self._count()
+            container = self._new_object()
             if self._peek() == 0x7D:
                 self._position += 1
-                return {}
-            self._stack.append(({}, self._name()))
+                return container
+            self._stack.append((container, self._name()))
             return _OPENED
         if byte != 0x5B:
             return self._scalar(byte)
@@ -102,11 +153,12 @@ class _Scanner:
         container, name = self._stack[-1]
         self._space()
         byte = self._peek()
-        if isinstance(container, dict):
+        if isinstance(container, dict | Pairs):
             container.setdefault(name, value)
             if byte == 0x2C:
                 self._position += 1
                 self._space()
+                self._count()
                 self._stack[-1] = (container, self._name())
                 return _OPENED
             if byte != 0x7D:
@@ -128,7 +180,7 @@ class _Scanner:
         if isinstance(container, list) and len(container) % _ELEMENTS_BETWEEN:
             return _OPENED
         more = self._bulk()
-        if more is None:
+        if more is None and (not isinstance(container, list) or len(container) < _LONG_ARRAY):
             return _OPENED
         array = BulkArray()
         if isinstance(container, list):
@@ -136,9 +188,10 @@ class _Scanner:
                 array.append(element)
         else:
             array = container
-        array.extend(more)
+        if more is not None:
+            array.extend(more)
         _, name = self._stack.pop()
-        if more.closes:
+        if more is not None and more.closes:
             return array
         self._stack.append((array, name))
         return _OPENED
@@ -163,9 +216,21 @@ class _Scanner:
         return self._text[self._position] if self._position < self._end else 0
 
     def _space(self) -> None:
-        found = _SPACE.match(self._text, self._position)
-        assert found is not None
-        self._position = found.end()
+        while True:
+            found = _SPACE.match(self._text, self._position)
+            assert found is not None
+            end = found.end()
+            ended = end - self._position < _SPACE_WINDOW
+            self._position = end
+            if ended:
+                return
+            give_way()
+
+    def _count(self) -> None:
+        """Counts an object, or one more member of it."""
+        self._members += 1
+        if self._members > MOST_MEMBERS:
+            raise JsonMembersError
 
     def _name(self) -> str:
         if self._peek() != 0x22:
@@ -203,7 +268,7 @@ class _Scanner:
 
     def _number(self, byte: int) -> int | float:
         start = self._position
-        found = _NUMBER.match(self._text, start)
+        found = _NUMBER.match(self._text, start, start + WINDOW)
         if found is None:
             if byte == 0x2D:
                 words = _FIRST.get(self._text[start + 1] if start + 1 < self._end else 0, ())
@@ -211,6 +276,8 @@ class _Scanner:
                 if words and words[0] in (b"NaN", b"Infinity"):
                     return -float(_WORDS[self._word(words)])
             raise JsonSyntaxError("Invalid value.", self._position)
+        if found.end() - start == WINDOW:
+            raise JsonSyntaxError("Number too big to be stored in double.", start)
         fraction, exponent = found.groups()
         if fraction == b".":
             raise JsonSyntaxError("Miss fraction part in number.", found.end(1))

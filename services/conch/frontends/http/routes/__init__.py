@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from conch.core.clock import Clock, monotonic_ns
@@ -12,6 +13,7 @@ from conch.frontends.http.generate.route import generate_routes
 from conch.frontends.http.openapi import openapi_routes
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes.health import health_routes
+from conch.frontends.http.routes.home import home_routes
 from conch.frontends.http.routes.memory import memory_routes
 from conch.frontends.http.routes.models import model_routes
 from conch.frontends.http.routes.repository import repository_routes
@@ -23,6 +25,10 @@ from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 
 
+def _all_allowed() -> None:
+    """Where nothing says otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What routes ask besides the core.
@@ -31,11 +37,13 @@ class Services:
         regions: The shared memory of clients.
         logs: The log settings.
         traces: The trace settings.
+        check_changes: Raises if clients may not load and unload models.
     """
 
     regions: Regions
     logs: LogControl
     traces: TraceSettings
+    check_changes: Callable[[], None] = _all_allowed
 
 
 def api_routes(
@@ -59,11 +67,12 @@ def api_routes(
         uploads: Which clients may load models of files that they bring.
     """
     return [
+        *home_routes(core),
         *health_routes(core, pools),
         *model_routes(core),
-        *repository_routes(core, pools, most_bytes, uploads),
+        *repository_routes(core, pools, most_bytes, uploads, services.check_changes),
         *memory_routes(services.regions, pools, most_bytes),
         *generate_routes(core, pools, most_bytes, clock, gate),
         *openapi_routes(core.version),
-        *settings_routes(core, services.logs, services.traces, most_bytes),
+        *settings_routes(core, services.logs, services.traces, pools, most_bytes),
     ]

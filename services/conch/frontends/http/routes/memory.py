@@ -9,10 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from conch.core.errors import InvalidArgumentError
-from conch.frontends.http.bodies import member, read_body
+from conch.frontends.http.bodies import member, read_settings
 from conch.frontends.http.jsontext import access
 from conch.frontends.http.jsontext.access import text, unsigned
-from conch.frontends.http.jsontext.load import load
 from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import empty_reply, json_reply
 from conch.frontends.http.routing import ApiRoute, route
@@ -45,13 +44,19 @@ def memory_routes(regions: Regions, pools: Pools, most_bytes: int) -> list[ApiRo
 
     async def register_system(request: Request, region: str) -> Response:
         _check_name(region, "system")
-        key, offset, byte_size = system_registration(load(await read_body(request, most_bytes)))
+        regions.check_allowed()
+        key, offset, byte_size = system_registration(
+            await read_settings(request, pools, most_bytes, required=True)
+        )
         await run_on(pools.quick, regions.register_system, region, key, offset, byte_size)
         return empty_reply()
 
     async def register_cuda(request: Request, region: str) -> Response:
         _check_name(region, "cuda")
-        handle, device, byte_size = cuda_registration(load(await read_body(request, most_bytes)))
+        regions.check_allowed()
+        handle, device, byte_size = cuda_registration(
+            await read_settings(request, pools, most_bytes, required=True)
+        )
         await run_on(pools.quick, regions.register_cuda, region, handle, device, byte_size)
         return empty_reply()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -11,9 +12,9 @@ from starlette.responses import Response
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
 from conch.frontends.answers import refuse_repository_name
-from conch.frontends.http.bodies import member, members, read_body, read_json
+from conch.frontends.http.bodies import member, members, parsed, read_body, read_settings
 from conch.frontends.http.jsontext.access import boolean, text
-from conch.frontends.http.jsontext.load import load as parsed
+from conch.frontends.http.jsontext.load import load
 from conch.frontends.http.pools import Pools, run_on
 from conch.frontends.http.replies import empty_reply, json_reply
 from conch.frontends.http.routing import ApiRoute, route
@@ -23,28 +24,39 @@ _CATEGORY = "model-repository"
 _REPOSITORY = "/v2/repository(?:/(?P<repository>[^/]+))?"
 
 
-def repository_routes(core: ServerCore, pools: Pools, most_bytes: int, uploads: UploadRule) -> list[ApiRoute]:
-    """The table."""
+def repository_routes(
+    core: ServerCore, pools: Pools, most_bytes: int, uploads: UploadRule, check_changes: Callable[[], None]
+) -> list[ApiRoute]:
+    """The table.
+
+    Args:
+        core: Has the agent.
+        pools: Where requests wait.
+        most_bytes: The largest body of a load.
+        uploads: Which clients may load models of files that they bring.
+        check_changes: Raises if clients may not load and unload models.
+    """
 
     async def index(request: Request, repository: str) -> Response:
-        wanted = member(await read_json(request, most_bytes), "ready")
-        entries = await run_on(pools.index, core.agent.index, wanted is not None and boolean(wanted))
+        ready_only = index_wanted(await read_settings(request, pools, most_bytes))
+        entries = await run_on(pools.index, core.agent.index, ready_only)
         return json_reply([entry_object(entry) for entry in entries])
 
-    async def load(request: Request, repository: str, model: str) -> Response:
+    async def load_model(request: Request, repository: str, model: str) -> Response:
         refuse_repository_name(repository)
+        check_changes()
         client = request.client
         local = client is not None and is_loopback(client.host)
         may_upload = uploads.allows(local, request.headers)
         body = await read_body(request, most_bytes)
-        await run_on(
-            pools.loads, _load, core, model, body, may_upload
-        )  # there also taking the body apart: it may have files
+        parameters = await parsed(request, pools, _parameters, body) if body else {}
+        await run_on(pools.loads, core.agent.load, model, parameters, may_upload)
         return empty_reply()
 
-    async def unload(request: Request, repository: str, model: str) -> Response:
+    async def unload_model(request: Request, repository: str, model: str) -> Response:
         refuse_repository_name(repository)
-        parameters = member(await read_json(request, most_bytes), "parameters")
+        check_changes()
+        parameters = member(await read_settings(request, pools, most_bytes), "parameters")
         dependents = member({} if parameters is None else members(parameters), "unload_dependents")
         with_dependents = dependents is not None and boolean(dependents)
         await run_on(pools.unloads, core.agent.unload, model, with_dependents)
@@ -52,8 +64,8 @@ def repository_routes(core: ServerCore, pools: Pools, most_bytes: int, uploads: 
 
     return [
         route(_REPOSITORY + "/index", ["POST"], _CATEGORY, index),
-        route(_REPOSITORY + "/models/(?P<model>[^/]+)/load", ["POST"], _CATEGORY, load),
-        route(_REPOSITORY + "/models/(?P<model>[^/]+)/unload", ["POST"], _CATEGORY, unload),
+        route(_REPOSITORY + "/models/(?P<model>[^/]+)/load", ["POST"], _CATEGORY, load_model),
+        route(_REPOSITORY + "/models/(?P<model>[^/]+)/unload", ["POST"], _CATEGORY, unload_model),
     ]
 
 
@@ -63,8 +75,20 @@ def entry_object(entry: IndexEntry) -> dict[str, str]:
     return {"name": entry.name} | {key: value for key, value in fields.items() if value}
 
 
-def _load(core: ServerCore, model: str, body: bytes, may_upload: bool) -> None:
-    core.agent.load(model, load_parameters(parsed(body) if body else None), may_upload)
+def index_wanted(body: Any) -> bool:
+    """Whether an index is to hold only what is ready.
+
+    Raises:
+        InvalidArgumentError: The member that says so is no boolean; the text is Triton's.
+    """
+    wanted = body.get("ready", False) if isinstance(body, dict) else False
+    if not isinstance(wanted, bool):
+        raise InvalidArgumentError("Invalid value for 'ready': expected a boolean")
+    return wanted
+
+
+def _parameters(body: bytes) -> dict[str, LoadParameter]:
+    return load_parameters(load(body))
 
 
 def load_parameters(body: Any) -> dict[str, LoadParameter]:

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from conch.core.errors import ConchError, NotFoundError, UnavailableError, UnsupportedError
 from conch.core.server_core import ServerCore
-from conch.frontends.http.bodies import members, read_json
+from conch.frontends.http.bodies import members, read_settings
 from conch.frontends.http.jsontext.access import boolean, elements, text, unsigned
 from conch.frontends.http.jsontext.bulk import BulkArray
+from conch.frontends.http.pools import Pools
 from conch.frontends.http.replies import json_reply
 from conch.frontends.http.routing import ApiRoute, route
 from conch.observe.options import FORMATS
@@ -25,21 +26,21 @@ _TRACES = ("trace_level", *_TRACE_NUMBERS, "trace_file", "trace_mode")
 
 
 def settings_routes(
-    core: ServerCore, logs: LogControl, traces: TraceSettings, most_bytes: int
+    core: ServerCore, logs: LogControl, traces: TraceSettings, pools: Pools, most_bytes: int
 ) -> list[ApiRoute]:
     """The table."""
 
     async def logging(request: Request) -> Response:
         if request.method == "GET":
             return json_reply(logs.settings())
-        return json_reply(logs.update(log_changes(await read_json(request, most_bytes))))
+        return json_reply(logs.update(log_changes(await read_settings(request, pools, most_bytes))))
 
     async def trace(request: Request, model: str = "") -> Response:
         if model:
             _check_known(core, model)
         if request.method == "GET":
             return json_reply(trace_object(traces.settings(model)))
-        changes = trace_changes(await read_json(request, most_bytes))
+        changes = trace_changes(await read_settings(request, pools, most_bytes))
         return json_reply(trace_object(traces.update(changes, model)))
 
     both = ["GET", "POST"]

@@ -1,0 +1,102 @@
+"""The threads for large bodies: short work overtakes long work, nothing runs for nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from tests.support.servers import WAIT_S, eventually
+
+from conch.core.errors import CancelledError
+from conch.frontends.http.parsing import AbandonedError, ParsingPool
+from conch.frontends.http.turns import give_way
+
+
+class Long:
+    """Work that goes on until it is told to end, or its client goes."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.end = threading.Event()
+        self.gone = threading.Event()
+        self.steps = 0
+
+    def __call__(self) -> int:
+        self.begun.set()
+        while not self.end.is_set():
+            self.steps += 1
+            give_way()
+        return self.steps
+
+
+@pytest.fixture
+def pool() -> Iterator[ParsingPool]:
+    pool = ParsingPool("test-parse")
+    yield pool
+    assert pool.close(WAIT_S)
+
+
+def flood(pool: ParsingPool, count: int) -> list[Long]:
+    """So many long works of one client, on connections of their own."""
+    works = [Long() for _ in range(count)]
+    for port, work in enumerate(works):
+        pool.submit_for(f"10.0.0.1:{port}", work.gone.is_set, work)
+    return works
+
+
+def test_short_work_is_done_beside_long_work_of_the_same_client(pool: ParsingPool) -> None:
+    works = flood(pool, 5)
+    try:
+        for work in works:
+            assert work.begun.wait(WAIT_S), "they take turns"
+        assert pool.submit_for("10.0.0.1:99", lambda: False, lambda: 7).result(WAIT_S) == 7
+        steps = [work.steps for work in works]
+        eventually(
+            lambda: all(work.steps > step for work, step in zip(works, steps, strict=True)), "all go on"
+        )
+    finally:
+        for work in works:
+            work.end.set()
+
+
+def test_another_client_has_its_turn_however_much_one_has_sent(pool: ParsingPool) -> None:
+    works = flood(pool, 100)
+    try:
+        assert pool.submit_for("10.0.0.2:1", lambda: False, lambda: 7).result(WAIT_S) == 7
+    finally:
+        for work in works:
+            work.end.set()
+    for work in works:
+        assert work.begun.wait(WAIT_S), "each has its turn in the end"
+
+
+def test_work_of_a_client_that_is_gone_ends(pool: ParsingPool) -> None:
+    work, waits = Long(), Long()
+    future = pool.submit_for("10.0.0.1:1", work.gone.is_set, work)
+    assert work.begun.wait(WAIT_S)
+    waits.gone.set()
+    never = pool.submit_for("10.0.0.1:2", waits.gone.is_set, waits)
+    work.gone.set()
+    for each in (future, never):
+        with pytest.raises(AbandonedError):
+            each.result(WAIT_S)
+    assert not waits.begun.is_set(), "what nobody waits for is not begun"
+
+
+def test_what_has_not_begun_is_given_up_when_the_pool_closes() -> None:
+    pool = ParsingPool("test-parse")
+    works = [Long() for _ in range(20)]
+    futures = [pool.submit_for("10.0.0.1:1", work.gone.is_set, work) for work in works]
+    assert works[0].begun.wait(WAIT_S)
+    assert not pool.close(0.0)
+    with pytest.raises(RuntimeError):
+        pool.submit_for("10.0.0.1:1", lambda: False, lambda: 7)
+    for work in works:
+        work.end.set()
+    for future in futures:
+        with suppress(CancelledError):
+            if not future.cancelled():
+                future.result(WAIT_S)
+    assert futures[-1].cancelled()
