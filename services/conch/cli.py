@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = arguments or ["--help"]
     if command == "serve":
         return _serve(rest)
+    if command == "demo":
+        return _demo(rest)
     if command == "models":
         from conch.commands import models  # the server does without
 
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if command in ("--help", "-h", "help"):
         print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
+        print("       conch demo [flags]     serve the example models; takes the flags of conch serve")
         print("       conch models COMMAND   ask a running server about its models, or to change them; see")
         print("                              conch models --help")
         print("       conch control [flags]  have a running server follow repositories from a process of its")
@@ -77,6 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)
     return 2
+
+
+def _demo(arguments: Sequence[str]) -> int:
+    from conch.commands.demo import demo_flags
+
+    try:
+        flags = demo_flags()
+    except FlagError as error:
+        print(f"conch demo: {error}", file=sys.stderr)
+        return 1
+    return _serve([*flags, *arguments])
 
 
 def _serve(arguments: Sequence[str]) -> int:
