@@ -145,7 +145,14 @@ class Server:
             None
             if metrics is None
             else MetricsPort(
-                metrics, self._loop, self.registry, self.agent.loads, self._cache, self.regions, families
+                metrics,
+                self._loop,
+                self.registry,
+                self.agent.loads,
+                self._cache,
+                self.regions,
+                families,
+                lambda: self.core.loaded,
             )
         )
         self.metrics_port: int | None = None
