@@ -36,6 +36,7 @@ from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.opening import open_repositories
 from conch_control.options import WILDCARD, ControlOptions
+from conch_control.outcomes import STALE
 from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.readiness import as_wanted
@@ -346,8 +347,12 @@ class Agent:
 
 def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
     if entry.states:
+        # Of a model that is ready a failure as a whole is that of a newer load.
+        stale = "" if failure is None else STALE + failure
         return [
-            IndexEntry(name, str(version), state.state, state.reason)
+            IndexEntry(
+                name, str(version), state.state, state.reason or (stale if state.state == "READY" else "")
+            )
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]

@@ -248,13 +248,17 @@ def test_the_first_failed_load_is_an_increase_and_lasts(
     def of(name: str, model: str) -> float | None:
         return value(scrape(everything.metrics_url), f"conch_model_{name}", model=model)
 
-    assert of("load_failures_total", "m") == 0 and of("load_failed", "m") == 0, "there before the first failure"
+    assert of("load_failures_total", "m") == 0 and of("load_failed", "m") == 0, (
+        "there before the first failure"
+    )
     assert of("load_failed", "broken") == 1, "whoever scrapes first after a start must see it"
     failures = of("load_failures_total", "tagged")
     with pytest.raises(InferenceServerException):
         client.load_model("tagged", config='{"backend": "nonsense"}')
     assert of("load_failures_total", "tagged") == (failures or 0) + 1
-    assert of("load_failed", "tagged") == 0, "what is wrong with a client's config is not wrong with the model"
+    assert of("load_failed", "tagged") == 0, (
+        "what is wrong with a client's config is not wrong with the model"
+    )
 
 
 def test_a_failed_load_is_over_when_one_succeeds(tmp_path: Path) -> None:
