@@ -24,7 +24,7 @@ from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.book import Book
+from conch_control.book import UNFINISHED, Book
 from conch_control.composition import Composition, LoadOne
 from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.definition import PollError
@@ -223,6 +223,17 @@ class Agent:
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
         return Index(self.events.epoch, known.revision, tuple(found))
 
+    def unfinished(self) -> list[ModelStatus]:
+        """The models with versions that are being loaded, by name, without a look at the storage."""
+        known = self._book.snapshot().versions
+        return self.progress(
+            [
+                name
+                for name, versions in known.items()
+                if any(status.phase in UNFINISHED for status in versions.values())
+            ]
+        )
+
     def progress(self, names: Collection[str]) -> list[ModelStatus]:
         """Some models with how far their files are fetched, by name, without a look at the storage."""
         known, seen = self._book.snapshot(), self._seen
@@ -325,6 +336,8 @@ class Agent:
         if shown is not error:
             log.error("failed to load '%s'", name, exc_info=error)
         failure = LoadFailure(name, shown)
+        if isinstance(shown, EnsembleError):  # all others have been logged where they failed
+            log.error("%s", failure)
         # A model the operator named is missed even if there is no trace of it.
         if name not in self._registry.entries:
             self._book.failed(name, failure.reason)

@@ -6,7 +6,6 @@ import argparse
 import gc
 import logging
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from conch import __version__
 from conch.allocator import keep_large_blocks
 from conch.backends import load_backend
 from conch.backends.python.based import backends_within
+from conch.banner import models_table
 from conch.control_options import control_options, control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
@@ -36,13 +36,10 @@ from conch.options import (
 )
 from conch.running import run
 from conch.server import Server
-from conch.tables import table
 from conch_control.options import ControlOptions
 from conch_control.service.options import ControlPortOptions
 
 log = logging.getLogger(__name__)
-
-_REASON_WIDTH = 60
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,6 +135,7 @@ def _run(
     keep_large_blocks()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
+    server: Server | None = None
     try:
         server = Server(
             options,
@@ -153,64 +151,19 @@ def _run(
         )
 
         def started() -> None:
-            logs.settle()
-            _started(server, grpc, http, control_port, metrics)
+            # What the start has made lives as long as the process; the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            logs.announce(server.banner())
 
         return run(server, started, logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
-        log.error("%s", text)
-        logs.settle()
-        print(f"error: creating server: {text}", file=sys.stderr)
+        head = f"error: creating server: {text}"
+        lines = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
+        if server is not None and server.models_at_failure:
+            lines.insert(0, models_table(server.models_at_failure))
+        logs.announce("\n".join(lines), logging.ERROR)
+        if logs.only_json:
+            print(head, file=sys.stderr)  # for those who look for Triton's text
         return 1
-
-
-def _started(
-    server: Server,
-    grpc: GrpcOptions | None,
-    http: HttpOptions | None,
-    control_port: ControlPortOptions | None,
-    metrics: MetricsOptions | None,
-) -> None:
-    # What the start has made lives as long as the process; the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    print(_summary(server, grpc, http, control_port, metrics), flush=True)
-
-
-def _summary(
-    server: Server,
-    grpc: GrpcOptions | None,
-    http: HttpOptions | None,
-    control_port: ControlPortOptions | None,
-    metrics: MetricsOptions | None,
-) -> str:
-    """What is loaded, and where it is served."""
-    models = [
-        [
-            entry.name,
-            entry.version or "-",
-            entry.state or "not loaded",
-            textwrap.fill(entry.reason, _REASON_WIDTH),
-        ]
-        for entry in server.agent.index(False)
-    ]
-    ports = []
-    if grpc is not None:
-        unix = grpc.address.startswith("unix:")
-        address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
-        ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
-    if http is not None:
-        address = f"{http.target.rpartition(':')[0]}:{server.http_port}"
-        ports.append(["HTTP", address, "TLS" if http.tls else "plain text"])
-    if metrics is not None:
-        address = f"{metrics.target.rpartition(':')[0]}:{server.metrics_port}"
-        ports.append(["Metrics", address, "plain text"])
-    if control_port is not None:
-        ports.append(["Control", control_port.target, control_port.security])
-    return "\n".join(
-        (
-            table(["Model", "Version", "Status", "Reason"], models),
-            table(["Service", "Address", "Security"], ports),
-        )
-    )

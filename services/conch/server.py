@@ -15,6 +15,7 @@ from typing import Protocol
 
 from conch import __version__
 from conch.backends import load_backend
+from conch.banner import Endpoint, banner, local_address
 from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.backend import Backend
@@ -22,13 +23,14 @@ from conch.core.cache.service import CacheService
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.registry import Registry
-from conch.core.server_core import ServerCore
+from conch.core.server_core import IndexEntry, ServerCore
 from conch.core.stage import Stage
 from conch.core.watch import RequestLog
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.routes import Services
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
+from conch.hints import cause_line, listener_of, repository_hint
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.metrics import MetricsPort
@@ -37,6 +39,7 @@ from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 from conch.options import ServerOptions
+from conch.slow_loads import SlowLoads
 from conch_control.agent import Agent, LoadFailure
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
@@ -70,6 +73,7 @@ class Server:
 
     Attributes:
         failures: The models of the start that could not be loaded, once it has started.
+        models_at_failure: The index when the start failed because of them; empty if it did not.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -102,6 +106,8 @@ class Server:
                 keep_summaries=bool(metrics.quantiles),
             )
         self._options = options
+        self._locations = [str(each) for each in control.repositories]
+        self._control_options = control_port
         self._grpc_options = grpc
         self._http_options = http
         self.registry = Registry()
@@ -117,6 +123,7 @@ class Server:
                 families=families,
             )
             self.failures: list[LoadFailure] = []
+            self.models_at_failure: list[IndexEntry] = []
         except BaseException:
             self._close_cache()
             raise
@@ -156,6 +163,7 @@ class Server:
             )
         )
         self.metrics_port: int | None = None
+        self.control_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on
         self._start_lock = threading.Lock()  # held while the server starts
 
@@ -190,19 +198,59 @@ class Server:
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
-            self._control.start()  # before the models: their loading can be watched
+            self.control_port = self._control.start()  # before the models: their loading can be watched
         if self._options.listen_while_loading:
             self._listen()
-        failures = self.failures = self.agent.start()
+        wrong = list(filter(None, map(repository_hint, self._locations)))
+        for hint in wrong:
+            log.warning("%s", hint)
+        with SlowLoads(self.agent.unfinished):
+            failures = self.failures = self.agent.start()
         self.core.check_running()
-        for failure in failures:
-            log.error("%s", failure)
         if failures and self._options.exit_on_error:
-            raise InternalError("failed to load all models")
+            self.models_at_failure = self.agent.index(False)  # they are unloaded when this has failed
+            error = InternalError("failed to load all models")
+            for line in [*wrong, *(cause_line(each.name, each.reason) for each in failures)]:
+                error.add_note(line)
+            raise error
         self.core.started()
         self._listen()
         if self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in failures})
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Where it listens now."""
+        found = []
+        grpc, http, metrics, control = (
+            self._grpc_options,
+            self._http_options,
+            self._metrics_options,
+            self._control_options,
+        )
+        if grpc is not None and self.grpc_port is not None:
+            unix = grpc.address.startswith("unix:")
+            url = grpc.target if unix else local_address(grpc.address, self.grpc_port)
+            address = grpc.target if unix else _listening(grpc.target, self.grpc_port)
+            found.append(Endpoint("gRPC", url, address, _security(grpc.tls)))
+        if http is not None and self.http_port is not None:
+            scheme = "http" if http.tls is None else "https"
+            url = f"{scheme}://{local_address(http.address, self.http_port)}"
+            found.append(Endpoint("HTTP", url, _listening(http.target, self.http_port), _security(http.tls)))
+        if metrics is not None and self.metrics_port is not None:
+            url = f"http://{local_address(metrics.address, self.metrics_port)}/metrics"
+            address = _listening(metrics.target, self.metrics_port)
+            found.append(Endpoint("Metrics", url, address, "plain text"))
+        if control is not None and self.control_port is not None:
+            unix = control.is_unix
+            url = control.target if unix else local_address(control.address, self.control_port)
+            address = control.target if unix else _listening(control.target, self.control_port)
+            found.append(Endpoint("Control", url, address, control.security))
+        return found
+
+    def banner(self) -> str:
+        """What is loaded and where it is served, for people."""
+        return banner(self.agent.index(False), self.endpoints)
 
     def drain(self) -> None:
         """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
@@ -297,6 +345,15 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
     return CacheService(cache, new_hash)
 
 
+def _listening(target: str, port: int) -> str:
+    """An address with the port that is in use, where any free one was asked for."""
+    return f"{target.rpartition(':')[0]}:{port}"
+
+
+def _security(tls: object | None) -> str:
+    return "plain text" if tls is None else "TLS"
+
+
 class _Address(Protocol):
     """Where something is to listen."""
 
@@ -335,5 +392,8 @@ def check_free(options: _Address) -> None:
         raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise UnavailableError(f"Socket '{options.target}' already in use ") from None
+            taken = UnavailableError(f"Socket '{options.target}' already in use ")
+            owner = listener_of(options.port)
+            taken.add_note(f"{owner or 'another process'} listens there; end it, or choose another port")
+            raise taken from None
         raise UnavailableError(f"address {options.target} can't be listened on: {error.strerror}") from None

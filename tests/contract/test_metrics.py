@@ -372,7 +372,7 @@ def test_flags(tmp_path: Path) -> None:
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         infer(client, "m", 1)
         found = scrape(server.metrics_url)
-        assert "| Metrics | localhost:" in server.output
+        assert "| Metrics | http://localhost:" in server.output
         assert of_model(found, "m", "nv_inference_count") == 0
         assert of_model(found, "m", "conch_request_duration_seconds_count") == 1
         assert value(found, "nv_cpu_utilization") is None
