@@ -17,6 +17,7 @@ from conch.banner import models_table
 from conch.control_options import control_options, control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
+from conch.core.stacks import register
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
@@ -62,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from conch.commands.check import check
 
         return check(rest)
+    if command == "dump":
+        from conch.commands.dump import dump
+
+        return dump(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
@@ -73,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("       conch control [flags]  have a running server follow repositories from a process of its")
         print("                              own; see conch control --help")
         print("       conch check REPO ...   check model repositories; see conch check --help")
+        print("       conch dump [PID]       write the stacks of all threads of a running server")
         print("       conch --version        print the version")
         return 0
     print(f"conch: unknown command '{command}'; try conch --help", file=sys.stderr)
@@ -133,6 +139,7 @@ def _run(
     if flags["response-cache-byte-size"] is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
+    register()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     server: Server | None = None

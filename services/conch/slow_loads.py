@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 
+from conch.core.clock import wall_seconds
 from conch_control.book import UNFINISHED
 from conch_control.port import ModelStatus, VersionStatus
 from conch_control.states import Phase
@@ -57,4 +57,4 @@ def _doing(version: VersionStatus) -> str:
     part = ""
     if version.phase is Phase.STAGING and version.total_bytes > 0:
         part = f", {100 * version.done_bytes // version.total_bytes} % of {version.total_bytes:,} bytes"
-    return f"{_DOING[version.phase]}{part}, for {max(time.time() - version.seconds, 0.0):.0f} s so far"
+    return f"{_DOING[version.phase]}{part}, for {max(wall_seconds() - version.seconds, 0.0):.0f} s so far"
