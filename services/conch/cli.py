@@ -63,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from conch.commands.check import check
 
         return check(rest)
+    if command == "new":
+        from conch.commands.new import new
+
+        return new(rest)
     if command == "dump":
         from conch.commands.dump import dump
 
@@ -78,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("       conch control [flags]  have a running server follow repositories from a process of its")
         print("                              own; see conch control --help")
         print("       conch check REPO ...   check model repositories; see conch check --help")
+        print("       conch new model NAME   write a Python model to begin with, and its test")
         print("       conch dump [PID]       write the stacks of all threads of a running server")
         print("       conch --version        print the version")
         return 0

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from tests.support.servers import (
     CONCH,
+    ROOT,
     WAIT_S,
     check_simple,
     client_of,
@@ -379,3 +381,19 @@ def test_nothing_is_written_to_the_home_directory(repository: Path, tmp_path: Pa
     with serving(repository, environment={"HOME": str(home)}) as server, client_of(server) as client:
         check_simple(client.infer("simple", simple_inputs()))
     assert list(home.rglob("*")) == []
+
+
+def test_the_systemd_unit_is_one(tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = (ROOT / "deploy" / "systemd" / "conch.service").read_text()
+    (tmp_path / "conch.service").write_text(unit.replace("/opt/conch/bin/conch", str(CONCH)))
+    done = subprocess.run(
+        [tool, "verify", tmp_path / "conch.service"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

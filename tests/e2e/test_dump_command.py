@@ -57,6 +57,7 @@ def dump_with(server: ServerProcess, text: str) -> str:
     return str(eventually(found, f"'{text}' is among the stacks"))
 
 
+@pytest.mark.slow
 def test_a_server_and_its_worker(tmp_path: Path) -> None:
     copy_example(tmp_path, "simple")
     write_model(tmp_path, "holds", CONFIG + IN_WORKER, {"model.py": HOLDS})
@@ -72,6 +73,7 @@ def test_a_server_and_its_worker(tmp_path: Path) -> None:
         os.kill(int(theirs.partition(":")[0]), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs(tmp_path: Path) -> None:
     write_model(tmp_path, "holds", CONFIG + IN_PROCESS, {"model.py": HOLDS})
     with serving(tmp_path) as server, client_of(server) as client:
