@@ -24,7 +24,7 @@ from conch.core.registry import Entry, Registry
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.book import Book
+from conch_control.book import UNFINISHED, Book
 from conch_control.composition import Composition, LoadOne
 from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.definition import PollError
@@ -36,6 +36,7 @@ from conch_control.lifecycle import Lifecycle
 from conch_control.loader import GetBackend, Loader
 from conch_control.opening import open_repositories
 from conch_control.options import WILDCARD, ControlOptions
+from conch_control.outcomes import STALE
 from conch_control.overrides import overridden, read_overrides
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.readiness import as_wanted
@@ -219,6 +220,17 @@ class Agent:
             found.append(ModelStatus(name, "" if source is None else source.location, versions, reason))
         return Index(self.events.epoch, known.revision, tuple(found))
 
+    def unfinished(self) -> list[ModelStatus]:
+        """The models with versions that are being loaded, by name, without a look at the storage."""
+        known = self._book.snapshot().versions
+        return self.progress(
+            [
+                name
+                for name, versions in known.items()
+                if any(status.phase in UNFINISHED for status in versions.values())
+            ]
+        )
+
     def progress(self, names: Collection[str]) -> list[ModelStatus]:
         """Some models with how far their files are fetched, by name, without a look at the storage."""
         known, seen = self._book.snapshot(), self._seen
@@ -319,6 +331,8 @@ class Agent:
         if shown is not error:
             log.error("failed to load '%s'", name, exc_info=error)
         failure = LoadFailure(name, shown)
+        if isinstance(shown, EnsembleError):  # all others have been logged where they failed
+            log.error("%s", failure)
         # A model the operator named is missed even if there is no trace of it.
         if not self._registry.entries.get(name, Entry()).states:
             self._book.failed(name, failure.reason)
@@ -341,17 +355,19 @@ class Agent:
 
 def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
     if entry.states:
+        # Of a model that is ready a failure as a whole is that of a newer load.
+        stale = "" if failure is None else STALE + failure
         return [
-            IndexEntry(name, str(version), state.state, state.reason or _notes(entry, version))
+            IndexEntry(name, str(version), state.state, state.reason or _remarks(entry, version, stale))
             for version, state in sorted(entry.states.items())
         ]
     return [IndexEntry(name) if failure is None else IndexEntry(name, "", "UNAVAILABLE", failure)]
 
 
-def _notes(entry: Entry, version: int) -> str:
-    """What a version that serves does against its config."""
+def _remarks(entry: Entry, version: int, stale: str) -> str:
+    """What the index says of a version that serves: a newer load that failed, and outputs against its config."""
     model = entry.ready.get(version)
-    return "" if model is None else "; ".join(model.notes)
+    return "" if model is None else "; ".join([*filter(None, (stale,)), *model.notes])
 
 
 def _not_found(name: str, scan: Scan) -> PollError:

@@ -214,6 +214,6 @@ def _shown(status: VersionStatus) -> bool:
 
 
 def _state(status: VersionStatus) -> VersionState:
-    if status.phase is Phase.FAILED:
+    if status.phase is Phase.FAILED or (status.phase is Phase.READY and status.reason):
         return VersionState(status.phase.index_state, status.reason)
     return _STATES[status.phase]

@@ -131,6 +131,7 @@ class Lifecycle:
             SupersededError: Something newer has been asked for.
             ConchError: It can't be loaded; what served before still does.
         """
+        self._statistics.begun(source.name)
         with self._operations.call() as ticket:
             while True:
                 self._operations.check_open()
@@ -352,11 +353,13 @@ class Lifecycle:
         name = operation.name
         try:
             yield
+            self._statistics.succeeded(name)
         except BaseException as error:
             with self._lock:
                 stopped = operation.stopped
                 if stopped is None:
-                    self._statistics.failed(name)
+                    # What is wrong with a client's own config does not last.
+                    self._statistics.failed(name, lasting=operation.override is None)
                 if stopped is not None:
                     self._book.end(name, UNFINISHED, Change(Phase.UNLOADED, stopped.message))
                 elif isinstance(error, PollError | EnsembleError):

@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping
 from conch_control.book import FORGOTTEN, UNFINISHED, UNLOADED, Change, Statuses
 from conch_control.states import Phase
 
+STALE = "it goes on as it was, as its successor failed to load: "
+"""How the reason begins of a version that is ready although a newer load has failed."""
+
 
 def cleared(statuses: Statuses) -> dict[int, Change]:
     """Takes back what was said of versions that serve although their successors had failed."""
@@ -54,7 +57,5 @@ def failed(statuses: Statuses, failures: Mapping[int, str]) -> dict[int, Change]
                 Change(Phase.UNLOADED, UNLOADED) if reason is None else Change(Phase.FAILED, reason)
             )
         elif status.phase is Phase.READY and reason is not None:
-            # Not shown by Triton's index.
-            said = f"it goes on as it was, as its successor failed to load: {reason}"
-            changes[version] = Change(Phase.READY, said, status.host_bytes)
+            changes[version] = Change(Phase.READY, STALE + reason, status.host_bytes)
     return changes

@@ -6,7 +6,6 @@ import argparse
 import gc
 import logging
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,9 +13,11 @@ from conch import __version__
 from conch.allocator import keep_large_blocks
 from conch.backends import load_backend
 from conch.backends.python.based import backends_within
+from conch.banner import models_table
 from conch.control_options import control_options, control_port_options
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
+from conch.core.stacks import register
 from conch.flags import FlagError, FlagValues, add_flags, did_you_mean, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
 from conch.frontends.grpc.server import GrpcOptions
@@ -36,15 +37,15 @@ from conch.options import (
 )
 from conch.running import run
 from conch.server import Server
-from conch.tables import table
 from conch_control.options import ControlOptions
 from conch_control.service.options import ControlPortOptions
 
 log = logging.getLogger(__name__)
 
-_COMMANDS = ("serve", "models", "control", "check", "completion", "--help", "--version")
-_REASON_WIDTH = 60
-
+_COMMANDS = (
+    *("serve", "demo", "models", "control", "check", "new", "dump", "completion"),
+    *("--help", "--version"),
+)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the process's exit code."""
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command, *rest = arguments or ["--help"]
     if command == "serve":
         return _serve(rest)
+    if command == "demo":
+        return _demo(rest)
     if command == "models":
         from conch.commands import models  # the server does without
 
@@ -68,22 +71,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from conch.commands import completion
 
         return completion.run(rest)
+    if command == "new":
+        from conch.commands.new import new
+
+        return new(rest)
+    if command == "dump":
+        from conch.commands.dump import dump
+
+        return dump(rest)
     if command in ("--version", "version"):
         print(f"conch {__version__}")
         return 0
     if command in ("--help", "-h", "help"):
         print("usage: conch serve [flags]    serve a model repository; see conch serve --help")
+        print("       conch demo [flags]     serve the example models; takes the flags of conch serve")
         print("       conch models COMMAND   ask a running server about its models, or to change them; see")
         print("                              conch models --help")
         print("       conch control [flags]  have a running server follow repositories from a process of its")
         print("                              own; see conch control --help")
         print("       conch check REPO ...   check model repositories; see conch check --help")
         print("       conch completion SHELL print a script that completes commands and flags in bash or zsh")
+        print("       conch new model NAME   write a Python model to begin with, and its test")
+        print("       conch dump [PID]       write the stacks of all threads of a running server")
         print("       conch --version        print the version")
         return 0
     hint = did_you_mean(command, _COMMANDS) or "; try conch --help"
     print(f"conch: unknown command '{command}'{hint}", file=sys.stderr)
     return 2
+
+
+def _demo(arguments: Sequence[str]) -> int:
+    from conch.commands.demo import demo_flags
+
+    try:
+        flags = demo_flags()
+    except FlagError as error:
+        print(f"conch demo: {error}", file=sys.stderr)
+        return 1
+    return _serve([*flags, *arguments])
 
 
 def _serve(arguments: Sequence[str]) -> int:
@@ -129,8 +154,10 @@ def _run(
     if flags["response-cache-byte-size"] is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
+    register()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
+    server: Server | None = None
     try:
         server = Server(
             options,
@@ -146,64 +173,19 @@ def _run(
         )
 
         def started() -> None:
-            logs.settle()
-            _started(server, grpc, http, control_port, metrics)
+            # What the start has made lives as long as the process; the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            logs.announce(server.banner())
 
         return run(server, started, logs.flush)
     except (ConchError, IncompatibleGrpcError) as error:
         text = error_text(error) if isinstance(error, ConchError) else str(error)
-        log.error("%s", text)
-        logs.settle()
-        print(f"error: creating server: {text}", file=sys.stderr)
+        head = f"error: creating server: {text}"
+        lines = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
+        if server is not None and server.models_at_failure:
+            lines.insert(0, models_table(server.models_at_failure))
+        logs.announce("\n".join(lines), logging.ERROR)
+        if logs.only_json:
+            print(head, file=sys.stderr)  # for those who look for Triton's text
         return 1
-
-
-def _started(
-    server: Server,
-    grpc: GrpcOptions | None,
-    http: HttpOptions | None,
-    control_port: ControlPortOptions | None,
-    metrics: MetricsOptions | None,
-) -> None:
-    # What the start has made lives as long as the process; the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    print(_summary(server, grpc, http, control_port, metrics), flush=True)
-
-
-def _summary(
-    server: Server,
-    grpc: GrpcOptions | None,
-    http: HttpOptions | None,
-    control_port: ControlPortOptions | None,
-    metrics: MetricsOptions | None,
-) -> str:
-    """What is loaded, and where it is served."""
-    models = [
-        [
-            entry.name,
-            entry.version or "-",
-            entry.state or "not loaded",
-            textwrap.fill(entry.reason, _REASON_WIDTH),
-        ]
-        for entry in server.agent.index(False)
-    ]
-    ports = []
-    if grpc is not None:
-        unix = grpc.address.startswith("unix:")
-        address = grpc.target if unix else f"{grpc.target.rpartition(':')[0]}:{server.grpc_port}"
-        ports.append(["gRPC", address, "TLS" if grpc.tls else "plain text"])
-    if http is not None:
-        address = f"{http.target.rpartition(':')[0]}:{server.http_port}"
-        ports.append(["HTTP", address, "TLS" if http.tls else "plain text"])
-    if metrics is not None:
-        address = f"{metrics.target.rpartition(':')[0]}:{server.metrics_port}"
-        ports.append(["Metrics", address, "TLS" if metrics.tls else "plain text"])
-    if control_port is not None:
-        ports.append(["Control", control_port.target, control_port.security])
-    return "\n".join(
-        (
-            table(["Model", "Version", "Status", "Reason"], models),
-            table(["Service", "Address", "Security"], ports),
-        )
-    )

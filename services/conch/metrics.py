@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from conch.core.cache.service import CacheService
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.loads import LoadStatistics
@@ -33,6 +35,7 @@ class MetricsPort:
         cache: The response cache; None without one.
         regions: The shared-memory regions of clients; None without any.
         families: What models make of metrics.
+        ready: Whether the server is ready.
     """
 
     def __init__(
@@ -44,12 +47,15 @@ class MetricsPort:
         cache: CacheService | None = None,
         regions: Regions | None = None,
         families: CustomFamilies = FAMILIES,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._options = options
         self._thread = thread
         local = None if cache is None else cache.local_statistics
         sources: list[Source] = [
-            StateMetrics(registry, loads.snapshot, local, None if regions is None else _sizes_of(regions)),
+            StateMetrics(
+                registry, loads.snapshot, local, None if regions is None else _sizes_of(regions), ready
+            ),
             CustomMetrics(families),
         ]
         interval_ns = options.interval_ms * _NS_PER_MS

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from conch import __version__
 from conch.backends import load_backend
+from conch.banner import Endpoint, banner, local_address
 from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.backend import Backend
@@ -22,7 +23,7 @@ from conch.core.cache.service import CacheService
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
 from conch.core.registry import Registry
-from conch.core.server_core import ServerCore
+from conch.core.server_core import IndexEntry, ServerCore
 from conch.core.stage import Stage
 from conch.core.watch import RequestLog
 from conch.exposure import exposure
@@ -31,6 +32,7 @@ from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.routes import Services
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
+from conch.hints import cause_line, listener_of, repository_hint
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.metrics import MetricsPort
@@ -39,6 +41,7 @@ from conch.observe.options import LogOptions
 from conch.observe.settings import LogControl
 from conch.observe.trace import TraceSettings
 from conch.options import ServerOptions
+from conch.slow_loads import SlowLoads
 from conch_control.agent import Agent, LoadFailure
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
@@ -73,6 +76,7 @@ class Server:
     Attributes:
         failures: The models of the start that could not be loaded, once it has started.
         exposure: One sentence on what is open to which clients.
+        models_at_failure: The index when the start failed because of them; empty if it did not.
 
     Raises:
         ConchError: The settings can't work, such as a repository that is not a directory.
@@ -105,6 +109,8 @@ class Server:
                 keep_summaries=bool(metrics.quantiles),
             )
         self._options = options
+        self._locations = [str(each) for each in control.repositories]
+        self._control_options = control_port
         self._grpc_options = grpc
         self._http_options = http
         self.registry = Registry()
@@ -120,6 +126,7 @@ class Server:
                 families=families,
             )
             self.failures: list[LoadFailure] = []
+            self.models_at_failure: list[IndexEntry] = []
         except BaseException:
             self._close_cache()
             raise
@@ -151,10 +158,18 @@ class Server:
             None
             if metrics is None
             else MetricsPort(
-                metrics, self._loop, self.registry, self.agent.loads, self._cache, self.regions, families
+                metrics,
+                self._loop,
+                self.registry,
+                self.agent.loads,
+                self._cache,
+                self.regions,
+                families,
+                lambda: self.core.loaded,
             )
         )
         self.metrics_port: int | None = None
+        self.control_port: int | None = None
         self._waiting = threading.Event()  # never set: what a stop waits on
         self._start_lock = threading.Lock()  # held while the server starts
 
@@ -190,11 +205,16 @@ class Server:
             self._planner.remember()
         if self._control is not None:
             # Before the models: their loading can be watched.
-            self._keep_from_forks(self._control_options, self._control.start())
+            self.control_port = self._control.start()
+            self._keep_from_forks(self._control_options, self.control_port)
         if self._options.listen_while_loading:
             self._listen()
+        wrong = list(filter(None, map(repository_hint, self._locations)))
+        for hint in wrong:
+            log.warning("%s", hint)
         try:
-            failures = self.failures = self.agent.start()
+            with SlowLoads(self.agent.unfinished):
+                failures = self.failures = self.agent.start()
         except ConchError as error:
             self.core.check_running()
             if self._options.exit_without_repository:
@@ -204,15 +224,52 @@ class Server:
             self._listen()
             return
         self.core.check_running()
-        for failure in failures:
-            log.error("%s", failure)
         if failures and self._options.exit_on_error:
-            raise InternalError("failed to load all models")
+            self.models_at_failure = self.agent.index(False)  # they are unloaded when this has failed
+            error = InternalError("failed to load all models")
+            for line in [*wrong, *(cause_line(each.name, each.reason) for each in failures)]:
+                error.add_note(line)
+            raise error
         self.core.started()
         self._listen()
         log.info("%s", self.exposure)
         if self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in failures})
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Where it listens now."""
+        found = []
+        grpc, http, metrics, control = (
+            self._grpc_options,
+            self._http_options,
+            self._metrics_options,
+            self._control_options,
+        )
+        if grpc is not None and self.grpc_port is not None:
+            unix = grpc.address.startswith("unix:")
+            url = grpc.target if unix else local_address(grpc.address, self.grpc_port)
+            address = grpc.target if unix else _listening(grpc.target, self.grpc_port)
+            found.append(Endpoint("gRPC", url, address, _security(grpc.tls)))
+        if http is not None and self.http_port is not None:
+            scheme = "http" if http.tls is None else "https"
+            url = f"{scheme}://{local_address(http.address, self.http_port)}"
+            found.append(Endpoint("HTTP", url, _listening(http.target, self.http_port), _security(http.tls)))
+        if metrics is not None and self.metrics_port is not None:
+            scheme = "http" if metrics.tls is None else "https"
+            url = f"{scheme}://{local_address(metrics.address, self.metrics_port)}/metrics"
+            address = _listening(metrics.target, self.metrics_port)
+            found.append(Endpoint("Metrics", url, address, _security(metrics.tls)))
+        if control is not None and self.control_port is not None:
+            unix = control.is_unix
+            url = control.target if unix else local_address(control.address, self.control_port)
+            address = control.target if unix else _listening(control.target, self.control_port)
+            found.append(Endpoint("Control", url, address, control.security))
+        return found
+
+    def banner(self) -> str:
+        """What is loaded and where it is served, for people."""
+        return banner(self.agent.index(False), self.endpoints, [self.exposure])
 
     def drain(self) -> None:
         """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
@@ -315,6 +372,15 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
     return CacheService(cache, new_hash)
 
 
+def _listening(target: str, port: int) -> str:
+    """An address with the port that is in use, where any free one was asked for."""
+    return f"{target.rpartition(':')[0]}:{port}"
+
+
+def _security(tls: object | None) -> str:
+    return "plain text" if tls is None else "TLS"
+
+
 class _Target(Protocol):
     """Where something listens."""
 
@@ -357,5 +423,8 @@ def check_free(options: _Address) -> None:
         raise UnavailableError(f"address '{options.address}' is not known: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise UnavailableError(f"Socket '{options.target}' already in use ") from None
+            taken = UnavailableError(f"Socket '{options.target}' already in use ")
+            owner = listener_of(options.port)
+            taken.add_note(f"{owner or 'another process'} listens there; end it, or choose another port")
+            raise taken from None
         raise UnavailableError(f"address {options.target} can't be listened on: {error.strerror}") from None

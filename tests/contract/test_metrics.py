@@ -65,7 +65,7 @@ CONFIG = """
     {extra}
 """
 TAGS = 'metric_tags { key: "team" value: "x" }'
-METRIC_NAME = re.compile(r"\b(?:nv|conch|process|python)_[a-z0-9_]+")
+METRIC_NAME = re.compile(r"\bup\b|\b(?:nv|conch|process|python)_[a-z0-9_]+")
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +242,50 @@ def test_failed_loads_are_counted(everything: ServerProcess, client: triton.Infe
     assert (value(after, "conch_model_versions", state="READY") or 0) >= 3
 
 
+def test_the_first_failed_load_is_an_increase_and_lasts(
+    everything: ServerProcess, client: triton.InferenceServerClient
+) -> None:
+    def of(name: str, model: str) -> float | None:
+        return value(scrape(everything.metrics_url), f"conch_model_{name}", model=model)
+
+    assert of("load_failures_total", "m") == 0 and of("load_failed", "m") == 0, (
+        "there before the first failure"
+    )
+    assert of("load_failed", "broken") == 1, "whoever scrapes first after a start must see it"
+    failures = of("load_failures_total", "tagged")
+    with pytest.raises(InferenceServerException):
+        client.load_model("tagged", config='{"backend": "nonsense"}')
+    assert of("load_failures_total", "tagged") == (failures or 0) + 1
+    assert of("load_failed", "tagged") == 0, (
+        "what is wrong with a client's config is not wrong with the model"
+    )
+
+
+def test_a_failed_load_is_over_when_one_succeeds(tmp_path: Path) -> None:
+    code = write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": "nonsense("}) / "1" / "model.py"
+    flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        found = scrape(server.metrics_url)
+        assert value(found, "conch_model_load_failed", model="m") == 1
+        assert value(found, "conch_ready") == 0
+        code.write_text(MODEL)
+        client.load_model("m")
+        found = scrape(server.metrics_url)
+        assert value(found, "conch_model_load_failed", model="m") == 0
+        assert value(found, "conch_ready") == 1
+        client.unload_model("m")
+        assert value(scrape(server.metrics_url), "conch_model_load_failed", model="m") is None
+
+
+def test_the_alerts_fire_when_they_should() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed; Debian's package prometheus has it")
+    rules = ROOT / "deploy" / "prometheus" / "alerts_test.yml"
+    done = subprocess.run([promtool, "test", "rules", rules], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_shared_memory_of_clients(everything: ServerProcess) -> None:
     key = f"/{new_name()}"
     handle = shared_memory.create_shared_memory_region("r", key, 4096)
@@ -328,7 +372,7 @@ def test_flags(tmp_path: Path) -> None:
     with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         infer(client, "m", 1)
         found = scrape(server.metrics_url)
-        assert "| Metrics | localhost:" in server.output
+        assert "| Metrics | http://localhost:" in server.output
         assert of_model(found, "m", "nv_inference_count") == 0
         assert of_model(found, "m", "conch_request_duration_seconds_count") == 1
         assert value(found, "nv_cpu_utilization") is None
@@ -432,7 +476,7 @@ def test_every_query_names_metrics_that_are_exported(everything: ServerProcess, 
     else:
         queries = re.findall(r"^ *expr: (.*)$", text, re.MULTILINE)
     assert len(queries) >= 5
-    known = {name for name, _ in scrape(everything.metrics_url)}
+    known = {name for name, _ in scrape(everything.metrics_url)} | {"up"}  # Prometheus adds that one
     for query in queries:
         names = METRIC_NAME.findall(query)
         assert names and set(names) <= known, query

@@ -529,3 +529,17 @@ def test_file_containing_symbol(symbol: str, file: str) -> None:
 def test_unknown_symbol(symbol: str) -> None:
     with pytest.raises(KeyError, match="no file declares"):
         pool.file_containing_symbol(symbol)
+
+
+def test_every_file_names_its_packages_in_other_languages() -> None:
+    """So that code can be generated without a flag for each file."""
+    content = (Path(conch.protocol.__path__[0]) / "descriptors.binpb").read_bytes()
+    files = {file.name: file.options for file in descriptor_pb2.FileDescriptorSet.FromString(content).file}
+    assert len(files) == 6
+    for name, options in files.items():
+        assert "/" in options.go_package, name
+        assert options.java_package and options.java_multiple_files, name
+        assert options.java_outer_classname.endswith("Proto"), name
+    service, config = files["inference/grpc_service.proto"], files["inference/model_config.proto"]
+    assert service.go_package == config.go_package == "conch/inference"
+    assert service.java_outer_classname != config.java_outer_classname, "they are in one Java package"

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 from tests.support.metrics import get as rest_get
 from tests.support.servers import (
     CONCH,
+    ROOT,
     WAIT_S,
     check_simple,
     client_of,
@@ -39,7 +41,7 @@ def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:
     with started(*arguments, environment=environment) as server:
         assert server.wait() == 1
         assert "Traceback" not in without_models(server.errors)
-        assert server.output == ""
+        assert server.standard_output == ""
         return server.errors
 
 
@@ -158,10 +160,54 @@ def test_port_taken(repository: Path) -> None:
         port = taken.getsockname()[1]
         errors = fails(f"--model-repository={repository}", "--grpc-address=127.0.0.1", f"--grpc-port={port}")
     logged, printed = errors.splitlines()
-    text = f"Unavailable - Socket '127.0.0.1:{port}' already in use "
-    assert json.loads(logged)["message"] == text
-    assert printed == f"error: creating server: {text}", "and nothing of it comes before what was logged"
+    text = f"error: creating server: Unavailable - Socket '127.0.0.1:{port}' already in use "
+    assert printed == text, "and nothing of it comes before what was logged"
+    first, owner = json.loads(logged)["message"].split("\n")
+    assert first == text
+    assert owner.startswith(f"  pid {os.getpid()} (") and owner.endswith("end it, or choose another port")
     assert "loading" not in errors, "models were loaded for nothing"
+
+
+IMPORTS = """
+import pandaz
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_a_failed_start_says_each_cause_once_with_what_helps(tmp_path: Path) -> None:
+    tensors = " ".join(
+        f'{kind} {{ name: "T" data_type: TYPE_FP32 dims: [ 1 ] }}' for kind in ("input", "output")
+    )
+    model = write_model(tmp_path, "frames", f'backend: "python" {tensors}', {"model.py": IMPORTS})
+    with started(f"--model-repository={tmp_path}", "--grpc-port=0", "--log-json=false") as server:
+        assert server.wait() == 1
+        lines = server.errors.splitlines()
+    first = lines.index("error: creating server: Internal - failed to load all models")
+    (cause,) = lines[first + 1 :]
+    assert cause.startswith(
+        "  failed to load 'frames': version 1: Internal: ModuleNotFoundError: No module named 'pandaz'"
+    )
+    assert "name the package of 'pandaz' in a requirements.txt" in cause
+    assert sum(line.startswith("| frames ") for line in lines) == 1, "one table"
+    assert any(
+        re.match(r"\| frames \| 1 +\| UNAVAILABLE \| Internal: ModuleNotFoundError", line) for line in lines
+    )
+    errors = fails(f"--model-repository={model}", "--grpc-port=0", "--log-json=false")
+    hint = f"  '{model}' is a model, not a repository: name its parent, --model-repository={tmp_path}"
+    assert hint in errors.splitlines()
+
+
+def test_tables_and_logs_are_one_stream(repository: Path) -> None:
+    with started(
+        f"--model-repository={repository}", "--grpc-port=0", "--log-json=false", "--log-info=false"
+    ) as server:
+        server.wait_ready()
+        assert server.errors.startswith("+--"), "the tables, and no log before them"
+        assert server.standard_output == ""
+        assert server.stop() == 0
 
 
 def test_unknown_address(repository: Path) -> None:
@@ -242,7 +288,10 @@ def test_table(repository: Path) -> None:
         lines = server.output.splitlines()
         assert len({len(line) for line in lines[:6]}) == 1
         assert lines[1].split("|")[1:-1] == [" Model  ", " Version ", " Status ", " Reason "]
-        assert re.fullmatch(rf"\| gRPC +\| 0\.0\.0\.0:{server.port} +\| plain text \|", lines[-4])
+        assert re.fullmatch(
+            rf"\| gRPC +\| 127\.0\.0\.1:{server.port} +\| 0\.0\.0\.0:{server.port} +\| plain text \|",
+            lines[-4],
+        )
         assert [line.split("|")[1].strip() for line in lines[-4:-1]] == ["gRPC", "HTTP", "Metrics"]
 
 
@@ -316,12 +365,15 @@ def test_a_variable_that_looks_misspelt_is_warned_of(repository: Path) -> None:
 def test_log_flags(repository: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(repository, flags=[f"--log-file={log}", "--log-format=ISO8601"]) as server:
-        assert server.errors == ""
+        assert server.errors == server.output, "people see the tables, and nothing else"
     pattern = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\] ".*"')
     lines = log.read_text().splitlines()
-    assert lines and all(pattern.fullmatch(line) for line in lines), lines
+    tables = [line for line in lines if line.startswith(("+", "|"))]
+    lines = [line for line in lines if line not in tables]
+    assert tables and lines and all(pattern.fullmatch(line) for line in lines), lines
     with serving(repository, flags=["--log-info=false"]) as server:
-        assert server.errors == ""
+        (line,) = server.logs()
+        assert line["message"] + "\n" == server.output
 
 
 def test_a_terminal_gets_text(repository: Path) -> None:
@@ -386,3 +438,19 @@ def test_nothing_is_written_to_the_home_directory(repository: Path, tmp_path: Pa
     with serving(repository, environment={"HOME": str(home)}) as server, client_of(server) as client:
         check_simple(client.infer("simple", simple_inputs()))
     assert list(home.rglob("*")) == []
+
+
+def test_the_systemd_unit_is_one(tmp_path: Path) -> None:
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = (ROOT / "deploy" / "systemd" / "conch.service").read_text()
+    (tmp_path / "conch.service").write_text(unit.replace("/opt/conch/bin/conch", str(CONCH)))
+    done = subprocess.run(
+        [tool, "verify", tmp_path / "conch.service"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

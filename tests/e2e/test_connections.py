@@ -76,7 +76,7 @@ def test_tls(repository: Path, ours: Authority, theirs: Authority) -> None:
     flags = ["--grpc-use-ssl", f"--grpc-server-key={key}", f"--grpc-server-cert={certificate}"]
     with serving(repository, flags=flags) as server:
         (line,) = (line for line in server.output.splitlines() if line.startswith("| gRPC "))
-        assert line.split("|")[3].strip() == "TLS"
+        assert line.split("|")[4].strip() == "TLS"
         settings = {"ssl": True, "root_certificates": str(ours.root)}
         with closing(triton.InferenceServerClient(f"localhost:{server.port}", **settings)) as client:
             check_simple(client.infer("simple", simple_inputs()))

@@ -54,7 +54,7 @@ def test_index_load_and_unload(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/control.sock"
     flags = ["--model-control-mode=explicit", f"--control-address={target}"]
     with serving(repository, flags=flags) as server, connected(target) as client:
-        assert re.search(r"\| Control +\| unix:\S+ +\| plain text +\|", server.output)
+        assert re.search(r"\| Control +\| unix:\S+ +\| unix:\S+ +\| plain text +\|", server.output)
         (model,) = client.models().models
         assert (model.name, model.location, model.versions) == ("simple", str(repository / "simple"), ())
         client.load("simple", {})
@@ -113,7 +113,9 @@ def test_token_and_tls(tmp_path: Path) -> None:
         f"--control-token-file={tmp_path}/token",
     ]
     with serving(repository, flags=flags) as server:
-        assert f"| Control | 0.0.0.0:{port} | TLS, token |" in re.sub(" +", " ", server.output)
+        assert f"| Control | 127.0.0.1:{port} | 0.0.0.0:{port} | TLS, token |" in re.sub(
+            " +", " ", server.output
+        )
         tls = ClientTls(authority.root.read_bytes())
         with connected(f"127.0.0.1:{port}", tls, "pearl") as client:
             assert phases(client, "simple") == [Phase.READY]

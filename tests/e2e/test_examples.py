@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -46,6 +47,16 @@ def test_clients_get_what_they_expect(server: ServerProcess, client: str) -> Non
     assert done.returncode == 0, done.stderr
     for text in SAYS.get(client, ()):
         assert text in done.stdout
+
+
+def test_the_python_client_of_the_documentation(server: ServerProcess) -> None:
+    text = (ROOT / "docs" / "clients.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code = code.replace("localhost:8001", server.address)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split()[1:3] == ["0", "2"], done.stdout + done.stderr
 
 
 def test_the_walk_through_a_hot_swap() -> None:

@@ -23,6 +23,8 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
+from conch.observe.logs import ANNOUNCEMENTS
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "models" / "basic"
 PYTHON_EXAMPLES = ROOT / "examples" / "models" / "python"
@@ -101,7 +103,12 @@ class ServerProcess:
 
     @property
     def output(self) -> str:
-        """What it has printed: the tables."""
+        """What it has printed: its tables, which come with the logs, and what is on standard output."""
+        return _announced(self.errors) + self.standard_output
+
+    @property
+    def standard_output(self) -> str:
+        """What is on standard output: the access log, where it is to go there."""
         return self._output.read_text()
 
     @property
@@ -114,14 +121,14 @@ class ServerProcess:
         """Where it listens, as in its table."""
         found = re.search(r"\| gRPC +\| (\S+)", self.output)
         assert found, self.output
-        return found[1].replace("0.0.0.0", "127.0.0.1")
+        return found[1]
 
     @property
     def http_address(self) -> str:
         """Where it listens for HTTP."""
-        found = re.search(r"\| HTTP +\| (\S+)", self.output)
+        found = re.search(r"\| HTTP +\| https?://(\S+)", self.output)
         assert found, self.output
-        return found[1].replace("0.0.0.0", "127.0.0.1")
+        return found[1]
 
     @property
     def port(self) -> int:
@@ -133,7 +140,7 @@ class ServerProcess:
         """Where it tells its metrics, as in its table."""
         found = re.search(r"\| Metrics +\| (\S+)", self.output)
         assert found, self.output
-        return f"http://{found[1].replace('0.0.0.0', '127.0.0.1')}/metrics"
+        return found[1]
 
     def logs(self) -> list[dict[str, Any]]:
         """Its log lines; every line must be JSON."""
@@ -166,6 +173,17 @@ class ServerProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(WAIT_S)
+
+
+def _announced(errors: str) -> str:
+    """The tables in what a server has logged, as JSON or as text."""
+    found = []
+    for line in errors.splitlines(keepends=True):
+        if line.startswith("{") and f'"logger": "{ANNOUNCEMENTS}"' in line and line.endswith("\n"):
+            found.append(json.loads(line)["message"] + "\n")
+        elif line.startswith(("|", "+")):
+            found.append(line)
+    return "".join(found)
 
 
 _MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')

@@ -91,6 +91,8 @@ RULES = (
     rule("conch.protocol", "conch.protocol", "google.protobuf"),
     rule("conch.flags", "conch.core"),
     rule("conch.tables"),
+    rule("conch.banner", "conch.core", "conch.tables"),
+    rule("conch.slow_loads", "conch.core", "conch_control"),
     rule("conch.options", "conch", "conch_control"),
     rule("conch.exposure", "conch", "conch_control"),
     rule("conch.metrics", "conch"),

@@ -58,6 +58,7 @@ def test_the_table_of_models() -> None:
         ModelStatus("a", "/m/a", reason="model appears in two or more repositories"),
         ModelStatus("b", "/m/b", (VersionStatus(2, Phase.STAGING, done_bytes=1, total_bytes=4),)),
         ModelStatus("c", "/m/c", (VersionStatus(1, Phase.FAILED, "one\ntwo"),)),
+        ModelStatus("d", "/m/d", (VersionStatus(1, Phase.READY, "old"), VersionStatus(2, Phase.READY))),
     )
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in models_table(models).splitlines()]
     assert [row for row in rows if row] == [
@@ -66,6 +67,8 @@ def test_the_table_of_models() -> None:
         ["b", "2", "STAGING 25 % of 4 B", "", "", ""],
         ["c", "1", "FAILED", "", "", "one"],
         ["", "", "", "", "", "two"],
+        ["d", "1", "READY (newer load failed)", "", "", "old"],
+        ["d", "2", "READY", "", "", ""],
     ]
 
 

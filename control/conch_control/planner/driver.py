@@ -215,7 +215,8 @@ class Planner:
         with self._changed:
             ended, self._ended = self._ended, []
         for operation, error, took_ns in ended:
-            _log_end(operation, error, took_ns)
+            serves = self._running is not None and operation.name in self._running.names
+            _log_end(operation, error, took_ns, serves)
             outcome = Outcome.DONE if error is None else outcome_of(error)
             self._start(self._plan.finished(operation, outcome, self._clock()))
         if self._running is None:
@@ -376,7 +377,7 @@ def outcome_of(error: BaseException) -> Outcome:
     return Outcome.TRANSIENT if may_pass(error) else Outcome.FAILED
 
 
-def _log_end(operation: Operation, error: BaseException | None, took_ns: int) -> None:
+def _log_end(operation: Operation, error: BaseException | None, took_ns: int, serves: bool) -> None:
     if error is None:
         if operation.changed:
             took = took_ns / _S
@@ -388,4 +389,5 @@ def _log_end(operation: Operation, error: BaseException | None, took_ns: int) ->
     if operation.kind == "unload":
         log.error("failed to unload '%s': %s", operation.name, text, exc_info=known)
     else:
-        log.error("failed to load '%s', what served before goes on: %s", operation.name, text, exc_info=known)
+        before = "what served before goes on" if serves else "no version of it serves"
+        log.error("failed to load '%s', %s: %s", operation.name, before, text, exc_info=known)

@@ -63,6 +63,12 @@ class Settings:
         self.access_log = access_log_options(flags)
 
     @property
+    def ports(self) -> frozenset[int]:
+        """The ports that it is to listen on, apart from those that may be any free one."""
+        parts = (self.grpc, self.http, self.metrics, self.control_port)
+        return frozenset(each.port for each in parts if each is not None) - {0}
+
+    @property
     def flags(self) -> FlagValues:
         """The values of all flags."""
         return self._flags

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,13 +19,16 @@ from conch.api.direct import Direct, Inputs, RequestOptions, Responses
 from conch.api.model import ModelConfig, Tensor
 from conch.api.repository import BoundModel, BoundRepository
 from conch.api.results import Result
+from conch.banner import local_address
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch.running import Signals, Task
 from conch.server import Server as Composition
 from conch_control.definition import PollError
 
-_ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}
+log = logging.getLogger(__name__)
+
+_RUNNING: set[Server] = set()
 
 
 class _Stage(Enum):
@@ -41,7 +45,8 @@ class Server:
     ``model_control_mode="explicit"``, ``backend_config=["python,key=value"]``. A port of 0 is a free one, and
     one of None is not opened. Environment variables are not looked at, and logging belongs to the program.
 
-    A server can be started once. ``with`` starts and stops it.
+    A server can be started once. ``with`` starts and stops it. In a notebook, or another interactive session,
+    a server that is started takes the place of one that has a port in common with it.
 
     Args:
         repositories: Model repositories: directories, or URLs of object stores; none for functions alone.
@@ -80,6 +85,7 @@ class Server:
                     raise RuntimeError(f"the server {self._stage.value}; make another one")
                 self._stage = _Stage.STARTING
             try:
+                self._replace_earlier()
                 server = self._settings.compose(self._bound, self._stack)
                 with self._lock:
                     self._check_not_stopped()
@@ -89,6 +95,7 @@ class Server:
                     self._check_not_stopped()
                     self._direct = Direct(server.core)
                     self._stage = _Stage.RUNNING
+                _RUNNING.add(self)
             except BaseException:
                 with self._lock:
                     # Once there is a server, who stops it sees to everything.
@@ -98,6 +105,15 @@ class Server:
                     self._end()
                 raise
         return self
+
+    def _replace_earlier(self) -> None:
+        """Stops servers of this session that have the same ports: a cell or a line was run again."""
+        if not hasattr(sys, "ps1"):  # a program, which stops its servers itself
+            return
+        for other in list(_RUNNING):
+            if self._settings.ports & other._settings.ports:
+                log.info("stopping the server that was started before on the same ports")
+                other.stop()
 
     @staticmethod
     def _start(server: Composition) -> None:
@@ -136,6 +152,7 @@ class Server:
         return self._finished
 
     def _end(self) -> None:
+        _RUNNING.discard(self)
         self._stack.close()
         with self._lock:
             self._stopped.set()
@@ -158,6 +175,8 @@ class Server:
     def serve(self) -> None:
         """Starts the server if it has not been, waits until something stops it, and stops it.
 
+        Once it serves, its models and addresses are printed to standard error.
+
         On the main thread SIGINT and SIGTERM stop it for as long as this waits, also while it starts, and a
         second one ends the process; on others only `stop` does.
 
@@ -167,6 +186,7 @@ class Server:
         """
         if threading.current_thread() is not threading.main_thread():
             self._start_if_new()
+            self._announce()
             self._stopped.wait()
             return
         signals = Signals(logging.shutdown)
@@ -176,6 +196,7 @@ class Server:
             signals.wait_for(lambda: start.ended or signals.asked)
             if not signals.asked:
                 start.get()
+                self._announce()
             signals.wait_for(lambda: signals.asked or self._stopped.is_set())
             stop = Task("conch-stop", self.stop, signals.wake)
             signals.wait_for(lambda: stop.ended)
@@ -187,6 +208,23 @@ class Server:
             raise RuntimeError(f"the server {self._stage.value}; make another one")
         if self._stage is _Stage.NEW:
             self.start()
+
+    def _announce(self) -> None:
+        server = self._server
+        if server is not None and self._stage is _Stage.RUNNING:
+            sys.stderr.write(f"{server.banner()}\n")
+            sys.stderr.flush()
+
+    def __repr__(self) -> str:
+        server = self._server
+        if server is None or self._stage is not _Stage.RUNNING:
+            return f"<conch.Server that {self._stage.value}>"
+        places = ", ".join(f"{each.service} {each.url}" for each in server.endpoints) or "no ports"
+        entries = sorted(server.registry.entries.items())
+        models = [
+            f"{name} ({', '.join(map(str, sorted(each.ready)))})" for name, each in entries if each.ready
+        ]
+        return f"<conch.Server that runs: {places}; models: {', '.join(models) or 'none'}>"
 
     @contextmanager
     def _waking(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -220,7 +258,9 @@ class Server:
         if options is None or self.grpc_port is None:
             return None
         return (
-            options.target if options.address.startswith("unix:") else _url(options.address, self.grpc_port)
+            options.target
+            if options.address.startswith("unix:")
+            else local_address(options.address, self.grpc_port)
         )
 
     @property
@@ -229,7 +269,7 @@ class Server:
         options = self._settings.http
         if options is None or self.http_port is None:
             return None
-        return f"http{'s' if options.tls else ''}://{_url(options.address, self.http_port)}"
+        return f"http{'s' if options.tls else ''}://{local_address(options.address, self.http_port)}"
 
     @property
     def metrics_url(self) -> str | None:
@@ -237,7 +277,8 @@ class Server:
         options = self._settings.metrics
         if options is None or self.metrics_port is None:
             return None
-        return f"http{'s' if options.tls else ''}://{_url(options.address, self.metrics_port)}/metrics"
+        scheme = "https" if options.tls else "http"
+        return f"{scheme}://{local_address(options.address, self.metrics_port)}/metrics"
 
     @property
     def ready(self) -> bool:
@@ -419,6 +460,3 @@ def _reasons() -> Iterator[None]:
         raise InvalidArgumentError(f"{error.message}: {error.reason}") from error
 
 
-def _url(address: str, port: int) -> str:
-    host = _ANYWHERE.get(address, address)
-    return f"{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}"

@@ -52,9 +52,11 @@ def models_table(models: tuple[ModelStatus, ...]) -> str:
         if not model.versions:
             rows.append([model.name, "-", "not loaded", "", "", _wrapped(model.reason)])
         for version in model.versions:
-            state = " ".join(filter(None, (version.phase.value, staged(version))))
             memory = "" if version.host_bytes is None else size(version.host_bytes)
-            reason = _wrapped(version.reason or model.reason)
+            reason = version.reason or model.reason
+            stale = "(newer load failed)" if reason and version.phase is Phase.READY else ""
+            state = " ".join(filter(None, (version.phase.value, staged(version), stale)))
+            reason = _wrapped(reason)
             rows.append([model.name, str(version.version), state, moment(version.seconds), memory, reason])
     return table(["Model", "Version", "State", "Since", "Memory", "Reason"], rows)
 

@@ -166,6 +166,11 @@ class ServerCore:
         """The same, where being about to stop is no error."""
         return server_ready(self.life.stage, self._strict, self._all_ready)
 
+    @property
+    def loaded(self) -> bool:
+        """As `serving`, but without the checks that models make of themselves, which may take seconds."""
+        return server_ready(self.life.stage, self._strict, self._models_ready)
+
     def model_ready(self, name: str, version: str) -> bool:
         """Whether the server is to be sent requests for a model.
 

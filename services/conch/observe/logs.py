@@ -21,6 +21,9 @@ VERBOSE = 5
 MODELS = "conch.python_model"
 """The logger that `pb_utils.Logger` writes to."""
 
+ANNOUNCEMENTS = "conch.announcements"
+"""The logger that announcements name in JSON."""
+
 _LINE_BYTES = 64  # what a line takes up besides its text
 _PATIENCE_S = 2.0
 _PACKAGES = ("conch", "conch_control")
@@ -78,11 +81,14 @@ class LogHandler(logging.Handler):
         sink: Where to.
         as_json: Whether lines are JSON.
         clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        json: Whether lines are JSON.
     """
 
     def __init__(self, options: LogOptions, sink: Sink, as_json: bool, clock: Clock = monotonic_ns) -> None:
         super().__init__()
-        self._json = as_json
+        self.json = as_json
         self._clock = clock
         self._wanted: dict[int, bool] = {}
         self._limit = RepeatLimit[logging.LogRecord](options.most_alike)
@@ -99,7 +105,7 @@ class LogHandler(logging.Handler):
     def apply(self, options: LogOptions) -> None:
         """Makes changed options those in effect: levels and formats."""
         iso = options.format == "ISO8601"
-        self.setFormatter(JsonFormatter() if self._json else TextFormatter(iso, options.escape))
+        self.setFormatter(JsonFormatter() if self.json else TextFormatter(iso, options.escape))
         self._wanted = {
             logging.INFO: options.info,
             logging.WARNING: options.warning,
@@ -125,6 +131,12 @@ class LogHandler(logging.Handler):
                 return
         line = self._line(record)
         self._writer.put(line, _LINE_BYTES + len(line))
+
+    def announce(self, text: str, level: int = logging.INFO) -> None:
+        """Writes text for people at any log level: as it is, or as a message where lines are JSON."""
+        if self.json:
+            text = self.format(logging.LogRecord(ANNOUNCEMENTS, level, __file__, 0, text, None, None))
+        self._writer.put(text, _LINE_BYTES + len(text))
 
     def reopen(self) -> None:
         """Has the log file opened anew; may be called from a signal handler."""

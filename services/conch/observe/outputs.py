@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from contextlib import ExitStack
 from types import TracebackType
 
@@ -24,6 +26,7 @@ class Logs:
         control: Its settings.
         access: The access log; None for none.
         files: Those of them that have files.
+        in_file: Whether the log is a file.
 
     Attributes:
         control: The settings of the log.
@@ -36,12 +39,27 @@ class Logs:
         control: LogControl,
         access: AccessLog | None,
         files: tuple[Reopenable, ...],
+        in_file: bool = False,
     ) -> None:
         self._handler = handler
+        self._in_file = in_file
         self._files = files
         self._stack = ExitStack()
         self.control = control
         self.access = access
+
+    def announce(self, text: str, level: int = logging.INFO) -> None:
+        """Writes text for people to the log, in its order; where the log is a file, to standard error too."""
+        self._handler.announce(text, level)
+        self._handler.flush()
+        if self._in_file:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    @property
+    def only_json(self) -> bool:
+        """Whether people see nothing but lines of JSON."""
+        return self._handler.json and not self._in_file
 
     def settle(self) -> None:
         """Has what was logged so far written, so that what is printed next comes after it."""
@@ -79,7 +97,7 @@ def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
     control = LogControl(options, handler.apply)
     files: list[Reopenable] = [] if options.file is None else [handler]
     if access is None:
-        return Logs(handler, control, None, tuple(files))
+        return Logs(handler, control, None, tuple(files), bool(files))
     try:
         # Steps of ensembles are verbose; asked anew each time, as that can be changed meanwhile.
         requests = AccessLog(access, lambda: control.verbose)
@@ -88,4 +106,4 @@ def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
         raise LogFileError(f"--access-log can't be opened: {error}") from None
     if access.file is not None:
         files.append(requests)
-    return Logs(handler, control, requests, tuple(files))
+    return Logs(handler, control, requests, tuple(files), options.file is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -384,6 +385,36 @@ def test_serve_ends_with_a_signal(number: signal.Signals) -> None:
         process.kill()
         process.wait()
     assert (process.returncode, output) == (0, "over\n"), errors
+    assert "| m     | 1       | READY  |        |\n" in errors, "what conch serve prints"
+    assert re.search(rf"\| gRPC +\| 127\.0\.0\.1:{port} ", errors)
+
+
+CELL = """
+server = conch.Server(grpc_port={port}, http_port=None, metrics_port=None)
+server.bind("m", conch.batch(lambda X: {factor} * X), [conch.Tensor("X")], [conch.Tensor("Y")])
+server.start()
+"""
+
+
+def test_a_cell_that_is_run_again_replaces_its_server() -> None:
+    port = free_port()
+    cells = [CELL.format(port=port, factor=factor) for factor in (2, 3)]
+    client = (
+        f"client = conch.Client('127.0.0.1:{port}', 'm'); print(client.infer_sample([1.0])['Y'].item())\n"
+    )
+    stop = "client.close(); server.stop()\n"
+    process = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input="import conch\n" + cells[0] + client + "client.close()\n" + cells[1] + client + stop,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    lines = [line for line in process.stdout.splitlines() if line]
+    assert [line for line in lines if line[0].isdigit()] == ["2.0", "3.0"], process.stdout + process.stderr
+    shown = f"<conch.Server that runs: gRPC 127.0.0.1:{port}; models: m (1)>"
+    assert lines.count(shown) == 2, "a session shows what start() returns"
 
 
 def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:

@@ -300,6 +300,9 @@ def test_a_load_that_fails_waits_for_new_files(
         place.runs("other", "one")
         assert place.port.asked.count("load m") == 1
         assert place.port.running["m"]["1/model"] == "one"
+        place.port.errors["new"] = [InvalidArgumentError("broken")]
+        write(place.repository / "new")
+        eventually(lambda: "failed to load 'new', no version of it serves: broken" in caplog.text, "it fails")
         (place.repository / "m" / "1" / "model").write_text("mended")
         place.runs("m", "mended")
     assert place.port.asked.count("load m") == 2

@@ -16,6 +16,7 @@ from tests.support.servers import eventually
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.registry import VersionState
 from conch.core.stopping import load_stopped
 from conch_control.book import Book
 from conch_control.definition import PollError
@@ -24,6 +25,7 @@ from conch_control.lifecycle import Lifecycle
 from conch_control.loader import Loader
 from conch_control.operations import SupersededError
 from conch_control.options import ControlOptions
+from conch_control.outcomes import STALE
 from conch_control.states import Phase
 
 if TYPE_CHECKING:
@@ -338,9 +340,14 @@ def test_a_config_that_breaks_while_the_model_serves(site: Site) -> None:
     assert agent.ready()
     (status,) = agent.models().models
     assert "did you mean 'max_batch_size'?" in status.reason
+    (line,) = agent.index(False)
+    assert (line.state, line.reason) == ("READY", STALE + status.reason), (
+        "told apart from one without an error"
+    )
     site.model("m", {})
     agent.load("m", {})
     assert agent.models().models[0].reason == ""
+    assert [line.reason for line in agent.index(True)] == [""]
 
 
 def test_a_failed_successor_is_in_the_index(storage: Storage) -> None:
@@ -354,9 +361,13 @@ def test_a_failed_successor_is_in_the_index(storage: Storage) -> None:
         Phase.READY,
         "it goes on as it was, as its successor failed to load: Internal: boom",
     )
+    assert storage.site.registry.entries["m"].states[1] == VersionState("READY", status.reason), (
+        "Triton's index"
+    )
     model.write(storage.files())
     storage.load(model)
     assert storage.book.versions("m")[1].reason == ""
+    assert storage.site.registry.entries["m"].states[1] == VersionState("READY")
 
 
 @pytest.mark.parametrize("sequences", [False, True])

@@ -30,6 +30,8 @@ _SWAPS = Family(
     "Time of loads that replaced versions which served, from their turn to the swap",
 )
 _FAILED_LOADS = Family("conch_model_load_failures_total", "counter", "Loads of a model that have failed")
+_FAILED = Family("conch_model_load_failed", "gauge", "1 if the newest load of a model has failed, else 0")
+_READY = Family("conch_ready", "gauge", "1 if the server is ready for requests, else 0")
 _POOLS = (
     Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
     Family("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes"),
@@ -103,6 +105,7 @@ class StateMetrics:
         loads: What is counted of loads.
         cache: What a local response cache counts; None without one.
         regions: The sizes of clients' regions; None without any.
+        ready: Whether the server is ready.
     """
 
     def __init__(
@@ -111,7 +114,9 @@ class StateMetrics:
         loads: Callable[[], LoadCounts],
         cache: Callable[[], LocalCacheStatistics] | None = None,
         regions: RegionSizes | None = None,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._ready = ready
         self._registry = registry
         self._loads = loads
         self._cache = cache
@@ -120,6 +125,7 @@ class StateMetrics:
     def __call__(self) -> Found:
         """The families with their samples."""
         found = [(family, [sample(family.name, 0)]) for family in _POOLS]  # there is no such pool
+        found.append((_READY, [sample(_READY.name, int(self._ready()))]))
         found += [*self._models(), *self._load_families()]
         if self._cache is not None:
             counts = self._cache()
@@ -137,14 +143,16 @@ class StateMetrics:
 
     def _load_families(self) -> Found:
         counts = self._loads()
-        failures = [
-            sample(_FAILED_LOADS.name, count, model_labels(*self._registry.name_and_namespace(identifier)))
-            for identifier, count in sorted(counts.failures.items())
-        ]
+        failures, failed = [], []
+        for identifier, count in sorted(counts.failures.items()):
+            labelled = model_labels(*self._registry.name_and_namespace(identifier))
+            failures.append(sample(_FAILED_LOADS.name, count, labelled))
+            failed.append(sample(_FAILED.name, int(identifier in counts.failed), labelled))
         return [
             (_LOADS, [_histogram(_LOADS.name, counts.loads)]),
             (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
             (_FAILED_LOADS, failures),
+            (_FAILED, failed),
         ]
 
 

@@ -51,6 +51,9 @@ def main(arguments: Sequence[str]) -> None:
     from conch.workers.host.parent import end_with_parent
 
     end_with_parent()
+    from conch.core.stacks import register
+
+    register()
     from conch.backends.python.loading import only_one_model
 
     only_one_model()

@@ -1,0 +1,58 @@
+"""`conch new model`: what it writes serves and passes its own test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.servers import CONCH, WAIT_S, client_of, serving, tensor
+
+
+def new(directory: Path, *arguments: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [CONCH, "new", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_a_new_model_serves_and_passes_its_test(tmp_path: Path) -> None:
+    code, output, errors = new(tmp_path, "model", "first")
+    assert (code, errors) == (0, "")
+    assert "serve it:  conch serve --model-repository=models" in output
+    test = tmp_path / "models" / "first" / "test_first.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", test],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    checked = subprocess.run([CONCH, "check", "--strict", tmp_path / "models"], check=False)
+    assert checked.returncode == 0
+    with serving(tmp_path / "models") as server, client_of(server) as client:
+        result = client.infer("first", [tensor("INPUT", np.full((1, 3), 4, np.float32))])
+        assert result.as_numpy("OUTPUT").tolist() == [[8, 8, 8]]
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "there" / "first").mkdir(parents=True)
+    code, _, errors = new(tmp_path, "model", "first", "--repository=there")
+    assert (code, errors) == (1, "conch new model: there/first can't be written: File exists\n")
+    assert not list((tmp_path / "there" / "first").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../up", "1st", "", 'a"b', "a b"])
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    code, _, errors = new(tmp_path, "model", name)
+    assert code == 2 and f"'{name}' can't be the name" in errors
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,73 @@
+"""The wheel, as `make wheel` builds it, away from the checkout."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc as triton
+from tests.support.servers import ROOT, START_S, WAIT_S, check_simple, eventually, free_port, simple_inputs
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", directory, ROOT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = directory.glob("conch-*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_protos_and_examples_are_in_it(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, place in ((ROOT / "proto", "conch/proto"), (ROOT / "examples", "conch/examples")):
+        files = {
+            f"{place}/{path.relative_to(folder).as_posix()}"
+            for path in folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert files and files <= names
+
+
+@pytest.mark.slow
+def test_the_demo_serves_from_it(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]
+    subprocess.run(command, check=True)
+    port = free_port()
+    ports = [f"--grpc-port={port}", "--http-port=0", "--metrics-port=0"]
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        server = subprocess.Popen(
+            [sys.executable, site / "bin" / "conch", "demo", *ports, "--log-json=false"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(site)},
+            stderr=errors,
+        )
+    try:
+        eventually(lambda: server.poll() is not None or "Security" in log.read_text(), "it listens", START_S)
+        assert server.poll() is None, log.read_text()
+        client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        check_simple(client.infer("simple", simple_inputs()))
+        client.close()
+        started = subprocess.run(
+            [sys.executable, "-c", "import conch; print(conch.__file__)"],
+            env={**os.environ, "PYTHONPATH": str(site)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert started.stdout.strip() == str(site / "conch" / "__init__.py")
+        assert re.search(r"\| word_chain +\| 1 +\| READY", log.read_text())
+        server.terminate()
+        assert server.wait(WAIT_S) == 0
+    finally:
+        server.kill()
+        server.wait()
