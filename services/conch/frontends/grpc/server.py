@@ -33,6 +33,7 @@ _UNLOAD_THREADS = 2
 _SLOW_THREADS = 32
 _CHECK_THREADS = 4
 _MEMORY_THREADS = 2
+_LONG_THREADS = 2
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
 
@@ -125,6 +126,7 @@ class GrpcFrontEnd:
         self._slow = Pool(_SLOW_THREADS, "conch-grpc-load")
         self._checks = Pool(_CHECK_THREADS, "conch-grpc-ready")
         self._memory = Pool(_MEMORY_THREADS, "conch-grpc-memory")
+        self._long = Pool(_LONG_THREADS, "conch-grpc-decode")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         unary: dict[str, UnaryHandler] = ControlHandlers(
@@ -132,7 +134,7 @@ class GrpcFrontEnd:
         ).handlers()
         unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
         unary |= SharedMemoryHandlers(regions, self._memory).handlers()
-        shared = core, self._get_server, encoder, clock, forward, options.compression, regions
+        shared = core, self._get_server, encoder, clock, self._long, forward, options.compression, regions
         self._infer = InferHandler(*shared)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
         streams: dict[str, StreamHandler] = {
@@ -185,7 +187,7 @@ class GrpcFrontEnd:
         self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # What hangs with its storage may hang for longer than the client has waited for it.
-        pools = (self._quick, self._unloads, self._checks, self._memory, self._slow)
+        pools = (self._long, self._quick, self._unloads, self._checks, self._memory, self._slow)
         return all([pool.close(max(end - time.monotonic(), 0.0)) for pool in pools]) and ended
 
     def _refuse(self, timeout_s: float) -> None:
