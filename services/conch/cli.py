@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conch import __version__
-from conch.allocator import keep_large_blocks
+from conch.allocator import keep_large_blocks, trim_when_idle
 from conch.backends import load_backend
 from conch.backends.python.based import backends_within
 from conch.control_options import control_options, control_port_options
+from conch.core.descriptors import raise_descriptor_limit
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
 from conch.flags import FlagError, FlagValues, add_flags, read_flags
@@ -122,6 +123,8 @@ def _run(
     if flags["response-cache-byte-size"] is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
+    trim_when_idle()
+    raise_descriptor_limit()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     try:

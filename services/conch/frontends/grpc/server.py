@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.descriptors import GRPC_SHARES, most_connections
 from conch.core.errors import UnauthenticatedError, UnavailableError
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
@@ -51,6 +52,21 @@ class KeepAlive:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take at most.
+
+    Attributes:
+        connections: Connections to the port; 0 for a share of the file descriptors.
+        streams: Calls that are open at once on a connection; further ones wait at the client.
+        metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
+    """
+
+    connections: int = 0
+    streams: int = 1024
+    metadata_bytes: int = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
 class GrpcOptions:
     """Settings of the gRPC front end.
 
@@ -64,6 +80,7 @@ class GrpcOptions:
         max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
         max_connection_age_grace_ms: How long calls on such a connection may go on; 0 for ever.
         max_message_bytes: Largest message taken from a client.
+        limits: What else clients may take at most.
         compression: gRPC algorithm for inference responses, or None.
         restrictions: Groups of RPCs that need a secret.
         header_forward_pattern: Which call metadata become request parameters; empty for none.
@@ -78,6 +95,7 @@ class GrpcOptions:
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
     max_message_bytes: int = MOST_MESSAGE_BYTES
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     compression: str | None = None
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
@@ -151,6 +169,7 @@ class GrpcFrontEnd:
             restrict_streams(streams, options.restrictions, refused),
             channel_arguments(options),
             options.pollers,
+            most_metadata_bytes=options.limits.metadata_bytes,
         )
 
     def _get_server(self) -> Server:
@@ -208,10 +227,16 @@ class GrpcFrontEnd:
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:
     """The options as arguments of gRPC's C core."""
     keep = options.keep_alive
+    limits = options.limits
     arguments: list[tuple[str, int | str]] = [
         ("grpc.so_reuseport", int(options.reuse_port)),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.max_allowed_incoming_connections", limits.connections or most_connections(GRPC_SHARES)),
+        ("grpc.max_concurrent_streams", limits.streams),
+        # The first is the size from which on calls are refused by chance.
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
         ("grpc.keepalive_time_ms", keep.time_ms),
         ("grpc.keepalive_timeout_ms", keep.timeout_ms),
         ("grpc.keepalive_permit_without_calls", int(keep.permit_without_calls)),

@@ -13,7 +13,7 @@ from typing import Any
 from conch.core.clock import Clock, monotonic_ns
 from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall, UnaryCall, Watcher
 from conch.frontends.grpc.adapter.library import check_grpcio, cygrpc, grpc
-from conch.frontends.grpc.adapter.operations import UNIMPLEMENTED, abort
+from conch.frontends.grpc.adapter.operations import RESOURCE_EXHAUSTED, UNIMPLEMENTED, abort, metadata_bytes
 from conch.frontends.grpc.pollers import Pollers
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,9 @@ StreamHandler = Callable[[StreamCall], None]
 
 _OUTSTANDING_CALLS = 64
 _LEAST_WAIT_S = 0.5
+_FEW_ENTRIES = (
+    16  # of metadata: without references to the connection's table these are as long as what was sent
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,8 @@ class Server:
         arguments: Channel arguments.
         pollers: Polling threads; see `Pollers`.
         clock: Monotonic time in nanoseconds.
+        most_metadata_bytes: Size of a call's metadata; the C core holds only those clients to its limit that
+            have acknowledged its settings.
     """
 
     def __init__(
@@ -68,8 +73,10 @@ class Server:
         arguments: ChannelArguments = (),
         pollers: int = 2,
         clock: Clock = monotonic_ns,
+        most_metadata_bytes: int = 16 * 1024,
     ) -> None:
         check_grpcio()
+        self._most_metadata_bytes = most_metadata_bytes
         self._unary = {name.encode(): handler for name, handler in unary.items()}
         self._streams = {name.encode(): handler for name, handler in streams.items()}
         self._queue = cygrpc.CompletionQueue()
@@ -162,6 +169,11 @@ class Server:
             except ValueError:
                 if not self._stopping:
                     raise
+        metadata = event.invocation_metadata
+        if len(metadata) > _FEW_ENTRIES and metadata_bytes(metadata) > self._most_metadata_bytes:
+            text = f"received metadata size exceeds the limit of {self._most_metadata_bytes} bytes"
+            abort(event.call, RESOURCE_EXHAUSTED, text)
+            return
         method = event.call_details.method
         handler = self._unary.get(method)
         if handler is not None:
