@@ -9,7 +9,13 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from conch.core.errors import (
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
 from conch.frontends.answers import counted_models, refuse_repository_name, served_versions
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
@@ -23,6 +29,9 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 64 * 1024
 """How long the requests of RPCs are at most that carry names and settings."""
+
+HEALTH_SERVICES = frozenset(("", "inference.GRPCInferenceService"))
+"""What the health service knows: the server as a whole, and the one service that has a status."""
 
 _LOAD_DEPTH = 3  # the request, the entries of its parameters, their values
 
@@ -148,6 +157,8 @@ class ControlHandlers:
         return pb.RepositoryModelUnloadResponse()
 
     def _health(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        if request.service not in HEALTH_SERVICES:
+            raise NotFoundError(f"unknown service '{request.service}'")
         states = health_pb2.HealthCheckResponse
         return states(status=states.SERVING if self._core.serving else states.NOT_SERVING)
 

@@ -14,6 +14,7 @@ from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler
 from conch.frontends.grpc.control import ControlHandlers
 from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.health import HealthWatch
 from conch.frontends.grpc.infer import InferHandler
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
@@ -35,8 +36,9 @@ _SLOW_THREADS = 32
 _CHECK_THREADS = 4
 _MEMORY_THREADS = 2
 _LONG_THREADS = 2
-_QUIET_S = 0.05
-_LONGEST_WAIT_FOR_QUIET_S = 0.5
+_QUIET_S = 0.1
+_LONGEST_WAIT_FOR_CALLS_S = 0.5
+_LONGEST_WAIT_FOR_STREAMS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,10 @@ class GrpcFrontEnd:
         shared = core, self._get_server, encoder, clock, self._long, forward, options.compression, regions
         self._infer = InferHandler(*shared)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
+        self._streams = StreamInferHandler(*shared)
         streams: dict[str, StreamHandler] = {
-            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(*shared)
+            "/inference.GRPCInferenceService/ModelStreamInfer": self._streams,
+            "/grpc.health.v1.Health/Watch": HealthWatch(core),
         }
         streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
 
@@ -202,25 +206,30 @@ class GrpcFrontEnd:
             Whether everything has ended.
         """
         end = time.monotonic() + grace_s
+        self._infer.refuse()
+        self._wait_for_quiet(grace_s)
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
-        self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # What hangs with its storage may hang for longer than the client has waited for it.
         pools = (self._long, self._quick, self._unloads, self._checks, self._memory, self._slow)
         return all([pool.close(max(end - time.monotonic(), 0.0)) for pool in pools]) and ended
 
-    def _refuse(self, timeout_s: float) -> None:
-        """Refuses requests until clients have noticed.
+    def _wait_for_quiet(self, timeout_s: float) -> None:
+        """Waits until clients have noticed that requests are refused, and streams have been read.
 
         The C core cancels calls that arrive once it closes, and clients do not send these elsewhere. So those
-        that are on their way are answered first: that the server is not available.
+        that are on their way are answered first: that the server is not available. What was sent on a stream
+        is taken, for as long as it keeps coming in, but not for ever: some clients never stop.
         """
-        self._infer.refuse()
         never = threading.Event()
-        end = time.monotonic() + timeout_s
-        refused = -1
-        while refused != self._infer.refused and time.monotonic() < end:
-            refused = self._infer.refused
+        begin = time.monotonic()
+        before: tuple[int, int] | None = None
+        while (waited := time.monotonic() - begin) < min(timeout_s, _LONGEST_WAIT_FOR_STREAMS_S):
+            refused = self._infer.refused if waited < _LONGEST_WAIT_FOR_CALLS_S else 0
+            now = refused, self._streams.taken
+            if now == before:
+                return
+            before = now
             never.wait(_QUIET_S)
 
 

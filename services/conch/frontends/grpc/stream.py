@@ -171,6 +171,9 @@ class StreamInferHandler:
         forward: Turns the stream's metadata into request parameters, or None.
         compression: gRPC's name of the algorithm responses are compressed with, or None.
         regions: The shared-memory regions that tensors may lie in; None for none.
+
+    Attributes:
+        taken: How many requests have come in.
     """
 
     def __init__(
@@ -193,6 +196,7 @@ class StreamInferHandler:
         self._long = long
         self._forward = forward
         self._log = core.request_log
+        self.taken = 0
 
     def __call__(self, call: StreamCall) -> None:
         """Opens a stream."""
@@ -204,6 +208,7 @@ class StreamInferHandler:
 
     def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
         """Submits one request of a stream and lets the next one come in."""
+        self.taken += 1
         if len(message) >= LONG_BYTES and self._decode.is_long(message):
             self._long.submit(self._take, call, place, message, False)
         else:
