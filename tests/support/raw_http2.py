@@ -69,7 +69,7 @@ class RawConnection:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.socket = socket.create_connection((host, int(port)), timeout=5)
         self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0))
 
     def send(self, data: bytes) -> bool:
