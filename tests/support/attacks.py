@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -137,15 +135,3 @@ def infer_bodies(model: str, size: int) -> dict[str, Callable[[], bytes]]:
         "nested contents": lambda: strings(b"\x2a\x00" * half, 1),
         "contents again and again": lambda: name + _input("INPUT0", "BYTES", b"\1", None, b"\x2a\x00" * half),
     }
-
-
-def hold(seconds: float) -> None:
-    """Waits while a probe goes on."""
-    threading.Event().wait(seconds)
-
-
-def timed(work: Callable[[], object]) -> float:
-    """How many seconds something takes."""
-    before = time.perf_counter()
-    work()
-    return time.perf_counter() - before

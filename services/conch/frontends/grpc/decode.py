@@ -7,6 +7,7 @@ their tensors have been cut out: protobuf copies none of them, and lets no other
 
 from __future__ import annotations
 
+from collections import Counter
 from math import prod
 from typing import Any
 
@@ -235,8 +236,8 @@ def _typed_inputs(wire: Any, cut: CutRequest | None, uses: Uses) -> dict[str, Te
 
 
 def _twice(wire: Any) -> InvalidArgumentError:
-    seen: set[str] = set()
-    name = next(tensor.name for tensor in wire.inputs if tensor.name in seen or seen.add(tensor.name))
+    counts = Counter(tensor.name for tensor in wire.inputs)
+    name = next(name for name, count in counts.items() if count > 1)
     return InvalidArgumentError(
         f"[request id: {wire.id or '<id_unknown>'}] input '{name}' already exists in request"
     )

@@ -18,7 +18,6 @@ from conch.frontends.grpc.control import HEALTH_SERVICES, MOST_BYTES
 from conch.protocol import health_pb2
 
 _LOOK_S = 0.5
-_NOT_SENT = -1
 _STATES = health_pb2.HealthCheckResponse
 
 
@@ -32,7 +31,8 @@ class HealthWatch:
     def __init__(self, core: ServerCore) -> None:
         self._core = core
         self._changed = threading.Condition()
-        self._streams: dict[StreamCall, int] = {}  # to the status that was sent last
+        # To the status that was sent last; None for none.
+        self._streams: dict[StreamCall, health_pb2.HealthCheckResponse.ServingStatus | None] = {}
         self._thread: threading.Thread | None = None
 
     def __call__(self, call: StreamCall) -> None:
@@ -56,19 +56,22 @@ class HealthWatch:
             _send(call, _STATES.SERVICE_UNKNOWN)  # and stays open, as the protocol has it
             return
         with self._changed:
-            self._streams[call] = _NOT_SENT
+            self._streams[call] = None
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="conch-grpc-health", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
-    def _remove(self, call: StreamCall) -> bool:
+    def _remove(self, call: StreamCall) -> None:
         with self._changed:
+            self._streams.pop(call, None)
             self._changed.notify()
-            return self._streams.pop(call, None) is not None
 
     def _drain(self, call: StreamCall, status: int, details: str) -> None:
-        if self._remove(call):
+        with self._changed:
+            sent = self._streams.pop(call, _STATES.NOT_SERVING)
+            self._changed.notify()
+        if sent != _STATES.NOT_SERVING:
             _send(call, _STATES.NOT_SERVING)
         call.close(status, details)
 
@@ -83,9 +86,9 @@ class HealthWatch:
                 if not self._streams:
                     self._thread = None
                     return
-                if _NOT_SENT not in self._streams.values():
+                if None not in self._streams.values():
                     self._changed.wait(_LOOK_S)
 
 
-def _send(call: StreamCall, status: int) -> None:
+def _send(call: StreamCall, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
     call.write(_STATES(status=status).SerializeToString())
