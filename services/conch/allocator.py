@@ -61,11 +61,14 @@ def keep_large_blocks() -> bool:
     return taken
 
 
-def trim_when_idle() -> threading.Thread | None:
+def trim_when_idle(look_s: float = _LOOK_S) -> threading.Thread | None:
     """Has a thread return memory to the system that nothing has used for a while.
 
     glibc returns what is free at the end of an arena only: after a peak gigabytes can stay behind a few
     bytes. What has been free for four looks in a row beyond 256 MB is no reserve for the next tensors.
+
+    Args:
+        look_s: Seconds between looks.
 
     Returns:
         The thread; None where the C library has no such functions.
@@ -77,17 +80,17 @@ def trim_when_idle() -> threading.Thread | None:
         return None
     usage.restype = _Usage
     thread = threading.Thread(
-        target=_trim_when_idle, args=(usage, trim), name="conch-memory-trim", daemon=True
+        target=_trim_when_idle, args=(usage, trim, look_s), name="conch-memory-trim", daemon=True
     )
     thread.start()
     return thread
 
 
-def _trim_when_idle(usage: Callable[[], _Usage], trim: Callable[[int], object]) -> None:
+def _trim_when_idle(usage: Callable[[], _Usage], trim: Callable[[int], object], look_s: float) -> None:
     never = threading.Event()
     looks: deque[int] = deque(maxlen=_LOOKS)
     returned = 0  # free to the allocator, and with the system already
-    while not never.wait(_LOOK_S):
+    while not never.wait(look_s):
         looks.append(int(usage().fordblks))
         returned = min(returned, looks[-1])
         if len(looks) == _LOOKS and min(looks) - returned > _KEPT_BYTES:

@@ -32,7 +32,7 @@ _FIELDS: tuple[tuple[str, int, np.dtype[np.generic]], ...] = (
 _STRINGS = "bytes_contents"
 _STRINGS_TAG = 8 << 3 | _LENGTH
 _PIECE = 64 * 1024
-_STRINGS_BETWEEN_BREAKS = 1024
+_FIELDS_BETWEEN_BREAKS = 1024
 _LONGEST_VARINT = 10
 _MALFORMED = "the request message is malformed"
 _prefix = struct.Struct("<I").pack
@@ -71,7 +71,7 @@ class TypedContents:
                 if not long:
                     block.append(piece[content:end])
                 strings += 1
-                if long or not strings % _STRINGS_BETWEEN_BREAKS:
+                if long or not strings % _FIELDS_BETWEEN_BREAKS:
                     self._strings.append(b"".join(block))
                     block.clear()
                     give_way()
@@ -81,6 +81,8 @@ class TypedContents:
                     break
                 continue
             others += 1
+            if not others % _FIELDS_BETWEEN_BREAKS:
+                give_way()
             if others > MOST_FIELDS:
                 raise InvalidArgumentError(
                     f"typed contents of more than {MOST_FIELDS} fields: numbers have to be packed"

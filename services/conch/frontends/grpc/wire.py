@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
+from conch.frontends.http.turns import give_way
 
 MOST_FIELDS = 64 * 1024
 """How many fields a request may have, those of its inputs included and those of its tensors not."""
@@ -18,8 +19,10 @@ MOST_FIELDS = 64 * 1024
 MOST_HEAD_BYTES = 256 * 1024
 """How many bytes of a request may be anything but tensors: protobuf parses them without a break."""
 
-MOST_PLAIN_FIELDS = 4096
+MOST_PLAIN_FIELDS = 2000
 """How many fields a request may have that is taken apart on a polling thread."""
+
+_FIELDS_BETWEEN_BREAKS = MOST_PLAIN_FIELDS + 1
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 MODEL_NAME = 0x0A
@@ -116,6 +119,8 @@ def check_fields(message: bytes, depth: int) -> None:
                 count += 1
                 if count > MOST_FIELDS:
                     raise _too_many(MOST_FIELDS)
+                if not count % _FIELDS_BETWEEN_BREAKS:
+                    give_way()
                 if left > 1 and tag & 7 == _LENGTH:
                     todo.append((content, stop, left - 1))
         except InvalidArgumentError:
@@ -174,6 +179,8 @@ def cut_infer_request(
                     size += inner_end - inner_start
                 if count > most_fields or size > most_head:
                     break
+                if not count % _FIELDS_BETWEEN_BREAKS:
+                    give_way()
             if pieces:
                 rest.append(_NO_CONTENTS)
             contents.append(pieces)
@@ -181,6 +188,8 @@ def cut_infer_request(
         else:
             head.append(view[start:end])
             size += end - start
+        if not count % _FIELDS_BETWEEN_BREAKS:
+            give_way()
         if count > most_fields:
             raise _too_many(most_fields)
         if size > most_head:
