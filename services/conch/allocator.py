@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import threading
+from collections import deque
+from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +17,20 @@ _M_ARENA_MAX = -8
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 _KEPT_BYTES = 256 << 20
 _MOST_ARENAS = 4
+_LOOK_S = 5.0
+_LOOKS = 4
+
+
+class _Usage(ctypes.Structure):
+    """What ``mallinfo2`` says."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
 
 
 def keep_large_blocks() -> bool:
@@ -42,3 +59,41 @@ def keep_large_blocks() -> bool:
     )
     log.debug("the allocator %s the settings for large blocks", "took" if taken else "refused")
     return taken
+
+
+def trim_when_idle(look_s: float = _LOOK_S) -> threading.Thread | None:
+    """Has a thread return memory to the system that nothing has used for a while.
+
+    glibc returns what is free at the end of an arena only: after a peak gigabytes can stay behind a few
+    bytes. What has been free for four looks in a row beyond 256 MB is no reserve for the next tensors.
+
+    Args:
+        look_s: Seconds between looks.
+
+    Returns:
+        The thread; None where the C library has no such functions.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        usage, trim = library.mallinfo2, library.malloc_trim
+    except (OSError, AttributeError):
+        return None
+    usage.restype = _Usage
+    thread = threading.Thread(
+        target=_trim_when_idle, args=(usage, trim, look_s), name="conch-memory-trim", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+def _trim_when_idle(usage: Callable[[], _Usage], trim: Callable[[int], object], look_s: float) -> None:
+    never = threading.Event()
+    looks: deque[int] = deque(maxlen=_LOOKS)
+    returned = 0  # free to the allocator, and with the system already
+    while not never.wait(look_s):
+        looks.append(int(usage().fordblks))
+        returned = min(returned, looks[-1])
+        if len(looks) == _LOOKS and min(looks) - returned > _KEPT_BYTES:
+            trim(_KEPT_BYTES)
+            returned = int(usage().fordblks)
+            looks.clear()

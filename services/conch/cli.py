@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conch import __version__
-from conch.allocator import keep_large_blocks
+from conch.allocator import keep_large_blocks, trim_when_idle
 from conch.backends import load_backend
 from conch.backends.python.based import backends_within
 from conch.banner import models_table
 from conch.control_options import control_options, control_port_options
+from conch.core.descriptors import raise_descriptor_limit
 from conch.core.errors import ConchError, error_text
 from conch.core.instances.placement import Devices
 from conch.core.stacks import register
@@ -46,6 +47,7 @@ _COMMANDS = (
     *("serve", "demo", "models", "control", "check", "new", "dump", "completion"),
     *("--help", "--version"),
 )
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the process's exit code."""
@@ -155,6 +157,8 @@ def _run(
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
     register()
+    trim_when_idle()
+    raise_descriptor_limit()
     capability = flags["min-supported-compute-capability"]
     control = replace(control, devices=Devices(find_gpus(capability), capability))
     server: Server | None = None

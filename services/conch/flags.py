@@ -308,6 +308,25 @@ FLAGS: tuple[Flag, ...] = (
     Flag("reuse-grpc-port", parse_bool, False, "let other processes listen on the gRPC port too"),
     Flag("grpc-infer-thread-count", _number(1, 128), 2, "threads that poll for gRPC requests"),
     Flag("grpc-max-message-bytes", _number(1, 2**31 - 1), 2**31 - 1, "largest gRPC message taken"),
+    Flag(
+        "grpc-max-connections",
+        _natural,
+        0,
+        "connections that the gRPC port holds; further ones are closed at once; 0 for three eighths of the "
+        "process's file descriptors (ulimit -n)",
+    ),
+    Flag(
+        "grpc-max-concurrent-streams",
+        _number(1, 2**31 - 1),
+        1024,
+        "calls open at once on a gRPC connection; further ones wait at the client",
+    ),
+    Flag(
+        "grpc-max-metadata-bytes",
+        _number(1024, 2**24),
+        16 * 1024,
+        "metadata of a gRPC call, 32 bytes for each entry included; calls with more are refused",
+    ),
     Flag("grpc-use-ssl", parse_bool, False, "serve gRPC over TLS"),
     Flag("grpc-use-ssl-mutual", parse_bool, False, "ask gRPC clients for a certificate too"),
     Flag("grpc-server-cert", Path, None, "PEM file of the server's certificate"),

@@ -14,7 +14,7 @@ from conch.flags import FlagError, FlagValues
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
-from conch.frontends.grpc.server import GrpcOptions, KeepAlive
+from conch.frontends.grpc.server import ConnectionLimits, GrpcOptions, KeepAlive
 from conch.frontends.http.server import HttpOptions
 from conch.observe.metrics.options import MetricsOptions, read_settings
 from conch.observe.options import AccessLogOptions, LogOptions
@@ -211,6 +211,11 @@ def grpc_options(flags: FlagValues) -> GrpcOptions | None:
         max_connection_age_ms=flags["grpc-max-connection-age"],
         max_connection_age_grace_ms=flags["grpc-max-connection-age-grace"],
         max_message_bytes=flags["grpc-max-message-bytes"],
+        limits=ConnectionLimits(
+            connections=flags["grpc-max-connections"],
+            streams=flags["grpc-max-concurrent-streams"],
+            metadata_bytes=flags["grpc-max-metadata-bytes"],
+        ),
         # gRPC for Python has one gzip level, so Triton's three are the same here.
         compression=None if flags["grpc-infer-response-compression-level"] == "none" else "gzip",
         restrictions=restrictions,

@@ -345,7 +345,7 @@ def test_failed_reload_keeps_the_old_version(manager: Client, explicit: tuple[Se
     [
         "/inference.GRPCInferenceService/Nope",
         "/nope.Service/ModelInfer",
-        "/grpc.health.v1.Health/Watch",
+        "/grpc.health.v1.Health/Nope",
         "/",
     ],
 )
@@ -359,9 +359,30 @@ def test_unknown_methods(raw: RawClient, method: str) -> None:
 
 def test_health_service(raw: RawClient) -> None:
     stub = health_pb2_grpc.HealthStub(raw.channel)
-    for service in ("", "inference.GRPCInferenceService", "whatever"):
+    for service in ("", "inference.GRPCInferenceService"):
         answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=WAIT_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Check(health_pb2.HealthCheckRequest(service="whatever"), timeout=WAIT_S)
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+    assert raised.value.details() == "unknown service 'whatever'"
+
+
+def test_a_watch_of_a_service_that_there_is_not_stays_open(raw: RawClient) -> None:
+    stub = health_pb2_grpc.HealthStub(raw.channel)
+    watch = stub.Watch(health_pb2.HealthCheckRequest(service="whatever"), timeout=WAIT_S)
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    assert watch.is_active()
+    watch.cancel()
+
+
+@pytest.mark.parametrize("method", ["ServerLive", "LogSettings", "ModelConfig", "SystemSharedMemoryRegister"])
+def test_requests_that_carry_names_and_settings_are_short(raw: RawClient, method: str) -> None:
+    unknown = b"\xfa\x06" + b"\x80\x80\x04" + bytes(1 << 16)
+    with pytest.raises(grpc.RpcError) as raised:
+        raw(f"/inference.GRPCInferenceService/{method}", unknown)
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert raised.value.details() == "the request message has 65541 bytes, of which this RPC takes 65536"
 
 
 def test_reflection(raw: RawClient) -> None:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,54 @@ def test_a_stream_gets_its_answers_and_then_a_status(site: Site) -> None:
         assert answers == [""] * 3
         assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, CLOSED)
         assert server.wait() == 0
+
+
+def test_what_was_sent_on_a_stream_before_the_signal_is_answered(site: Site) -> None:
+    """Also what the server has not read by then: here more than fits into its buffers."""
+    total = 100
+    request = request_for("a")
+    request.inputs[0].shape[:] = [1 << 18]
+    request.raw_input_contents[:] = [bytes(1 << 20)]
+    config = site.models / "a" / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: [ 1 ]", "dims: [ -1 ]"))
+    with serving(site.models) as server, closing(Client(server.address)) as client:
+        sent, release = threading.Event(), threading.Event()
+
+        def requests() -> Iterator[Any]:
+            yield from [request] * total
+            sent.set()
+            release.wait(WAIT_S)
+
+        call = client.stream(requests())
+        answers: list[str] = []
+
+        def read() -> None:
+            with suppress(grpc.RpcError):
+                answers.extend(answer.error_message for answer in call)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        assert sent.wait(WAIT_S)
+        server.signal(signal.SIGTERM)
+        reader.join(WAIT_S)
+        release.set()
+        assert answers == [""] * total
+        assert (call.code(), call.details()) == (grpc.StatusCode.UNAVAILABLE, CLOSED)
+        assert server.wait() == 0
+
+
+def test_a_watch_is_told_of_every_change(site: Site, early: tuple[ServerProcess, Client]) -> None:
+    server, client = early
+    watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=WAIT_S)
+    assert next(watch) == NOT_SERVING
+    site.take_back("hold-b")
+    assert next(watch) == SERVING
+    server.signal(signal.SIGTERM)
+    assert next(watch) == NOT_SERVING
+    with pytest.raises(grpc.RpcError):
+        next(watch)
+    assert (watch.code(), watch.details()) == (grpc.StatusCode.UNAVAILABLE, CLOSED)
+    assert server.wait() == 0
 
 
 def test_live_sequences_are_gone_on_with_until_they_end(site: Site) -> None:

@@ -458,5 +458,3 @@ def _reasons() -> Iterator[None]:
         yield
     except PollError as error:
         raise InvalidArgumentError(f"{error.message}: {error.reason}") from error
-
-

@@ -132,7 +132,7 @@ class ServerCore:
         self._refusing = False
 
     @property
-    def agent(self) -> RepositoryAgent:
+    def agent(self) -> ClientAgent:
         """The control plane's side of the repository.
 
         Raises:

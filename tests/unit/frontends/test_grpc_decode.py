@@ -19,6 +19,7 @@ from conch.core.request import InferenceRequest
 from conch.core.tensor import Array, decode_bytes
 from conch.frontends.grpc import decode, templates
 from conch.frontends.grpc.decode import RequestDecoder
+from conch.frontends.grpc.wire import length_header
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 from conch.protocol import inference_pb2 as pb
@@ -408,6 +409,62 @@ def outcome(decoder: Callable[[bytes, Answers, int], InferenceRequest], message:
         request.parameters,
         {name: (one.datatype, one.shape, bytes(one.data)) for name, one in request.inputs.items()},
     )
+
+
+typed_contents = st.one_of(
+    st.builds(lambda values: Contents(bool_contents=values), st.lists(st.booleans(), max_size=4)),
+    st.builds(lambda values: Contents(int_contents=values), st.lists(st.integers(-(2**31), 2**31 - 1))),
+    st.builds(lambda values: Contents(int64_contents=values), st.lists(st.integers(-(2**63), 2**63 - 1))),
+    st.builds(lambda values: Contents(uint_contents=values), st.lists(st.integers(0, 2**32 - 1))),
+    st.builds(lambda values: Contents(uint64_contents=values), st.lists(st.integers(0, 2**64 - 1))),
+    st.builds(lambda values: Contents(fp32_contents=values), st.lists(st.floats(width=32))),
+    st.builds(lambda values: Contents(fp64_contents=values), st.lists(st.floats())),
+    st.builds(lambda values: Contents(bytes_contents=values), st.lists(st.binary(max_size=5))),
+    st.builds(lambda values: Contents(bytes_contents=values, fp32_contents=[1]), st.lists(st.just(b""))),
+)
+datatypes = st.sampled_from(
+    ["FP32", "FP64", "BOOL", "INT8", "INT32", "INT64", "UINT16", "UINT64", "BYTES", "X"]
+)
+
+
+@given(st.lists(st.tuples(st.text(max_size=2), datatypes, st.none() | typed_contents), max_size=3))
+def test_typed_contents_are_read_as_protobuf_reads_them(inputs: list[tuple[str, str, Any]]) -> None:
+    # As many strings are looked at as the shape has elements, and one more.
+    made = [Input(name=name, datatype=kind, shape=[100], contents=one) for name, kind, one in inputs]
+    first, *others = every_way(Request(model_name="m", inputs=made).SerializeToString())
+    assert others == [first] * (ENOUGH + 2)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "packed"),
+    [("INT32", 2, False), ("INT8", 2, True), ("BOOL", 1, True), ("INT64", 3, True), ("FP32", 6, False)],
+)
+@given(st.binary(max_size=60))
+def test_contents_of_any_bytes_are_read_as_protobuf_reads_them(
+    datatype: str, field: int, packed: bool, data: bytes
+) -> None:
+    contents = length_header(field, len(data)) + data if packed else data
+    made = Input(name="x", datatype=datatype, shape=[4]).SerializeToString()
+    made += length_header(5, len(contents)) + contents
+    message = b"\x0a\x01m" + length_header(5, len(made)) + made
+    first, *others = every_way(message)
+    refused = (InvalidArgumentError, "the request message is ")
+    # Groups of old protobuf are refused in long messages.
+    assert first == refused or others in ([first] * (ENOUGH + 2), [first] * ENOUGH + [refused] * 2)
+
+
+def test_strings_behind_those_that_the_shape_has_are_not_looked_at() -> None:
+    contents = Contents(bytes_contents=[b"ab"] * 9000)
+    request = decoded(Request(model_name="m", inputs=[one_input("BYTES", (2, 3), contents=contents)]))
+    assert decode_bytes(request.inputs["x"].data).tolist() == [b"ab"] * 7
+
+
+@pytest.mark.parametrize("number", [2, 4, 5, 6, 7])
+def test_millions_of_fields_are_refused_before_anything_is_made_of_them(number: int) -> None:
+    message = b"\x0a\x01m" + length_header(number, 0) * 1_000_000
+    with pytest.raises(InvalidArgumentError, match="request message"):
+        RequestDecoder()(message, Answers(), 0)
+    assert RequestDecoder().is_long(message)
 
 
 whole_requests = st.builds(

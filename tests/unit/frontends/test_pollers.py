@@ -280,6 +280,60 @@ def test_a_model_that_has_more_to_do_is_led_again_after_what_has_arrived_since()
         rig.nothing_more()
 
 
+class TestLongEvents:
+    """An event takes long: `tick` gives the turn of the thread that handles it away."""
+
+    @contextmanager
+    def handling(self, rig: Rig, then: Callable[[], object] = lambda: None) -> Iterator[threading.Thread]:
+        """Has an event be handled while the block runs, and something be done before that ends."""
+        begun: queue.Queue[threading.Thread] = queue.Queue()
+        held = Held()
+
+        def event() -> None:
+            begun.put(threading.current_thread())
+            held()
+            then()
+
+        rig.put(event)
+        try:
+            yield begun.get(timeout=WAIT_S)
+        finally:
+            held.go.set()
+
+    def test_another_thread_takes_over_at_the_second_tick(self) -> None:
+        with polling(2) as rig:
+            with self.handling(rig) as thread:
+                rig.pollers.tick()
+                rig.until_waiting(1, while_led=True)
+                assert rig.pollers._turn.locked() and not rig._polling.locked()
+                for _ in range(3):
+                    rig.pollers.tick()
+                for _ in range(3):
+                    assert rig.handled_by() is not thread
+            rig.works(2)
+
+    def test_what_was_promised_before_and_after_the_turn_was_lost(self) -> None:
+        with polling(2) as rig:
+            late = Model(rig, "late", True)
+            with self.handling(rig, partial(rig.pollers.promise, late)) as thread:
+                rig.put(partial(rig.pollers.promise, Model(rig, "early", True)))
+                for _ in range(2):
+                    rig.pollers.tick()
+                other, _ = rig.next(HAND_OVER, "early")  # the thread that leads would leave nobody to poll
+                assert other is not thread
+            assert rig.next(HAND_OVER, "late")[0] is thread
+            rig.works(2)
+            rig.nothing_more()
+
+    def test_a_thread_that_is_alone_keeps_its_turn(self) -> None:
+        with polling(1) as rig:
+            with self.handling(rig) as thread:
+                for _ in range(3):
+                    rig.pollers.tick()
+            assert rig.handled_by() is thread
+            rig.works(1)
+
+
 class TestSpikes:
     """A model whose batches have been short takes long: `tick` gives the turn away."""
 

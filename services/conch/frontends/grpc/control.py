@@ -10,17 +10,32 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.core.errors import (
+    ConchError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
 from conch.core.server_core import EXTENSIONS, LoadParameter, ServerCore
 from conch.frontends.answers import counted_models, refuse_repository_name, served_versions
 from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
 from conch.frontends.grpc.convert import metadata_message, statistics_message
+from conch.frontends.grpc.wire import check_fields
 from conch.frontends.uploads import UploadRule, is_local_peer
 from conch.protocol import health_pb2
 from conch.protocol import inference_pb2 as pb
 from conch.protocol import model_config_pb2 as config_pb
 
 log = logging.getLogger(__name__)
+
+MOST_BYTES = 64 * 1024
+"""How long the requests of RPCs are at most that carry names and settings."""
+
+HEALTH_SERVICES = frozenset(("", "inference.GRPCInferenceService"))
+"""What the health service knows: the server as a whole, and the one service that has a status."""
+
+_LOAD_DEPTH = 3  # the request, the entries of its parameters, their values
 
 
 class ControlHandlers:
@@ -129,7 +144,8 @@ class ControlHandlers:
         local = is_local_peer(call.peer)
         may_upload = self._uploads.allows(local, (key for key, _ in call.metadata))
         answer = partial(self._load, may_upload=may_upload)
-        answering_later(pb.RepositoryModelLoadRequest, answer, self._slow)(call, message)
+        # Its parameters hold files, so it may have any length.
+        answering_later(_LoadRequest, answer, self._slow, None)(call, message)
 
     def _load(
         self, request: pb.RepositoryModelLoadRequest, may_upload: bool
@@ -159,8 +175,19 @@ class ControlHandlers:
         return pb.RepositoryModelUnloadResponse()
 
     def _health(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+        if request.service not in HEALTH_SERVICES:
+            raise NotFoundError(f"unknown service '{request.service}'")
         states = health_pb2.HealthCheckResponse
         return states(status=states.SERVING if self._core.serving else states.NOT_SERVING)
+
+
+class _LoadRequest:
+    """Reads load requests; protobuf lets no other thread run while it parses, so their fields are counted."""
+
+    @staticmethod
+    def FromString(message: bytes) -> pb.RepositoryModelLoadRequest:
+        check_fields(message, depth=_LOAD_DEPTH)
+        return pb.RepositoryModelLoadRequest.FromString(message)
 
 
 def _load_parameter_kind(key: str) -> str:
@@ -180,9 +207,21 @@ def answering(kind: Any, answer: Callable[[Any], Any]) -> UnaryHandler:
     """
 
     def handle(call: UnaryCall, message: bytes) -> None:
-        _answer(call, message, kind, answer)
+        if _fits(call, message, MOST_BYTES):
+            _answer(call, message, kind, answer)
 
     return handle
+
+
+def _fits(call: UnaryCall, message: bytes, most_bytes: int | None) -> bool:
+    """Whether a request is no longer than those of its RPC may be; refuses it if it is."""
+    if most_bytes is None or len(message) <= most_bytes:
+        return True
+    call.abort(
+        ResourceExhaustedError.grpc_status,
+        f"the request message has {len(message)} bytes, of which this RPC takes {most_bytes}",
+    )
+    return False
 
 
 def _answer(call: UnaryCall, message: bytes, kind: Any, answer: Callable[[Any], Any]) -> None:
@@ -197,16 +236,20 @@ def _answer(call: UnaryCall, message: bytes, kind: Any, answer: Callable[[Any], 
         call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
 
 
-def answering_later(kind: Any, answer: Callable[[Any], Any], pool: Executor) -> UnaryHandler:
+def answering_later(
+    kind: Any, answer: Callable[[Any], Any], pool: Executor, most_bytes: int | None = MOST_BYTES
+) -> UnaryHandler:
     """A handler like that of `answering`, but off the polling threads.
 
     Args:
         kind: Message class of the request.
         answer: Takes the request, gives the response message; raises `ConchError`.
         pool: Runs it.
+        most_bytes: How long the request may be; None for any length.
     """
 
     def handle(call: UnaryCall, message: bytes) -> None:
-        pool.submit(_answer, call, message, kind, answer)
+        if _fits(call, message, most_bytes):
+            pool.submit(_answer, call, message, kind, answer)
 
     return handle

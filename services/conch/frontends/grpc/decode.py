@@ -1,14 +1,15 @@
 """ModelInferRequest bytes to an `InferenceRequest`.
 
 The one copy of a tensor's bytes on the way in is the C core's. Plain requests are recognised by what they
-have in common with earlier ones, or taken apart by hand. All others are parsed by protobuf, large ones after
-their raw contents have been cut out, so that protobuf never copies those.
+have in common with earlier ones, or taken apart by hand. All others are parsed by protobuf, long ones after
+their tensors have been cut out: protobuf copies none of them, and lets no other thread run while it parses.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,15 @@ from conch.core.request import InferenceRequest, Responder, id_prefix
 from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
 from conch.frontends.grpc.layouts import Layout, Layouts
 from conch.frontends.grpc.parameters import read_output_parameters, read_parameters, read_region
-from conch.frontends.grpc.wire import split_repeated_bytes
+from conch.frontends.grpc.typed_contents import TypedContents
+from conch.frontends.grpc.wire import MOST_PLAIN_FIELDS, CutRequest, cut_infer_request
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
 from conch.protocol import inference_pb2
 
 _SCAN_FROM = 16 * 1024
-_RAW_INPUT_CONTENTS = 7
+LONG_BYTES = _SCAN_FROM
+"""Shorter messages are not worth another thread, whatever they hold."""
 
 _CONTENTS_FIELD = {
     "BOOL": "bool_contents",
@@ -66,6 +69,17 @@ class RequestDecoder:
     def __init__(self, regions: Regions | None = None) -> None:
         self._regions = regions or Regions()
         self._layouts = Layouts()
+
+    def is_long(self, message: bytes) -> bool:
+        """Whether a message of `LONG_BYTES` or more may take long to read and to check."""
+        layout = self._layouts.find(message)
+        if layout is not None:
+            return layout.template.strings
+        try:
+            cut = cut_infer_request(message, MOST_PLAIN_FIELDS, _SCAN_FROM)
+        except InvalidArgumentError:
+            return True
+        return any(cut.contents) or b"BYTES" in cut.head
 
     def __call__(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
         """Reads a request.
@@ -146,17 +160,18 @@ def _text(request_id: bytes) -> str:
 
 def _parse(message: bytes, responder: Responder, received_ns: int, uses: Uses) -> InferenceRequest:
     """Reads any request, the whole of it."""
-    raw: Any
+    cut: CutRequest | None = None
     try:
         if len(message) < _SCAN_FROM:
             wire = inference_pb2.ModelInferRequest.FromString(message)
-            raw = wire.raw_input_contents
+            raw: Any = wire.raw_input_contents
         else:
-            head, raw = split_repeated_bytes(message, _RAW_INPUT_CONTENTS)
-            wire = inference_pb2.ModelInferRequest.FromString(head)
+            cut = cut_infer_request(message)
+            wire = inference_pb2.ModelInferRequest.FromString(cut.head)
+            raw = cut.raw
     except DecodeError as error:
         raise InvalidArgumentError(f"the request message is malformed: {error}") from None
-    inputs = _raw_inputs(wire, raw, uses) if raw else _typed_inputs(wire, uses)
+    inputs = _raw_inputs(wire, raw, uses) if raw else _typed_inputs(wire, cut, uses)
     requested: tuple[str, ...] | None = None
     outputs = wire.outputs
     if outputs:
@@ -202,14 +217,15 @@ def _raw_inputs(wire: Any, raw: Any, uses: Uses) -> dict[str, Tensor]:
     return inputs
 
 
-def _typed_inputs(wire: Any, uses: Uses) -> dict[str, Tensor]:
-    """The inputs whose elements come in their own ``contents``, or lie in regions."""
+def _typed_inputs(wire: Any, cut: CutRequest | None, uses: Uses) -> dict[str, Tensor]:
+    """The inputs whose elements come in their own ``contents``, which may be cut out, or lie in regions."""
     inputs: dict[str, Tensor] = {}
-    for tensor in wire.inputs:
+    for index, tensor in enumerate(wire.inputs):
         name = tensor.name
         part = read_region(tensor) if tensor.parameters else None
         if part is None:
-            inputs[name] = _typed_tensor(tensor, wire.model_name)
+            pieces = None if cut is None else cut.contents[index]
+            inputs[name] = _typed_tensor(tensor, pieces, wire.model_name)
             continue
         if tensor.HasField("contents"):
             raise InvalidArgumentError(
@@ -234,15 +250,20 @@ def _no_data(name: str, model_name: str) -> InvalidArgumentError:
     )
 
 
-def _typed_tensor(tensor: Any, model_name: str) -> Tensor:
-    """A tensor whose elements came in the typed ``contents`` of its input."""
+def _typed_tensor(tensor: Any, pieces: list[memoryview] | None, model_name: str) -> Tensor:
+    """A tensor whose elements came in the typed ``contents`` of its input, or were cut out of it."""
     name, datatype = tensor.name, tensor.datatype
     shape = tuple(tensor.shape)
     if not tensor.HasField("contents"):
         if 0 in shape:
             return Tensor(name, datatype, shape, b"")
         raise _no_data(name, model_name)
-    filled = [field.name for field, _ in tensor.contents.ListFields()]
+    cut: TypedContents | None = None
+    if pieces is None:
+        filled = [field.name for field, _ in tensor.contents.ListFields()]
+    else:
+        cut = TypedContents(pieces, most_strings=max(prod(shape), 0) + 1)
+        filled = cut.filled
     expected = _CONTENTS_FIELD.get(datatype)
     unexpected = f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
     if len(filled) > 1:
@@ -253,6 +274,8 @@ def _typed_tensor(tensor: Any, model_name: str) -> Tensor:
         )
     if expected is None:
         raise _no_data(name, model_name)
+    if cut is not None:
+        return Tensor(name, datatype, shape, cut.data(expected, NUMPY_DTYPES[datatype]))
     elements = getattr(tensor.contents, expected)
     data: Buffer
     if datatype == "BYTES":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, UnavailableError
@@ -12,7 +13,7 @@ from conch.core.sending import unsendable
 from conch.core.server_core import ServerCore
 from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, UnaryCall
-from conch.frontends.grpc.decode import RequestDecoder
+from conch.frontends.grpc.decode import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
@@ -32,6 +33,7 @@ class InferHandler:
         server: Leads models.
         encoder: Makes the response messages.
         clock: Monotonic time in nanoseconds.
+        long: Takes long messages, off the polling threads.
         forward: Turns call metadata into request parameters, or None.
         compression: gRPC's name of the algorithm responses are compressed with, or None.
         regions: The shared-memory regions that tensors may lie in; None for none.
@@ -46,6 +48,7 @@ class InferHandler:
         server: Callable[[], Server],
         encoder: ResponseEncoder,
         clock: Clock,
+        long: Executor,
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
@@ -57,6 +60,7 @@ class InferHandler:
         self._encoder = encoder
         self._clock = clock
         self._decode = RequestDecoder(regions)
+        self._long = long
         self._forward = forward
         self._compression = compression
         self._check = core.check_takes
@@ -65,6 +69,12 @@ class InferHandler:
 
     def __call__(self, call: UnaryCall, message: bytes) -> None:
         """Takes one request; it is answered when its batch has run."""
+        if len(message) >= LONG_BYTES and self._decode.is_long(message):
+            self._long.submit(self._take, call, message, False)
+        else:
+            self._take(call, message, True)
+
+    def _take(self, call: UnaryCall, message: bytes, may_lead: bool) -> None:
         now_ns = self._clock()
         request: InferenceRequest | None = None
         try:
@@ -80,7 +90,7 @@ class InferHandler:
             if model.spec.decoupled:
                 request.intercept(lambda responder: SingleResponse(responder, self._cancel), waits=True)
             call.watch(self._cancel, request)
-            to_lead = self._submit(request, True, model)
+            to_lead = self._submit(request, may_lead, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
         except ConchError as error:

@@ -8,6 +8,7 @@ thread waits for its turn to poll:
 - A model whose batches are short is led while nobody polls, for at most `_BUDGET_NS` at a time. If a batch
   takes longer than expected, `tick` gives the turn to the waiting thread.
 - For another model the thread first gives its turn away, then leads, then waits.
+- A thread that takes long over a single event loses its turn in the same way, and leads nothing after it.
 - Where no thread waits, and for all but one of several slow models, the models' own threads run the batches.
 """
 
@@ -17,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from conch.core.clock import Clock
@@ -73,7 +75,12 @@ class Pollers:
         self._role = threading.Lock()  # guards the two below
         self._waiting = 0
         self._pause: _Pause | None = None
-        self._promised: list[Leadable] = []  # touched by the thread that has the turn only
+        self._owner: int | None = None  # the thread that has the turn
+        self._promised: list[Leadable] = []
+        # The event that the thread with the turn handles. Either that thread or `tick` takes it out again,
+        # and the other one finds it gone. Each thread has a list of its own: it never takes out another's.
+        self._handled: list[Any] = []
+        self._seen: Any = None  # the event that was handled at the last tick
         self.threads = [
             threading.Thread(target=self._run, name=f"conch-grpc-{number}", daemon=True)
             for number in range(count)
@@ -101,12 +108,19 @@ class Pollers:
     def promise(self, model: Leadable) -> None:
         """Has the polling thread, which is the caller, lead a model once it has taken in all events."""
         self._promised.append(model)
+        if self._owner != get_ident():  # it has lost its turn, and the next one may be asleep already
+            try:
+                self._promised.remove(model)
+            except ValueError:
+                return  # the next one has seen it
+            model.hand_over()
 
     def tick(self) -> None:
-        """Has another thread poll if a batch that should have been short is not; to be called often.
+        """Has another thread poll if a batch or an event takes long; to be called often.
 
         What the batch holds up is handed over, also to other instances of the same model.
         """
+        self._take_over()
         with self._role:
             pause = self._pause
             if pause is None or self._clock() - pause.since_ns < _LONGEST_PAUSE_NS:
@@ -118,36 +132,64 @@ class Pollers:
         for model in left:
             model.hand_over()
 
+    def _take_over(self) -> None:
+        """Gives the turn to a waiting thread if an event has been handled since the last tick."""
+        handled = self._handled
+        try:
+            event = handled[0]
+            if event is not self._seen or not self._waiting:
+                self._seen = event
+                return
+            handled.pop()  # an event that came meanwhile is as good
+        except IndexError:
+            self._seen = None
+            return
+        self._seen = self._owner = None
+        self._turn.release()
+
     def _run(self) -> None:
         poll = self._next_event
-        self._take_turn()
+        handled: list[Any] = []
+        self._take_turn(handled)
         while True:
             event = poll(0 if self._promised else None)
             tag = event.tag
             if tag is not None:
+                handled.append(event)
                 try:
                     tag(event)
                 except Exception:
                     log.exception("a gRPC event was not handled")
+                try:
+                    handled.pop()
+                except IndexError:  # it took long
+                    self._take_turn(handled)
             elif self._is_timeout(event):
-                self._keep_promises()
+                self._keep_promises(handled)
             else:
                 break
-        self._keep_promises()
+        self._keep_promises(handled)
         for model in self._promised:
             model.hand_over()
         self._turn.release()  # the next thread finds the queue shut down as well
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, handled: list[Any]) -> None:
         with self._role:
             self._waiting += 1
         self._turn.acquire()
         with self._role:
             self._waiting -= 1
+        self._owner = get_ident()
+        self._handled = handled
 
-    def _keep_promises(self) -> None:
-        """Sees to the models that have got requests; the caller has the turn, before and after."""
-        promised, self._promised = self._promised, []
+    def _keep_promises(self, handled: list[Any]) -> None:
+        """Leads models that have got requests, or hands them over; the caller has the turn all the time."""
+        promised: list[Leadable] = []
+        while self._promised:
+            try:
+                promised.append(self._promised.pop(0))
+            except IndexError:
+                break  # the thread that promised it has handed it over
         if not self._waiting:
             for model in promised:
                 model.hand_over()
@@ -157,11 +199,11 @@ class Pollers:
         for model in slow[1:]:
             model.hand_over()  # before anything that takes time
         if fast and not self._lead_pausing(fast, slow[:1]):
-            self._take_turn()
+            self._take_turn(handled)
         elif slow:
             self._turn.release()
             self._lead(slow[0], None)
-            self._take_turn()
+            self._take_turn(handled)
 
     def _lead_pausing(self, models: list[Leadable], others: list[Leadable]) -> bool:
         """Leads models while nobody polls.

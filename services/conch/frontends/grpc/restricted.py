@@ -57,7 +57,7 @@ def parse_restrictions(specifications: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def _secret_of(restrictions: Restrictions, method: str) -> tuple[str, str] | None:
-    if method == "/grpc.health.v1.Health/Check":
+    if method.startswith("/grpc.health.v1.Health/"):
         return restrictions.get("health")
     name = method.rpartition("/")[2]
     return next(

@@ -7,12 +7,14 @@ import time
 from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.descriptors import GRPC_SHARES, most_connections
 from conch.core.errors import UnauthenticatedError, UnavailableError
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
 from conch.frontends.grpc.control import ControlHandlers
 from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.health import HealthWatch
 from conch.frontends.grpc.infer import InferHandler
 from conch.frontends.grpc.reflection import reflection_handlers
 from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
@@ -34,8 +36,10 @@ _UNLOAD_THREADS = 2
 _SLOW_THREADS = 32
 _CHECK_THREADS = 4
 _MEMORY_THREADS = 2
-_QUIET_S = 0.05
-_LONGEST_WAIT_FOR_QUIET_S = 0.5
+_LONG_THREADS = 2
+_QUIET_S = 0.1
+_LONGEST_WAIT_FOR_CALLS_S = 0.5
+_LONGEST_WAIT_FOR_STREAMS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,21 @@ class KeepAlive:
     max_pings_without_data: int = 2
     min_recv_ping_interval_without_data_ms: int = 300_000
     max_ping_strikes: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take at most.
+
+    Attributes:
+        connections: Connections to the port; 0 for a share of the file descriptors.
+        streams: Calls that are open at once on a connection; further ones wait at the client.
+        metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
+    """
+
+    connections: int = 0
+    streams: int = 1024
+    metadata_bytes: int = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +83,7 @@ class GrpcOptions:
         max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
         max_connection_age_grace_ms: How long calls on such a connection may go on; 0 for ever.
         max_message_bytes: Largest message taken from a client.
+        limits: What else clients may take at most.
         compression: gRPC algorithm for inference responses, or None.
         restrictions: Groups of RPCs that need a secret.
         header_forward_pattern: Which call metadata become request parameters; empty for none.
@@ -79,6 +99,7 @@ class GrpcOptions:
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
     max_message_bytes: int = MOST_MESSAGE_BYTES
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     compression: str | None = None
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
@@ -133,6 +154,7 @@ class GrpcFrontEnd:
         self._slow = Pool(_SLOW_THREADS, "conch-grpc-load")
         self._checks = Pool(_CHECK_THREADS, "conch-grpc-ready")
         self._memory = Pool(_MEMORY_THREADS, "conch-grpc-memory")
+        self._long = Pool(_LONG_THREADS, "conch-grpc-decode")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         identified = options.mutual or "model-repository" in options.restrictions
@@ -142,11 +164,13 @@ class GrpcFrontEnd:
         ).handlers()
         unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
         unary |= SharedMemoryHandlers(regions, self._memory).handlers()
-        shared = core, self._get_server, encoder, clock, forward, options.compression, regions
+        shared = core, self._get_server, encoder, clock, self._long, forward, options.compression, regions
         self._infer = InferHandler(*shared)
         unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
+        self._streams = StreamInferHandler(*shared)
         streams: dict[str, StreamHandler] = {
-            "/inference.GRPCInferenceService/ModelStreamInfer": StreamInferHandler(*shared)
+            "/inference.GRPCInferenceService/ModelStreamInfer": self._streams,
+            "/grpc.health.v1.Health/Watch": HealthWatch(core),
         }
         streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
 
@@ -159,6 +183,7 @@ class GrpcFrontEnd:
             restrict_streams(streams, options.restrictions, refused),
             channel_arguments(options),
             options.pollers,
+            most_metadata_bytes=options.limits.metadata_bytes,
         )
 
     def _get_server(self) -> Server:
@@ -191,35 +216,46 @@ class GrpcFrontEnd:
             Whether everything has ended.
         """
         end = time.monotonic() + grace_s
+        self._infer.refuse()
+        self._wait_for_quiet(grace_s)
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
-        self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # What hangs with its storage may hang for longer than the client has waited for it.
-        pools = (self._quick, self._unloads, self._checks, self._memory, self._slow)
+        pools = (self._long, self._quick, self._unloads, self._checks, self._memory, self._slow)
         return all([pool.close(max(end - time.monotonic(), 0.0)) for pool in pools]) and ended
 
-    def _refuse(self, timeout_s: float) -> None:
-        """Refuses requests until clients have noticed.
+    def _wait_for_quiet(self, timeout_s: float) -> None:
+        """Waits until clients have noticed that requests are refused, and streams have been read.
 
         The C core cancels calls that arrive once it closes, and clients do not send these elsewhere. So those
-        that are on their way are answered first: that the server is not available.
+        that are on their way are answered first: that the server is not available. What was sent on a stream
+        is taken, for as long as it keeps coming in, but not for ever: some clients never stop.
         """
-        self._infer.refuse()
         never = threading.Event()
-        end = time.monotonic() + timeout_s
-        refused = -1
-        while refused != self._infer.refused and time.monotonic() < end:
-            refused = self._infer.refused
+        begin = time.monotonic()
+        before: tuple[int, int] | None = None
+        while (waited := time.monotonic() - begin) < min(timeout_s, _LONGEST_WAIT_FOR_STREAMS_S):
+            refused = self._infer.refused if waited < _LONGEST_WAIT_FOR_CALLS_S else 0
+            now = refused, self._streams.taken
+            if now == before:
+                return
+            before = now
             never.wait(_QUIET_S)
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:
     """The options as arguments of gRPC's C core."""
     keep = options.keep_alive
+    limits = options.limits
     arguments: list[tuple[str, int | str]] = [
         ("grpc.so_reuseport", int(options.reuse_port)),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.max_allowed_incoming_connections", limits.connections or most_connections(GRPC_SHARES)),
+        ("grpc.max_concurrent_streams", limits.streams),
+        # The first is the size from which on calls are refused by chance.
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
         ("grpc.keepalive_time_ms", keep.time_ms),
         ("grpc.keepalive_timeout_ms", keep.timeout_ms),
         ("grpc.keepalive_permit_without_calls", int(keep.permit_without_calls)),

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError
@@ -21,7 +22,7 @@ from conch.core.server_core import ServerCore
 from conch.core.tensor import Buffer
 from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, StreamCall
-from conch.frontends.grpc.decode import RequestDecoder
+from conch.frontends.grpc.decode import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, joined
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import PARAMETER, retry_metadata
@@ -166,9 +167,13 @@ class StreamInferHandler:
         server: Leads models.
         encoder: Makes the response messages.
         clock: Monotonic time in nanoseconds.
+        long: Takes long messages, off the polling threads.
         forward: Turns the stream's metadata into request parameters, or None.
         compression: gRPC's name of the algorithm responses are compressed with, or None.
         regions: The shared-memory regions that tensors may lie in; None for none.
+
+    Attributes:
+        taken: How many requests have come in.
     """
 
     def __init__(
@@ -177,6 +182,7 @@ class StreamInferHandler:
         server: Callable[[], Server],
         encoder: ResponseEncoder,
         clock: Clock,
+        long: Executor,
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
@@ -187,8 +193,10 @@ class StreamInferHandler:
         self._encoder = encoder
         self._clock = clock
         self._decode = RequestDecoder(regions)
+        self._long = long
         self._forward = forward
         self._log = core.request_log
+        self.taken = 0
 
     def __call__(self, call: StreamCall) -> None:
         """Opens a stream."""
@@ -200,6 +208,13 @@ class StreamInferHandler:
 
     def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
         """Submits one request of a stream and lets the next one come in."""
+        self.taken += 1
+        if len(message) >= LONG_BYTES and self._decode.is_long(message):
+            self._long.submit(self._take, call, place, message, False)
+        else:
+            self._take(call, place, message, True)
+
+    def _take(self, call: StreamCall, place: _Place, message: bytes, may_lead: bool) -> None:
         now_ns = self._clock()
         try:
             request = self._decode(message, self._respond, now_ns)
@@ -214,7 +229,7 @@ class StreamInferHandler:
                 self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
             if not model.spec.decoupled:
                 place.stream.order(place)
-            to_lead = self.core.submit(request, True, model)
+            to_lead = self.core.submit(request, may_lead, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
             if request.cancelled:  # in the moment before it was queued

@@ -35,9 +35,19 @@ class Template:
         settings: Attributes of the requests that are not as by default.
         parts: Where the inputs lie, None for one in the message; None in all if no tensor is in a region.
         places: The outputs that are written to regions, and where to.
+        strings: Whether any input is of strings, which are looked at one by one.
     """
 
-    __slots__ = ("inputs", "model_name", "model_version", "parts", "places", "requested", "settings")
+    __slots__ = (
+        "inputs",
+        "model_name",
+        "model_version",
+        "parts",
+        "places",
+        "requested",
+        "settings",
+        "strings",
+    )
 
     def __init__(
         self,
@@ -56,6 +66,7 @@ class Template:
         self.settings = settings
         self.parts = parts
         self.places = places
+        self.strings = any(datatype == "BYTES" for _, datatype, _ in inputs)
 
     def takes(self, raw: int) -> bool:
         """Whether requests can have so many raw contents; those of others are wrong, or have to be parsed."""

@@ -6,14 +6,34 @@ wire type 2 followed by a length and that many bytes. Fields of a message may co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
+from conch.frontends.http.turns import give_way
+
+MOST_FIELDS = 64 * 1024
+"""How many fields a request may have, those of its inputs included and those of its tensors not."""
+
+MOST_HEAD_BYTES = 256 * 1024
+"""How many bytes of a request may be anything but tensors: protobuf parses them without a break."""
+
+MOST_PLAIN_FIELDS = 2000
+"""How many fields a request may have that is taken apart on a polling thread."""
+
+_FIELDS_BETWEEN_BREAKS = MOST_PLAIN_FIELDS + 1
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 MODEL_NAME = 0x0A
 """The tag of a request's first field."""
 # model_name, model_version, parameters, inputs, outputs
 _PLAIN_TAGS = frozenset((MODEL_NAME, 0x12, 0x22, 0x2A, 0x32))
+_RAW_INPUT_CONTENTS = 0x3A
+_INPUTS = 0x2A
+_CONTENTS = 0x2A  # of an input
+_NO_CONTENTS = b"\x2a\x00"
+_LONGEST_PLAIN_HEAD = 8 * 1024
 _MALFORMED = "the request message is malformed"
 
 
@@ -32,7 +52,7 @@ def length_header(field: int, length: int) -> bytes:
     return varint(field << 3 | _LENGTH) + varint(length)
 
 
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """The number at a position, and the position behind it.
 
     Raises:
@@ -53,50 +73,137 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         raise InvalidArgumentError(_MALFORMED) from None
 
 
-def split_repeated_bytes(message: bytes, field: int) -> tuple[bytes, list[Buffer]]:
-    """Takes the contents of a repeated bytes field out of a message without copying them.
-
-    Args:
-        message: A serialised message.
-        field: Number of a repeated bytes field at its top level.
-
-    Returns:
-        The message without that field (copied), and views of the field's contents in their order.
+def read_fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yields the tag, the start, the start of the content and the end of each field of a message.
 
     Raises:
         InvalidArgumentError: The message is not well-formed at its top level.
     """
-    wanted = field << 3 | _LENGTH
-    end = len(message)
-    view = memoryview(message)
-    rest: list[Buffer] = []
-    contents: list[Buffer] = []
-    position = 0
     while position < end:
         start = position
-        tag, position = read_varint(message, position)
+        tag, content = read_varint(data, position)
         kind = tag & 7
         if kind == _LENGTH:
-            length, position = read_varint(message, position)
-            content = position
-            position += length
-            if position > end:
-                raise InvalidArgumentError(_MALFORMED)
-            if tag == wanted:
-                contents.append(view[content:position])
-                continue
+            length, content = read_varint(data, content)
+            position = content + length
         elif kind == _VARINT:
-            _, position = read_varint(message, position)
+            _, position = read_varint(data, content)
         elif kind == _FIXED64:
-            position += 8
+            position = content + 8
         elif kind == _FIXED32:
-            position += 4
+            position = content + 4
         else:
             raise InvalidArgumentError(_MALFORMED)
         if position > end:
             raise InvalidArgumentError(_MALFORMED)
-        rest.append(view[start:position])
-    return b"".join(rest), contents
+        yield tag, start, content, position
+
+
+def check_fields(message: bytes, depth: int) -> None:
+    """Checks that a message has no more than `MOST_FIELDS` fields.
+
+    Args:
+        message: The serialised message.
+        depth: How many levels of messages inside one another are counted; all fields with a length above the
+            last level are taken for messages, those that are none count for nothing.
+
+    Raises:
+        InvalidArgumentError: It has more, or is not well-formed at its top level.
+    """
+    todo = [(0, len(message), depth)]
+    count = 0
+    while todo:
+        position, end, left = todo.pop()
+        try:
+            for tag, _, content, stop in read_fields(message, position, end):
+                count += 1
+                if count > MOST_FIELDS:
+                    raise _too_many(MOST_FIELDS)
+                if not count % _FIELDS_BETWEEN_BREAKS:
+                    give_way()
+                if left > 1 and tag & 7 == _LENGTH:
+                    todo.append((content, stop, left - 1))
+        except InvalidArgumentError:
+            if left == depth or count > MOST_FIELDS:
+                raise
+
+
+class CutRequest(NamedTuple):
+    """A ModelInferRequest and the tensors that were cut out of it.
+
+    Attributes:
+        head: The message without them; inputs that have typed contents have empty ones.
+        raw: Views of the raw contents, in their order.
+        contents: Views of the typed contents of each input, which protobuf would merge.
+    """
+
+    head: bytes
+    raw: list[Buffer]
+    contents: list[list[memoryview]]
+
+
+def cut_infer_request(
+    message: bytes, most_fields: int = MOST_FIELDS, most_head: int = MOST_HEAD_BYTES
+) -> CutRequest:
+    """Takes the tensors out of a ModelInferRequest without copying them.
+
+    Fields are counted and the rest is measured on the way: what is left to protobuf is short, and nothing
+    has been made of the parts of a message that is refused.
+
+    Args:
+        message: The serialised message.
+        most_fields: How many fields it may have, those of its inputs included.
+        most_head: How many bytes may be left.
+
+    Raises:
+        InvalidArgumentError: The message is not well-formed, or has more of something than it may have.
+    """
+    view = memoryview(message)
+    head: list[Buffer] = []
+    raw: list[Buffer] = []
+    contents: list[list[memoryview]] = []
+    count = size = 0
+    for tag, start, content, end in read_fields(message, 0, len(message)):
+        count += 1
+        if tag == _RAW_INPUT_CONTENTS:
+            raw.append(view[content:end])
+        elif tag == _INPUTS:
+            pieces: list[memoryview] = []
+            rest: list[Buffer] = []
+            for inner, inner_start, inner_content, inner_end in read_fields(message, content, end):
+                count += 1
+                if inner == _CONTENTS:
+                    pieces.append(view[inner_content:inner_end])
+                else:
+                    rest.append(view[inner_start:inner_end])
+                    size += inner_end - inner_start
+                if count > most_fields or size > most_head:
+                    break
+                if not count % _FIELDS_BETWEEN_BREAKS:
+                    give_way()
+            if pieces:
+                rest.append(_NO_CONTENTS)
+            contents.append(pieces)
+            head += (length_header(_INPUTS >> 3, sum(map(len, rest))), *rest)
+        else:
+            head.append(view[start:end])
+            size += end - start
+        if not count % _FIELDS_BETWEEN_BREAKS:
+            give_way()
+        if count > most_fields:
+            raise _too_many(most_fields)
+        if size > most_head:
+            raise InvalidArgumentError(
+                f"names, shapes and parameters take more than {most_head} bytes of the request message; send "
+                f"what is large as a tensor"
+            )
+    return CutRequest(b"".join(head), raw, contents)
+
+
+def _too_many(most_fields: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the request message has more than {most_fields} fields, such as inputs, parameters and raw contents"
+    )
 
 
 def split_infer_request(message: bytes) -> tuple[bytes, slice | None, list[slice]] | None:
@@ -111,7 +218,7 @@ def split_infer_request(message: bytes) -> tuple[bytes, slice | None, list[slice
     Returns:
         The message without id and raw contents, where the text of its id is, if it has one, and where each
         of the raw contents is; None where the message has unknown fields, another order of fields or an
-        error in it, and has to be parsed.
+        error in it, or more than a plain one has, and has to be parsed.
     """
     end = len(message)
     position = id_start = id_end = 0
@@ -129,16 +236,20 @@ def split_infer_request(message: bytes) -> tuple[bytes, slice | None, list[slice
                 size, position = read_varint(message, position - 1)
             content = position
             position += size
-            if tag == 0x3A:  # raw_input_contents
+            if tag == _RAW_INPUT_CONTENTS:
                 if not raw:
                     raw_start = start
+                elif len(raw) == MOST_PLAIN_FIELDS:
+                    return None
                 raw.append(slice(content, position))
             elif tag < last_tag:
                 return None
             elif tag == 0x1A:  # id
                 id_start, id_end = start, position
                 request_id = slice(content, position)
-            elif tag not in _PLAIN_TAGS:
+                if size > MOST_HEAD_BYTES:
+                    return None
+            elif tag not in _PLAIN_TAGS or position - id_end + id_start > _LONGEST_PLAIN_HEAD:
                 return None
             last_tag = tag
     except (IndexError, InvalidArgumentError):

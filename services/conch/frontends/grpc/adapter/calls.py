@@ -26,7 +26,7 @@ from conch.frontends.grpc.adapter.operations import (
 
 _MOST_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
-_IDLE_TICK_S = 0.05
+_IDLE_TICK_S = 0.02
 _TICKS_BEFORE_WATCHING = 5
 _NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in the year 5138
 

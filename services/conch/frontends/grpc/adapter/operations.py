@@ -11,7 +11,10 @@ from conch.frontends.grpc.adapter.library import cygrpc
 Metadata = Sequence[tuple[str, str | bytes]]
 
 OK = 0
+RESOURCE_EXHAUSTED = 8
 UNIMPLEMENTED = 12
+
+_ENTRY_BYTES = 32
 
 # Without metadata or details these two hold nothing of a call, so all calls share them.
 SEND_NO_METADATA = cygrpc.SendInitialMetadataOperation(None, 0)
@@ -25,6 +28,11 @@ def send_metadata(compression: str | None) -> Any:
     if compression is None:
         return SEND_NO_METADATA
     return cygrpc.SendInitialMetadataOperation((("grpc-internal-encoding-request", compression),), 0)
+
+
+def metadata_bytes(metadata: Metadata) -> int:
+    """The size of metadata as HTTP/2 counts it."""
+    return sum(len(key) + len(value) + _ENTRY_BYTES for key, value in metadata)
 
 
 def ignore(event: Any) -> None:

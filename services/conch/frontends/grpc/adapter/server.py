@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall, UnaryCall, Watcher
+from conch.frontends.grpc.adapter.connections import disconnect
 from conch.frontends.grpc.adapter.library import check_grpcio, cygrpc, grpc
-from conch.frontends.grpc.adapter.operations import UNIMPLEMENTED, abort
+from conch.frontends.grpc.adapter.operations import RESOURCE_EXHAUSTED, UNIMPLEMENTED, abort, metadata_bytes
 from conch.frontends.grpc.pollers import Pollers
 
 log = logging.getLogger(__name__)
@@ -24,6 +26,9 @@ StreamHandler = Callable[[StreamCall], None]
 
 _OUTSTANDING_CALLS = 64
 _LEAST_WAIT_S = 0.5
+_FEW_ENTRIES = (
+    16  # of metadata: without references to the connection's table these are as long as what was sent
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Server:
         arguments: Channel arguments.
         pollers: Polling threads; see `Pollers`.
         clock: Monotonic time in nanoseconds.
+        most_metadata_bytes: Size of a call's metadata; the C core holds only those clients to its limit that
+            have acknowledged its settings.
     """
 
     def __init__(
@@ -68,8 +75,10 @@ class Server:
         arguments: ChannelArguments = (),
         pollers: int = 2,
         clock: Clock = monotonic_ns,
+        most_metadata_bytes: int = 16 * 1024,
     ) -> None:
         check_grpcio()
+        self._most_metadata_bytes = most_metadata_bytes
         self._unary = {name.encode(): handler for name, handler in unary.items()}
         self._streams = {name.encode(): handler for name, handler in streams.items()}
         self._queue = cygrpc.CompletionQueue()
@@ -81,6 +90,7 @@ class Server:
             False,
         )
         self._server.register_completion_queue(self._queue)
+        self._ports: set[int] = set()
         self._stopped = threading.Event()
         self._stopping = False
         self._ended = False
@@ -113,6 +123,7 @@ class Server:
                 f"address {address} can't be listened on"
                 + ("; the key and certificate may not fit" if tls else "")
             )
+        self._ports.add(int(port))
         return int(port)
 
     def start(self) -> None:
@@ -162,6 +173,10 @@ class Server:
             except ValueError:
                 if not self._stopping:
                     raise
+        metadata = event.invocation_metadata
+        if len(metadata) > _FEW_ENTRIES and metadata_bytes(metadata) > self._most_metadata_bytes:
+            self._refuse_metadata(event.call)
+            return
         method = event.call_details.method
         handler = self._unary.get(method)
         if handler is not None:
@@ -172,6 +187,17 @@ class Server:
             stream_handler(StreamCall(event, self._calls, self._may_wait))
             return
         abort(event.call, UNIMPLEMENTED, f"Method not found: {method.decode(errors='replace')}")
+
+    def _refuse_metadata(self, call: Any) -> None:
+        """Ends a call with more metadata than the C core lets clients have that keep to its settings.
+
+        A few bytes stand for so much of it that one client could keep the polling threads busy with it.
+        """
+        text = f"received metadata size exceeds the limit of {self._most_metadata_bytes} bytes"
+        abort(call, RESOURCE_EXHAUSTED, text)
+        peer = unquote(call.peer().decode(errors="replace"))
+        if disconnect(peer, frozenset(self._ports)):
+            log.warning("%s was disconnected: %s", peer, text)
 
     def _may_wait(self) -> bool:
         """Whether the calling thread may wait for something that the polling threads do."""

@@ -1,0 +1,137 @@
+"""What a client can send to hold up a server, and how long a health check takes meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.support.servers import ROOT, WAIT_S
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+HEALTH = "/grpc.health.v1.Health/Check"
+
+_PROBER = """
+import sys, time
+sys.path.insert(0, {root!r})
+import grpc
+check = grpc.insecure_channel({address!r}).unary_unary({method!r})
+check(b"", timeout={timeout})
+print("ready", flush=True)
+worst, count = 0.0, 0
+import threading
+done = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), done.set()), daemon=True).start()
+while not done.is_set():
+    before = time.perf_counter()
+    check(b"", timeout={timeout})
+    worst = max(worst, time.perf_counter() - before)
+    count += 1
+    done.wait(0.002)
+print(worst, count)
+"""
+
+
+class HealthProbe:
+    """Checks a server's health again and again, in a process of its own.
+
+    Attributes:
+        worst_s: How long the slowest check took, once the block is over.
+        count: How many checks there were.
+    """
+
+    def __init__(self) -> None:
+        self.worst_s = 0.0
+        self.count = 0
+
+
+@contextmanager
+def health_probe(address: str) -> Iterator[HealthProbe]:
+    """Probes a server while the block runs."""
+    code = _PROBER.format(root=str(ROOT), address=address, method=HEALTH, timeout=2 * WAIT_S)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    probe = HealthProbe()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield probe
+        output, _ = process.communicate("", timeout=3 * WAIT_S)
+        worst, count = output.split()
+        probe.worst_s, probe.count = float(worst), int(count)
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    size, header = len(content), bytearray([number << 3 | 2])
+    while size > 0x7F:
+        header.append(size & 0x7F | 0x80)
+        size >>= 7
+    header.append(size)
+    return bytes(header) + content
+
+
+def _input(name: str, datatype: str, shape: bytes, contents: bytes | None = None, more: bytes = b"") -> bytes:
+    body = _field(1, name.encode()) + _field(2, datatype.encode()) + _field(3, shape) + more
+    if contents is not None:
+        body += _field(5, contents)
+    return _field(5, body)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def infer_bodies(model: str, size: int) -> dict[str, Callable[[], bytes]]:
+    """Makers of the worst ModelInfer messages of about `size` bytes, by name.
+
+    Args:
+        model: The model they are for; one with an input INPUT0 of strings and any shape.
+        size: How long the messages are.
+    """
+    name = _field(1, model.encode())
+    half = size // 2
+
+    def strings(contents: bytes, count: int) -> bytes:
+        return name + _input("INPUT0", "BYTES", _varint(1) + _varint(count), contents)
+
+    return {
+        "empty raw_input_contents": lambda: name + b"\x3a\x00" * half,
+        "empty bytes_contents": lambda: strings(b"\x42\x00" * half, half),
+        "empty inputs": lambda: name + b"\x2a\x00" * half,
+        "empty outputs": lambda: name + b"\x32\x00" * half,
+        "empty parameters": lambda: name + b"\x22\x00" * half,
+        "unknown fields": lambda: name + b"\x78\x01" * half,
+        "shape": lambda: name + _input("INPUT0", "FP32", b"\x01" * size),
+        "empty parameters of an input": lambda: (
+            name + _input("INPUT0", "FP32", b"\1", None, b"\x22\x00" * half)
+        ),
+        "fp32_contents": lambda: name + _input("INPUT0", "FP32", _varint(size // 4), _field(6, bytes(size))),
+        "fp32_contents one by one": lambda: (
+            name + _input("INPUT0", "FP32", _varint(size // 5), b"\x35\0\0\0\0" * (size // 5))
+        ),
+        "int64_contents": lambda: name + _input("INPUT0", "INT64", _varint(size), _field(3, b"\1" * size)),
+        "int64_contents one by one": lambda: (
+            name + _input("INPUT0", "INT64", _varint(half), b"\x18\1" * half)
+        ),
+        "bool_contents": lambda: name + _input("INPUT0", "BOOL", _varint(size), _field(1, b"\1" * size)),
+        "raw strings": lambda: (
+            name
+            + _input("INPUT0", "BYTES", _varint(1) + _varint(size // 4))
+            + _field(7, bytes(size // 4 * 4))
+        ),
+        "id": lambda: name + _field(3, b"a" * size),
+        "model name": lambda: _field(1, b"a" * size),
+        "nested contents": lambda: strings(b"\x2a\x00" * half, 1),
+        "contents again and again": lambda: name + _input("INPUT0", "BYTES", b"\1", None, b"\x2a\x00" * half),
+    }
