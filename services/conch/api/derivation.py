@@ -22,8 +22,8 @@ from conch.core.tensor import Array
 _STREAMS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
 _ADVICE = (
     "give {kind}=[conch.Tensor(...)], an example={{name: array}}, or a hint with an element type and a "
-    "number of dimensions, such as np.ndarray[tuple[int, int], np.dtype[np.float32]] or Annotated[np.ndarray, "
-    "conch.Tensor(dtype=np.float32, shape=(-1,))]"
+    "number of dimensions, such as np.ndarray[tuple[int, int], np.dtype[np.float32]] or "
+    "Annotated[np.ndarray, conch.Tensor(dtype=np.float32, shape=(-1,))]"
 )
 
 

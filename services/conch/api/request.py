@@ -68,7 +68,7 @@ class Request(Mapping[str, Array]):
 
     def with_inputs(self, inputs: Mapping[str, Array]) -> Request:
         """The same request with other inputs."""
-        return Request(inputs, self.parameters, self.id, self.rows)
+        return Request(inputs, self.parameters, self.id, self.rows, self._on_copy)
 
     def __repr__(self) -> str:
         arrays = self._inputs.items()

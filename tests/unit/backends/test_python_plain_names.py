@@ -243,7 +243,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("B", np.array([self.thing.who()], object))])]
 """)
     before = dict(sys.modules)
-    assert conch.testing.run(directory, {"A": np.zeros(1, np.float32)})["B"].tolist() == ["m"]
+    assert conch.testing.run(directory, {"A": np.zeros(1, np.float32)})["B"].tolist() == [b"m"]
     assert "helper" not in sys.modules and "helper" not in before
     with pytest.raises(ModuleNotFoundError):
         pickle.loads(b"chelper\nThing\n)R.")
