@@ -365,7 +365,7 @@ def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
 
 
 def _remarks(entry: Entry, version: int, stale: str) -> str:
-    """What the index says of a version that serves: a newer load that failed, and outputs against its config."""
+    """What the index says of a version that serves: a newer load that failed, outputs against its config."""
     model = entry.ready.get(version)
     return "" if model is None else "; ".join([*filter(None, (stale,)), *model.notes])
 

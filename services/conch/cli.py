@@ -51,7 +51,9 @@ _COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the process's exit code."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        # Models in this process see no arguments, as in Triton, and may use argparse.
+        arguments, sys.argv = sys.argv[1:], [""]
     command, *rest = arguments or ["--help"]
     if command == "serve":
         return _serve(rest)

@@ -226,10 +226,10 @@ class Server:
         self.core.check_running()
         if failures and self._options.exit_on_error:
             self.models_at_failure = self.agent.index(False)  # they are unloaded when this has failed
-            error = InternalError("failed to load all models")
+            failed = InternalError("failed to load all models")
             for line in [*wrong, *(cause_line(each.name, each.reason) for each in failures)]:
-                error.add_note(line)
-            raise error
+                failed.add_note(line)
+            raise failed
         self.core.started()
         self._listen()
         log.info("%s", self.exposure)

@@ -454,3 +454,17 @@ def test_the_systemd_unit_is_one(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("placement", ["in_process", "worker"])
+def test_models_do_not_see_the_arguments_of_the_server(tmp_path: Path, placement: str) -> None:
+    """In Triton `sys.argv` is `['']`, so that a model may use argparse."""
+    source = "import argparse, sys\nassert not vars(argparse.ArgumentParser().parse_args())\n"
+    source += "assert sys.argv == ['']\n"
+    source += "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    config = 'backend: "python"\ninput { name: "A" data_type: TYPE_FP32 dims: [ 1 ] }\n'
+    config += 'output { name: "B" data_type: TYPE_FP32 dims: [ 1 ] }\n'
+    write_model(tmp_path, "parses", config, {"model.py": source})
+    flags = [f"--backend-config=python,placement={placement}"]
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        assert client.is_model_ready("parses")

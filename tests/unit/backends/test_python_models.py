@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -655,41 +653,3 @@ def test_names_of_tritons_extension_module(harness: Harness) -> None:
         .replace("pb_utils.InferenceResponse(", "InferenceResponse(")
     )
     assert harness.infer(load(harness, source), {"A": rows(1)}).array("B").tolist() == [[1, 1]]
-
-
-def test_models_do_not_see_the_arguments_of_the_process(
-    harness: Harness, placement: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In Triton `sys.argv` is `['']`, so that argparse works; a model that sets it does so for itself."""
-    monkeypatch.setattr(sys, "argv", ["program", "--model-repository=models"])
-    source = """
-import argparse
-import json
-import sys
-from sys import argv
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-FIRST = [list(argv), vars(argparse.ArgumentParser().parse_args())]
-
-class TritonPythonModel:
-    def execute(self, requests):
-        seen = [FIRST, sys.argv]
-        sys.argv = ["set", "by", "the model"]
-        text = np.array([json.dumps(seen).encode()], np.object_)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("B", text)]) for _ in requests]
-"""
-    strings_out = tensor_specs(B=("BYTES", (1,)))
-    models = [load(harness, source, name, outputs=strings_out, max_batch_size=0) for name in ("m", "n")]
-    first = [[""], {}]
-    for seen in ([""], ["set", "by", "the model"]):
-        for model in models:
-            (text,) = harness.infer(model, {"A": np.zeros(2, np.float32)}).array("B")
-            assert json.loads(text) == [first, seen]
-            assert sys.argv == ["program", "--model-repository=models"]
-    sys.argv = ["of the program"]
-    if placement == "in_process":
-        assert pickle.loads(pickle.dumps(sys)) is sys  # as with cloudpickle, which knows only the usual class
-    harness.close()
-    assert type(sys) is ModuleType and sys.argv == ["of the program"]

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from conch.backends.python import argv, directories
+from conch.backends.python import directories
 from conch.backends.python.plain import NotTheirsError, StandIn, UnknownError, rename
 
 _PREFIX = "conch_model_"
@@ -53,7 +53,6 @@ class ModelCode:
         module: The model's module.
         main: What it is called inside the package.
         owner: On whose behalf the modules run, or None.
-        argv: Holds the list that the modules see as `sys.argv`.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -74,14 +73,11 @@ class ModelCode:
         slug = re.sub(r"\W", "_", f"{name}_{version_directory.name}")
         self.package = f"{_PREFIX}{slug}_{next(_numbers)}"
         self._owned: dict[str, bool] = {}
-        self.argv = [[""]]
         self.builtins = {**vars(builtins), "__import__": self._import}
         with _lock:
             if _FINDER not in sys.meta_path:
                 # First, for the standard finder would find the same files and load them without us.
                 sys.meta_path.insert(0, _FINDER)
-            if not _only_one:
-                argv.divide(_argv_of_caller)
             directories.use(self._directories, for_all=_only_one)
             _packages[self.package] = self
             # A file written just before the load may be newer than what the importer remembers of the folder.
@@ -106,8 +102,6 @@ class ModelCode:
             directories.leave(self._directories)
             if not _packages and _FINDER in sys.meta_path:
                 sys.meta_path.remove(_FINDER)
-            if not _packages:
-                argv.unite()
 
     def find(self, full_name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """The spec of one of the package's modules."""
@@ -317,13 +311,6 @@ def _calling_package() -> str | None:
             return module.partition(".")[0]
         frame = frame.f_back
     return None
-
-
-def _argv_of_caller() -> list[list[str]] | None:
-    """Where the arguments are that the calling model sees; None where no model calls."""
-    package = _calling_package()
-    code = None if package is None else _packages.get(package)
-    return None if code is None else code.argv
 
 
 def _checked(code: ModelCode | None, top: str) -> ModelCode:
