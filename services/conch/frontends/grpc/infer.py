@@ -67,14 +67,17 @@ class InferHandler:
         self._log = core.request_log
         self.refused = 0
 
-    def __call__(self, call: UnaryCall, message: bytes) -> None:
-        """Takes one request; it is answered when its batch has run."""
-        if len(message) >= LONG_BYTES and self._decode.is_long(message):
-            self._long.submit(self._take, call, message, False)
-        else:
-            self._take(call, message, True)
+    def __call__(self, call: UnaryCall, message: bytes, polling: bool = True) -> None:
+        """Takes one request; it is answered when its batch has run.
 
-    def _take(self, call: UnaryCall, message: bytes, may_lead: bool) -> None:
+        Args:
+            call: Its call.
+            message: The request.
+            polling: Whether the calling thread is a polling one, which has no time for long messages.
+        """
+        if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
+            self._long.submit(self, call, message, False)
+            return
         now_ns = self._clock()
         request: InferenceRequest | None = None
         try:
@@ -90,7 +93,7 @@ class InferHandler:
             if model.spec.decoupled:
                 request.intercept(lambda responder: SingleResponse(responder, self._cancel), waits=True)
             call.watch(self._cancel, request)
-            to_lead = self._submit(request, may_lead, model)
+            to_lead = self._submit(request, polling, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
         except ConchError as error:

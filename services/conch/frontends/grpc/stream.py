@@ -206,15 +206,19 @@ class StreamInferHandler:
         call.on_drain = stream.on_drain
         call.start(stream.on_message, stream.on_cancel, self._compression)
 
-    def submit(self, call: StreamCall, place: _Place, message: bytes) -> None:
-        """Submits one request of a stream and lets the next one come in."""
-        self.taken += 1
-        if len(message) >= LONG_BYTES and self._decode.is_long(message):
-            self._long.submit(self._take, call, place, message, False)
-        else:
-            self._take(call, place, message, True)
+    def submit(self, call: StreamCall, place: _Place, message: bytes, polling: bool = True) -> None:
+        """Submits one request of a stream and lets the next one come in.
 
-    def _take(self, call: StreamCall, place: _Place, message: bytes, may_lead: bool) -> None:
+        Args:
+            call: The stream's call.
+            place: The request's place in the stream.
+            message: The request.
+            polling: Whether the calling thread is a polling one, which has no time for long messages.
+        """
+        self.taken += 1
+        if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
+            self._long.submit(self.submit, call, place, message, False)
+            return
         now_ns = self._clock()
         try:
             request = self._decode(message, self._respond, now_ns)
@@ -229,7 +233,7 @@ class StreamInferHandler:
                 self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
             if not model.spec.decoupled:
                 place.stream.order(place)
-            to_lead = self.core.submit(request, may_lead, model)
+            to_lead = self.core.submit(request, polling, model)
             if to_lead is not None:
                 self._server_of().promise(to_lead)
             if request.cancelled:  # in the moment before it was queued
