@@ -80,7 +80,9 @@ def script(shell: str) -> str:
         shell=shell,
         start=_START[shell],
         commands=" | ".join(f'"{path if " " in path else f" {path}"}"' for path in names if path),
-        values="\n".join(f'        "{flag}") offers="{" ".join(known)}" ;;' for flag, known in values.items()),
+        values="\n".join(
+            f'        "{flag}") offers="{" ".join(known)}" ;;' for flag, known in values.items()
+        ),
         names="\n".join(
             f'                "{path}") offers="{" ".join(known)}" ;;' for path, known in names.items()
         ),

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.verbose import REQUESTS
 from conch.observe.options import LogOptions
 from conch.observe.quoting import quoted
 from conch.observe.repeats import Fate, RepeatLimit
@@ -106,6 +107,7 @@ class LogHandler(logging.Handler):
         }
         for package in _PACKAGES:
             logging.getLogger(package).setLevel(VERBOSE if options.verbose else logging.INFO)
+        REQUESTS.on = options.verbose > 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Takes a record; never waits and never raises."""
@@ -139,6 +141,7 @@ class LogHandler(logging.Handler):
         """
         for package in _PACKAGES:
             logging.getLogger(package).setLevel(logging.NOTSET)
+        REQUESTS.on = False
         self._writer.close(_PATIENCE_S)
         super().close()
 
