@@ -599,7 +599,7 @@ def read_keywords(keywords: Mapping[str, Any]) -> FlagValues:
     return FlagValues(values)
 
 
-_DEFAULTS: Mapping[str, Any] = {flag.key: flag.default for flag in FLAGS}
+_DEFAULTS: dict[str, Any] = {flag.key: flag.default for flag in FLAGS}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -85,7 +85,7 @@ def test_log_settings_at_run_time(talking: ServerProcess) -> None:
     def logged() -> str:
         before = len(talking.errors)
         client.infer("speaker", [tensor("IN", np.zeros(1, np.float32))], client_timeout=WAIT_S)
-        eventually(lambda: talking.errors.endswith('"the end"\n', before), "all is logged")
+        eventually(lambda: '"the end"\n' in talking.errors[before:], "all is logged")
         return talking.errors[before:]
 
     with client_of(talking) as client:
@@ -123,6 +123,39 @@ def test_log_settings_that_can_not_be(
             client.update_log_settings(settings)
         assert (raised.value.status(), raised.value.message()) == (f"StatusCode.{code}", text)
         assert values(client.get_log_settings()) == SETTINGS
+
+
+def test_verbose_lines_of_requests(tmp_path: Path) -> None:
+    write_probe(tmp_path)
+    with serving(tmp_path) as server, client_of(server) as client:
+        probe(client, request_id="quiet")
+        client.update_log_settings({"log_verbose_level": 1})
+        probe(client, request_id="r1", parameters={"own": 1})
+        with pytest.raises(InferenceServerException):
+            client.infer("probe", probe_inputs(), parameters={"do": "raise"}, request_id="r2")
+        eventually(lambda: "[request id: r2] released" in server.errors, "the second one is logged")
+        client.update_log_settings({"log_verbose_level": 0})
+        probe(client, request_id="quiet")
+        lines = [line["message"] for line in server.logs() if line["logger"] == "conch.core.verbose"]
+    prepared = (
+        "prepared: model: probe, requested version: -1, actual version: 1, correlation id: 0, batch size: 1, "
+        "priority: 0, timeout (us): 0, inputs: IN, type: FP32, shape: [1, 4], requested outputs: all"
+    )
+    assert lines[:2] == [
+        f"[request id: r1] {prepared}",
+        "model probe, version 1, executing 1 requests, batch size: 1",
+    ]
+    assert re.fullmatch(
+        r"\[request id: r1\] add response, model: probe, outputs: .*OUT, type: FP32, shape: \[1, 4\].*",
+        lines[2],
+    )
+    assert lines[3:6] == [
+        "[request id: r1] released, model: probe",
+        f"[request id: r2] {prepared}",
+        "model probe, version 1, executing 1 requests, batch size: 1",
+    ]
+    assert lines[6].startswith("[request id: r2] add response, model: probe, error: ")
+    assert lines[7:] == ["[request id: r2] released, model: probe"]
 
 
 def test_trace_settings(talking: ServerProcess) -> None:

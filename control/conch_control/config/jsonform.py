@@ -101,7 +101,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 def _with_entries(before: dict[str, Any] | None, given: Any, field: FieldDescriptor) -> Any:
-    if not isinstance(given, dict):
+    if field.message_type is None or not isinstance(given, dict):
         return given  # left to the parser to refuse
     values = field.message_type.fields_by_name["value"]
     entries = {

@@ -17,6 +17,7 @@ from conch.control_options import control_options, control_port_options
 from conch.core.backend import Backend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.instances.placement import Devices
+from conch.core.verbose import REQUESTS
 from conch.flags import FlagError, FlagValues, read_keywords
 from conch.gpus import find_gpus
 from conch.http_options import http_options
@@ -84,6 +85,7 @@ class Settings:
             ConchError: The settings can't work.
             FlagError: The access log can't be opened.
         """
+        REQUESTS.on = log.isEnabledFor(logging.DEBUG)
         control = self.control
         if control.mode == "explicit" and WILDCARD not in control.startup_models:
             names = dict.fromkeys((*control.startup_models, *bound.names))

@@ -27,6 +27,7 @@ from conch.core.scheduler.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import QUEUED, ModelStatistics
 from conch.core.validation import RequestValidator
+from conch.core.verbose import REQUESTS
 from conch.core.workers import WorkerStatus
 
 
@@ -180,6 +181,8 @@ class Model:
         """
         self._validate(request)
         request.model = self
+        if REQUESTS.on:
+            REQUESTS.begin(request, self)
         return self._runner if self._runner.submit(request, may_lead) else None
 
     def cancel(self, request: InferenceRequest) -> bool:

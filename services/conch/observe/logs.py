@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.verbose import REQUESTS
 from conch.observe.options import LogOptions
 from conch.observe.quoting import on_one_line, quoted
 from conch.observe.repeats import Fate, RepeatLimit
@@ -114,6 +115,7 @@ class LogHandler(logging.Handler):
         }
         for package in _PACKAGES:
             logging.getLogger(package).setLevel(VERBOSE if options.verbose else logging.INFO)
+        REQUESTS.on = options.verbose > 0
 
     def emit(self, record: logging.LogRecord) -> None:
         """Takes a record; never waits and never raises."""
@@ -153,6 +155,7 @@ class LogHandler(logging.Handler):
         """
         for package in _PACKAGES:
             logging.getLogger(package).setLevel(logging.NOTSET)
+        REQUESTS.on = False
         self._writer.close(_PATIENCE_S)
         super().close()
 

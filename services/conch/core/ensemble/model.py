@@ -21,6 +21,7 @@ from conch.core.servable import ClosedError, Leadable
 from conch.core.spec import ModelSpec
 from conch.core.stats import RUNNING, ModelStatistics
 from conch.core.validation import RequestValidator
+from conch.core.verbose import REQUESTS
 from conch.core.watch import note_run
 from conch.core.workers import WorkerStatus
 
@@ -98,6 +99,8 @@ class EnsembleModel:
         """
         self._validate(request)
         request.model = self
+        if REQUESTS.on:
+            REQUESTS.begin(request, self)
         request.queued_ns = self.clock()
         execution = Execution(self, request)
         with self._lock:

@@ -27,6 +27,7 @@ from conch.core.scheduler.base import Batch
 from conch.core.scheduler.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
+from conch.core.verbose import REQUESTS
 from conch.core.watch import RunTimes, note_open, note_run
 
 log = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class Executor:
     def _start(self, batch: Batch) -> RunTimes | None:
         """What comes before a batch runs."""
         batch.compute_start_ns = self._clock()
+        if REQUESTS.on:
+            REQUESTS.execute(batch, self._spec)
         # Some may be answered before the model returns.
         times = note_run(batch) if self._statistics.watched else None
         if self._shaper.reshapes_inputs:
