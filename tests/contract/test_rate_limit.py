@@ -289,9 +289,11 @@ def test_more_instances_while_requests_run(tmp_path: Path) -> None:
         (repository / "probe" / "config.pbtxt").write_text(
             (repository / "probe" / "config.pbtxt").read_text().replace("count: 3", "count: 1")
         )
-        client.load_model("probe")  # while all of them are busy
-        assert count() == 1
+        load = pool.submit(client.load_model, "probe")  # while all of them are busy
+        eventually(lambda: count() == 1, "the change is made")
+        assert not load.done()
         go.touch()
+        load.result(WAIT_S)
         for _, answer in (first, *others):
             answer.result(WAIT_S)
         probe(client)

@@ -99,12 +99,17 @@ def ready(client: RawClient) -> bool:
         return False
 
 
+def text_of(error: Any) -> str:
+    """What an error of gRPC says, without the id of a request that has none."""
+    return (error.details() or "").replace(_NO_ID, "")
+
+
 def outcome(call: Callable[[], Any]) -> Any:
-    """The answer as plain data, or the error's code and text, without the id of a request that has none."""
+    """The answer as plain data, or the error's code and text."""
     try:
         return MessageToDict(call(), preserving_proto_field_name=True)
     except grpc.RpcError as error:
-        return error.code().name, (error.details() or "").replace(_NO_ID, "")
+        return error.code().name, text_of(error)
 
 
 def outcomes(both: Both, method: str, message: Any) -> tuple[Any, Any]:
