@@ -353,7 +353,7 @@ def test_another_version_is_named() -> None:
     hello = bytearray(wire.encode_hello(1))
     wire.check_hello(bytes(hello), "worker")
     hello[4] += 1
-    with pytest.raises(WireError, match=r"the worker speaks version 3 .* and this side version 2"):
+    with pytest.raises(WireError, match=r"the worker speaks version 4 .* and this side version 3"):
         wire.check_hello(bytes(hello), "worker")
 
 
