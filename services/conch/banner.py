@@ -51,8 +51,8 @@ def models_table(models: Iterable[IndexEntry]) -> str:
 
 
 def banner(models: Iterable[IndexEntry], endpoints: Sequence[Endpoint], notes: Sequence[str] = ()) -> str:
-    """The models, the endpoints, and a line for each note."""
+    """The models, a line for each note, and the endpoints."""
     rows = [[each.service, each.url, each.address, each.security] for each in endpoints]
     return "\n".join(
-        (models_table(models), table(["Service", "URL", "Listens on", "Security"], rows), *notes)
+        (models_table(models), *notes, table(["Service", "URL", "Listens on", "Security"], rows))
     )

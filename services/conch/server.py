@@ -232,7 +232,6 @@ class Server:
             raise failed
         self.core.started()
         self._listen()
-        log.info("%s", self.exposure)
         if self._planner is not None:
             self._planner.start({failure.name: failure.error for failure in failures})
 

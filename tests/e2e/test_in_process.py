@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,20 +11,27 @@ from pathlib import Path
 
 import pytest
 import tritonclient.grpc as triton
+from tests.support.calling import write_callers, write_until_cancelled
 from tests.support.leaks import no_leaks
 from tests.support.metrics import of_model, scrape
 from tests.support.servers import (
     ROOT,
     WAIT_S,
+    RawClient,
     check_simple,
     copy_example,
+    eventually,
     simple_inputs,
     write_model,
     write_probe,
 )
+from tritonclient.grpc import service_pb2
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
+from conch.core.request import InferenceRequest
+from conch.frontends.grpc.adapter.calls import StreamCall
 from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.grpc.stream import InferStream
 from conch.observe.metrics.options import MetricsOptions
 from conch.options import ServerOptions
 from conch.server import Server
@@ -258,4 +266,39 @@ def test_its_metrics_are_those_of_any_other(tmp_path: Path) -> None:
         assert of_model(found, "probe", "nv_inference_count") == 0
         assert of_model(found, "probe", "conch_request_duration_seconds_count") == 0
     finally:
+        assert server.stop()
+
+
+def test_what_a_stream_has_held_goes_with_it(tmp_path: Path) -> None:
+    write_callers(tmp_path)
+    write_until_cancelled(tmp_path)
+    server = Server(ServerOptions(), ControlOptions(repositories=(tmp_path,)), GrpcOptions("127.0.0.1", 0))
+    server.start()
+
+    def left() -> list[str]:
+        kinds = (StreamCall, InferStream, InferenceRequest)
+        return [type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds)]
+
+    def request(model: str) -> service_pb2.ModelInferRequest:
+        made = service_pb2.ModelInferRequest(model_name=model, raw_input_contents=[bytes(4)])
+        made.inputs.add(name="IN", datatype="FP32", shape=[1])
+        return made
+
+    gc.collect()
+    gc.disable()  # or it could hide that something has to be collected
+    try:
+        with closing(RawClient(f"127.0.0.1:{server.grpc_port}")) as raw:
+            open_stream = raw.channel.stream_stream(
+                "/inference.GRPCInferenceService/ModelStreamInfer",
+                request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+                response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+            )
+            assert len(list(open_stream(iter([request("echo"), request("nope")])))) == 2
+            call = open_stream(iter([request("endless")]))
+            next(call)
+            call.cancel()
+            # A polling thread has its last event, and so a call, until the next one.
+            eventually(lambda: left() in ([], ["StreamCall"]), "nothing is left")
+    finally:
+        gc.enable()
         assert server.stop()

@@ -92,6 +92,8 @@ class InferStream:
         """Cancels everything in flight; the client has gone."""
         with self._lock:
             requests = [place.request for place in self._open if place.request is not None]
+            for place in self._open:
+                place.request = None  # it refers to the place
             self._open.clear()
             self._ordered.clear()
         for request in requests:
@@ -130,6 +132,7 @@ class InferStream:
                     place.messages.append(message)
             if final:
                 place.done = True
+                place.request = None  # it refers to the place
                 self._open.discard(place)
                 self._flush()
             finished = self._half_closed and not self._open
@@ -250,18 +253,19 @@ class StreamInferHandler:
     def _refused(
         self, call: StreamCall, place: _Place, message: bytes, error: ConchError, received_ns: int
     ) -> None:
-        self._say_error(place, error)
+        request = place.request
+        self._say_error(place, request, error)
         if self._log is not None:
-            self._log.refuse(place.request, error, _PROTOCOL, call.peer, len(message), received_ns)
+            self._log.refuse(request, error, _PROTOCOL, call.peer, len(message), received_ns)
 
-    def _say_error(self, place: _Place, error: ConchError) -> None:
+    def _say_error(self, place: _Place, request: InferenceRequest | None, error: ConchError) -> None:
         """Answers a request that never reached a model."""
-        if place.request is not None:
-            place.request.discard()
+        if request is not None:
+            request.discard()
         place.stream.order(place)
         response = inference_pb2.ModelStreamInferResponse(error_message=error.message)
-        if place.request is not None:
-            response.infer_response.id = place.request.id
+        if request is not None:
+            response.infer_response.id = request.id
         if error.retry_after_ms is not None:
             response.infer_response.parameters[PARAMETER].int64_param = error.retry_after_ms
         place.stream.say(place, response.SerializeToString(), True, error)
@@ -289,9 +293,9 @@ class StreamInferHandler:
             if not place.ordered:
                 place.stream.wait_for_reader()
         except ConchError as shown:
-            self._say_error(place, shown)
+            self._say_error(place, request, shown)
         except Exception as failure:
-            self._say_error(place, unsendable(request.model_name, response, failure))
+            self._say_error(place, request, unsendable(request.model_name, response, failure))
 
 
 def _size(part: Buffer) -> int:

@@ -238,6 +238,10 @@ class UnaryCall(Call):
         self._open.discard(self)
 
 
+def _ignore_drain(status: int, details: str) -> None:
+    """The `on_drain` of a stream that has ended."""
+
+
 class StreamCall(Call):
     """One bidirectional call: reads one message at a time, writes one at a time, in order.
 
@@ -330,6 +334,8 @@ class StreamCall(Call):
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
             self._wake()
+        # These refer to what refers to this, whose memory would only go when garbage is collected.
+        self.on_message, self.on_drain = ignore, _ignore_drain
         self._open.discard_stream(self)
         if cancelled and on_cancel is not None:
             on_cancel()
