@@ -164,6 +164,19 @@ def test_connections_without_end(repository: Path) -> None:
         check_served(server)
 
 
+@pytest.mark.slow
+def test_idle_connections_go_when_their_time_is_over(repository: Path) -> None:
+    with (
+        serving(repository, flags=["--http-idle-timeout-secs=1"]) as server,
+        raw_http(server.http_address) as silent,
+        raw_http(server.http_address) as idle,
+    ):
+        idle.send(request("GET", LIVE))
+        assert idle.response() is not None
+        assert idle.response() is None
+        assert silent.response() is None
+
+
 def test_connections_leave_files_for_models(repository: Path) -> None:
     """However many connections are allowed, half of what the process may open is not for them."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -221,6 +221,20 @@ def test_bodies_in_very_many_chunks(server: ServerProcess) -> None:
     check_served(server)
 
 
+@pytest.mark.parametrize("path", [INFER, "/v2/models/probe/generate"])
+def test_the_most_chunks_a_body_may_have(shared: ServerProcess, path: str) -> None:
+    for chunks, refused in ((65536, False), (65537, True)):
+        with raw_http(shared.http_address) as connection:
+            flood = head("POST", path, "Transfer-Encoding: chunked") + b"1\r\n \r\n" * chunks
+            connection.send_while_taken(flood + b"0\r\n\r\n")
+            response = connection.response()
+        assert response is not None
+        assert ("65536 non-empty chunks" in response.json()["error"]) == refused
+        assert (response.status, response.headers.get("connection")) == (
+            (400, "close") if refused else (500, None)
+        )
+
+
 @pytest.mark.parametrize("kind", ["many headers", "one header", "name", "target", "endless"])
 def test_floods_of_headers(server: ServerProcess, kind: str) -> None:
     check_served(server)

@@ -309,7 +309,7 @@ class Connection(HttpToolsProtocol):
             return
         super().shutdown()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; it may still wait for the answers to what it has sent.
 
         One that has hung up looks the same until something is sent to it. So one whose answer takes a while
