@@ -17,7 +17,7 @@ from tests.support.servers import ROOT, START_S, WAIT_S, check_simple, eventuall
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", directory, ROOT]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(directory), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = directory.glob("conch-*.whl")
@@ -39,7 +39,17 @@ def test_protos_and_examples_are_in_it(wheel: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_serves_from_it(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, wheel]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
     subprocess.run(command, check=True)
     port = free_port()
     ports = [f"--grpc-port={port}", "--http-port=0", "--metrics-port=0"]
