@@ -73,8 +73,7 @@ class Looker:
     def _look(self, scan: Scan, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
         if scan.identifiers != self._identifiers:  # names may mean other models now, in any config
             names, self._identifiers = None, scan.identifiers
-        # A name that more than one repository has is no model: what serves under it goes, as in Triton.
-        models: dict[str, Found | None] = {}
+        models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
         for name in scan.duplicates:
             self._report(
                 name,
@@ -91,9 +90,8 @@ class Looker:
         if not scan.unreadable:
             for name in self._known.keys() - models.keys():
                 del self._known[name]
-            there = models.keys() | scan.duplicates
-            self._reported = {(name, text) for name, text in self._reported if name in there}
-        return Look(models, bool(scan.unreadable), failed, scan.age_ns)
+            self._reported = {(name, text) for name, text in self._reported if name in models}
+        return Look(models, bool(scan.unreadable), failed, scan.age_ns, scan.duplicates)
 
     def _found(self, source: ModelSource) -> Found | None:
         name = source.name

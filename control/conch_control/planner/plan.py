@@ -63,6 +63,7 @@ class Look:
             answer, nobody asked, or it is there twice.
         partial: Whether a repository could not be read, so that the absence of a model says nothing.
         failed: Whether that, or a model, could not be read, so that a change may have been missed.
+        duplicates: Those that are there twice: what has been loaded under such a name goes.
         age_ns: How old what it has found may have been when it began.
     """
 
@@ -70,6 +71,7 @@ class Look:
     partial: bool = False
     failed: bool = False
     age_ns: int = 0
+    duplicates: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +214,21 @@ class Plan:
             now: When it ended.
         """
         began -= look.age_ns
+        # A name that more than one repository has is no model. One that was never loaded is not forgotten.
+        twice = {
+            name
+            for name in look.duplicates & self._models.keys()
+            if isinstance(self._models[name].done, Found)
+        }
         for name, found in look.models.items():
+            if name in twice:
+                continue
             if found is not None:
                 self._is_there(name, found, look.partial, began, now)
             elif (model := self._models.get(name)) is not None and model.found is None:
                 model.since = now  # it is there after all
                 model.settled = False
-        for name in self._models.keys() - look.models.keys():
+        for name in twice | (self._models.keys() - look.models.keys()):
             model = self._models[name]
             if look.partial:
                 if model.found is None:
