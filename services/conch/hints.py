@@ -13,10 +13,6 @@ _HINTS = (
         "name the package of '{0}' in a requirements.txt beside the model's config.pbtxt, and conch installs "
         "it for this model (docs/python-models.md, Environments); or install it where conch runs",
     ),
-    (
-        re.compile(r"unsupported ONNX type 'seq\(map\("),
-        "scikit-learn's ZipMap makes this type: export the model with options={{'zipmap': False}}",
-    ),
 )
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 _SHOWN = 120

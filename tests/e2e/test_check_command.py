@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.support.servers import CONCH, EXAMPLES, WAIT_S, copy_example, write_model
 
+from conch.backends.python.settings import PARAMETERS
 from conch.cli import main
 
 CONFIG = """backend: "python"
@@ -230,3 +231,24 @@ def test_five_hundred_models(tmp_path: Path) -> None:
     code, output, _ = check(tmp_path)
     assert code == 1
     assert output.splitlines()[-1] == "500 models checked: 10 errors"
+
+
+def test_parameters_and_imports_of_python_models(tmp_path: Path) -> None:
+    names = [*PARAMETERS[:-1], "CONCH_ENV_MODE", "CONCH_PLACEMNT"]
+    values = {"CONCH_PLACEMENT": "worker", "CONCH_STRICT_OUTPUTS": "true"}
+    parameters = "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "{values.get(name, "5")}" }} }}\n'
+        for name in names
+    )
+    config = CONFIG.replace("[ 1, 0 ]", "[ 1 ]").replace("TYPE_FP33", "TYPE_FP32") + parameters
+    source = "import json, own_module\nimport not_installed.part\n"
+    source += "try:\n    import optional\nexcept ImportError:\n    pass\n"
+    write_model(tmp_path, "m", config, {"model.py": source + MODEL, "own_module.py": ""})
+    code, output, _ = check(tmp_path)
+    warnings = [line.partition("warning: ")[2] for line in output.splitlines() if "warning: " in line]
+    assert (code, len(warnings)) == (0, 2), output
+    assert warnings[0].startswith("model.py:2: imports 'not_installed', which is not installed")
+    assert warnings[1].startswith('parameters["CONCH_PLACEMNT"]')
+    assert "did you mean 'CONCH_PLACEMENT'?" in output
+    (tmp_path / "m" / "requirements.txt").write_text("not_installed\n")
+    assert "imports '" not in check(tmp_path)[1]

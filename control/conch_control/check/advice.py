@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from conch.protocol.model_config_pb2 import ModelConfig, ModelQueuePolicy
 from conch_control.config.problems import Problem, Problems, entry_path
 from conch_control.config.suggest import nearest
 
 _OWN = "CONCH_"
-_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_ORT_PROVIDERS", "CONCH_PADDING")
+_PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
 
 
-def idle_settings(config: ModelConfig) -> Problems:
+def idle_settings(config: ModelConfig, of_backend: Sequence[str] = ()) -> Problems:
     """Settings of an effective config that have no effect.
 
     They come as problems, but no load fails of them.
+
+    Args:
+        config: The config.
+        of_backend: `Backend.parameters` of its backend.
     """
     yield from _batching_advice(config)
     for number, group in enumerate(config.instance_group):
@@ -28,14 +34,16 @@ def idle_settings(config: ModelConfig) -> Problems:
                 f"warmup sample '{sample.name}' is not run: its batch_size is 0",
                 expected="at least 1",
             )
+    known = sorted([*_PARAMETERS, *of_backend])
+    begins = tuple(name for name in known if name.endswith("_"))
     for key in sorted(config.parameters):
-        if key.startswith(_OWN) and key not in _PARAMETERS:
+        if key.startswith(_OWN) and key not in known and not (begins and key.startswith(begins)):
             yield Problem(
                 entry_path("parameters", key),
                 f"parameter '{key}' is unknown and has no effect",
-                expected=f"one of {', '.join(_PARAMETERS)}",
+                expected="one of " + ", ".join(f"{name}..." if name in begins else name for name in known),
                 found=f"'{key}'",
-                nearest=nearest(key, _PARAMETERS),
+                nearest=nearest(key, known),
             )
     if config.backend == "python":
         for field in ("batch_input", "batch_output"):

@@ -86,6 +86,7 @@ class ModelCheck:
         self.sort = self._notes.sort
         self.config: ModelConfig | None = None
         self._directory = Path()  # where its files are
+        self._parameters: tuple[str, ...] = ()  # those that its backend reads
         self._source = source
         self._rules = rules
 
@@ -130,7 +131,7 @@ class ModelCheck:
             self._finish(config, written)
         effective = self.checkup.config
         if effective is not None and self.checkup.certain:
-            self.report(idle_settings(effective), "warning")
+            self.report(idle_settings(effective, self._parameters), "warning")
         wrong = {finding.path for finding in self.checkup.findings}
         self.report((each for each in _odd_numbers(written) if each.path not in wrong), "warning")
 
@@ -239,6 +240,8 @@ class ModelCheck:
 
     def _finish(self, config: ModelConfig, written: ModelConfig) -> None:
         backend = self._backend(config)
+        if backend is not None:
+            self._parameters = backend.parameters
         self.report(runtime_problems(config))
         for version in reversed(self.checkup.versions):  # what is shown of the newest is shown first
             self._finish_version(config, written, backend, version)
@@ -315,6 +318,8 @@ class ModelCheck:
         problems = []
         collect(attempt("", partial(backend.check, spec)), problems)
         self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
+        if not problems:
+            self.report((Problem("", doubt) for doubt in backend.doubts(spec)), "warning")
         for number, sample in samples:
             problems = []
             collect(

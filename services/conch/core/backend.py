@@ -8,7 +8,7 @@ and is about thirty lines; one that wants to see requests implements `Backend` i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -157,6 +157,8 @@ class Backend(ABC):
         cpu_instance_count: Instances of a group on the CPU whose config names no count.
         needs_model_file: Whether a version directory without the file is an error.
         completion_runs_code: Whether `complete_config` may run code that comes with the model.
+        parameters: The parameters with ``CONCH_`` that it reads in a config; one that ends with ``_`` is the
+            beginning of any number of names.
     """
 
     default_model_file: ClassVar[str]
@@ -164,6 +166,7 @@ class Backend(ABC):
     cpu_instance_count: ClassVar[int] = 1
     needs_model_file: ClassVar[bool] = True
     completion_runs_code: ClassVar[bool] = False
+    parameters: ClassVar[tuple[str, ...]] = ()
 
     @property
     def uses_gpus(self) -> bool:
@@ -194,6 +197,10 @@ class Backend(ABC):
         Raises:
             ConchError: It could not be loaded; the text says why.
         """
+
+    def doubts(self, spec: ModelSpec) -> Iterable[str]:
+        """Finds what a load will probably fail of on this machine, without running the model's code."""
+        return ()
 
     @abstractmethod
     def load(self, spec: ModelSpec) -> BackendModel:

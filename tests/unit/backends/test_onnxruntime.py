@@ -340,7 +340,7 @@ def test_types_without_a_protocol_datatype(harness: Harness, backend: OnnxRuntim
         complete(backend, write(harness, content))
     assert caught.value.message == (
         "unsupported ONNX type 'tensor(bfloat16)' for I/O 'A' of model 'm': BF16 tensors are not supported "
-        "by the onnxruntime backend"
+        "by the onnxruntime backend; export the model with a Cast of it, for example to FP32"
     )
 
 

@@ -16,7 +16,13 @@ import numpy as np
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.near import Places
 from conch.backends.onnxruntime.binding import Binder
-from conch.backends.onnxruntime.options import CUDA, ON_A_DEVICE, execution_providers, session_options
+from conch.backends.onnxruntime.options import (
+    CUDA,
+    ON_A_DEVICE,
+    PROVIDERS_PARAMETER,
+    execution_providers,
+    session_options,
+)
 from conch.backends.onnxruntime.signature import Signature, complete, is_scalar, validate
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
@@ -36,6 +42,7 @@ class OnnxRuntimeBackend(ArrayBackend):
     default_model_file = "model.onnx"
     platform = "onnxruntime_onnx"
     cpu_instance_count = 2
+    parameters = (PROVIDERS_PARAMETER,)
 
     def __init__(self) -> None:
         # Some builds keep usage data under the user's home; the variable is read at import.

@@ -36,6 +36,13 @@ _DATATYPES = {
 }
 
 
+_FIXES = {
+    True: "; export the model with a Cast of it, for example to FP32",
+    False: "; export the model without it (scikit-learn's ZipMap: options={'zipmap': False})",
+}
+"""For tensors of other types, and for what is no tensor."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxTensor:
     """One input or output of an ONNX model.
@@ -63,6 +70,7 @@ class OnnxTensor:
                 if self.onnx_type == "tensor(bfloat16)"
                 else "expected a tensor of a type the protocol has"
             )
+            what += _FIXES[self.onnx_type.partition("(")[0] == "tensor"]
             raise UnsupportedError(
                 f"unsupported ONNX type '{self.onnx_type}' for I/O '{self.name}' of model '{model}': {what}"
             )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.backends.python.settings import Settings
+from conch.backends.python.settings import PARAMETERS, Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.instances.placement import Placement
 from conch.core.notes import Notes
@@ -26,6 +26,7 @@ class PythonBackend(Backend):
 
     default_model_file = "model.py"
     completion_runs_code = True
+    parameters = PARAMETERS
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,6 +55,22 @@ class PythonBackend(Backend):
         """Checks how the model is to run, without making an environment for it or running its code."""
         if not self._made_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
+
+    def doubts(self, spec: ModelSpec) -> Iterator[str]:
+        """Finds packages that the model's file imports and that are not installed."""
+        from conch.backends.python.imports import missing_imports
+        from conch.workers.environments.asked import Asked
+
+        asked = Asked.of(spec)
+        if asked.prepared is not None or asked.packages is not None:
+            return  # it has packages of its own
+        source = spec.version_directory / spec.model_file
+        for line, name in missing_imports(source, (spec.version_directory, spec.directory)):
+            yield (
+                f"{source.name}:{line}: imports '{name}', which is not installed: install it beside conch, "
+                f"or list its package in '{spec.directory.name}/requirements.txt', and the model gets an "
+                f"environment that has it"
+            )
 
     def load(self, spec: ModelSpec) -> BackendModel:
         """Loads a model that does not call the server."""

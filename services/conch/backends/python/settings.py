@@ -11,6 +11,11 @@ from conch.core.spec import ModelSpec
 
 Placement = Literal["in_process", "worker"]
 DEFAULT_PLACEMENT: Placement = "in_process"
+PARAMETERS = (
+    *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"),
+    *("CONCH_START_TIMEOUT_SECONDS", "CONCH_STRICT_OUTPUTS", "CONCH_PASS_ENVIRONMENT", "CONCH_ENV_"),
+)
+"""What configs of Python models may have; those of environments are read in `conch.workers.environments`."""
 _MOST = 2**43 - 1
 """No limit of memory above that can be set, in MiB; and nobody has more of anything else."""
 _MOST_SECONDS = 1_000_000_000
