@@ -370,7 +370,13 @@ FLAGS: tuple[Flag, ...] = (
         64 << 20,
         "bytes of the largest JSON, raw or decompressed body; binary tensors behind JSON do not count",
     ),
-    Flag("http-max-connections", _positive, 8192, "most REST connections; never over half of the open files"),
+    Flag(
+        "http-max-connections",
+        _natural,
+        0,
+        "connections that the HTTP port holds; further ones get 503; 0 for three eighths of the process's file "
+        "descriptors (ulimit -n)",
+    ),
     Flag("http-idle-timeout-secs", _positive, 300, "seconds after which an unused REST connection is closed"),
     Flag("http-header-forward-pattern", str, "", "request headers forwarded as request parameters"),
     Flag("http-restricted-api", str, [], "<API,…>:<key>=<value>; may be repeated", many=True),

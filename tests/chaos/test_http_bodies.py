@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import select
 import threading
 import time
@@ -175,20 +174,3 @@ def test_idle_connections_go_when_their_time_is_over(repository: Path) -> None:
         assert idle.response() is not None
         assert idle.response() is None
         assert silent.response() is None
-
-
-def test_connections_leave_files_for_models(repository: Path) -> None:
-    """However many connections are allowed, half of what the process may open is not for them."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))  # the server inherits it
-    try:
-        with serving(repository, flags=["--http-max-connections=100000"]) as server, ExitStack() as stack:
-            statuses = []
-            for _ in range(129):
-                connection = stack.enter_context(raw_http(server.http_address))
-                connection.send_while_taken(request("GET", LIVE))
-                response = connection.response()
-                statuses.append(0 if response is None else response.status)
-            assert statuses == [200] * 128 + [503]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -17,7 +17,7 @@ GRPC_SHARES = 3
 """Eighths of the descriptors that connections to the gRPC port may take."""
 
 HTTP_SHARES = 3
-"""The same for the HTTP and the metrics port together."""
+"""Eighths of the descriptors that connections to the HTTP port may take."""
 
 
 def raise_descriptor_limit() -> int:

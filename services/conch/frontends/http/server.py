@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import ssl
 import threading
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Scope
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.core.descriptors import HTTP_SHARES, most_connections
 from conch.core.errors import UnauthenticatedError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_core import ServerCore
@@ -72,7 +72,7 @@ class HttpOptions:
         reuse_port: Whether other processes may listen on the same port.
         tls: TLS, or None for plain text.
         max_input_bytes: Largest JSON, raw or decompressed body.
-        max_connections: How many connections there may be, if the process may open twice as many files.
+        max_connections: How many connections there may be; 0 for `most_connections`.
         idle_timeout_s: Seconds after which a connection that nobody uses is closed.
         restrictions: Categories of routes that need a secret.
         header_forward_pattern: Which headers become request parameters; empty for none.
@@ -85,7 +85,7 @@ class HttpOptions:
     reuse_port: bool = False
     tls: HttpTls | None = None
     max_input_bytes: int = 64 << 20
-    max_connections: int = 8192
+    max_connections: int = 0
     idle_timeout_s: float = 300.0
     restrictions: Restrictions = field(default_factory=dict)
     header_forward_pattern: str = ""
@@ -172,7 +172,7 @@ class HttpFrontEnd:
             options.reuse_port,
             self._direct,
             Patience(idle_s=options.idle_timeout_s),
-            _most_connections(options.max_connections),
+            options.max_connections or most_connections(HTTP_SHARES),
         )
         return self._listener.port
 
@@ -203,12 +203,6 @@ class HttpFrontEnd:
         while refused != gate.refused and time.monotonic() < end:
             refused = gate.refused
             never.wait(_QUIET_S)
-
-
-def _most_connections(wanted: int) -> int:
-    """As many as leave half of the files that the process may open to models, workers and gRPC."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else min(wanted, soft // 2)
 
 
 def _telling(core: ServerCore, restrictions: Restrictions, clock: Clock) -> Refused:
