@@ -374,8 +374,8 @@ FLAGS: tuple[Flag, ...] = (
         "http-max-connections",
         _natural,
         0,
-        "connections that the HTTP port holds; further ones get 503; 0 for three eighths of the process's file "
-        "descriptors (ulimit -n)",
+        "connections that the HTTP port holds; further ones get 503; 0 for three eighths of the process's "
+        "file descriptors (ulimit -n)",
     ),
     Flag("http-idle-timeout-secs", _positive, 300, "seconds after which an unused REST connection is closed"),
     Flag("http-header-forward-pattern", str, "", "request headers forwarded as request parameters"),
