@@ -155,6 +155,7 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         repository = tmp_path_factory.mktemp("models")
         write_models(repository, driver == "real")
         flags = [f"--backend-config=python,placement={placement}"]
+        flags.append("--backend-config=python,pass-environment=FAKE_CUDA_*")
         server = stack.enter_context(serving(repository, flags=flags, environment=environment))
         client = stack.enter_context(client_of(server))
         assert client.is_server_ready()

@@ -151,9 +151,6 @@ GOOD: dict[str, Any] = {
             )
         ]
     ),
-    "an output twice": simple_request(
-        outputs=[service_pb2.ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT1")] * 2
-    ),
     "surplus contents": simple_request(raw_input_contents=[b"\1\0\0\0" * 16] * 3),
     "empty batch": infer_request("probe", {"IN": ("FP32", [0, 4], b"")}),
     "empty tensor": infer_request("caster", {"FP32": ("FP32", [0], b"")}),

@@ -61,7 +61,7 @@ def test_files_come_from_this_machine_only(tmp_path: Path, far: str) -> None:
         closing(RawClient(server.address)) as near,
         closing(RawClient(f"{far}:{server.port}")) as away,
     ):
-        (said,) = [line["message"] for line in server.logs() if line["message"].startswith("open: ")]
+        (said,) = [line for line in server.output.splitlines() if line.startswith("open: ")]
         assert "loading models to all clients (gRPC, HTTP); with files to this machine (gRPC, HTTP)" in said
         code, text = load(away, "m", files(v1=7))
         assert code == "PERMISSION_DENIED"

@@ -368,7 +368,7 @@ def test_log_flags(repository: Path, tmp_path: Path) -> None:
         assert server.errors == server.output, "people see the tables, and nothing else"
     pattern = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\] ".*"')
     lines = log.read_text().splitlines()
-    tables = [line for line in lines if line.startswith(("+", "|"))]
+    tables = [line for line in lines if line.startswith(("+", "|", "open: "))]
     lines = [line for line in lines if line not in tables]
     assert tables and lines and all(pattern.fullmatch(line) for line in lines), lines
     with serving(repository, flags=["--log-info=false"]) as server:

@@ -114,7 +114,7 @@ def test_metrics_over_tls(tmp_path: Path, mutual: bool) -> None:
     flags += ["--metrics-use-ssl", *([f"--http-root-cert={ours.root}"] if mutual else [])]
     with serving(tmp_path / "models", flags=flags) as server:
         url = server.metrics_url.replace("http://", "https://").replace("127.0.0.1", "localhost")
-        assert len(re.findall(r"\| Metrics +\| \S+ +\| TLS +\|", server.output)) == 1
+        assert len(re.findall(r"\| Metrics +\| \S+ +\| \S+ +\| TLS +\|", server.output)) == 1
 
         def scrape(address: str, client: tuple[Path, Path] | None) -> int:
             context = ssl.create_default_context(cafile=str(ours.root))

@@ -176,12 +176,12 @@ class ServerProcess:
 
 
 def _announced(errors: str) -> str:
-    """The tables in what a server has logged, as JSON or as text."""
+    """The tables and the line on what is open in what a server has logged, as JSON or as text."""
     found = []
     for line in errors.splitlines(keepends=True):
         if line.startswith("{") and f'"logger": "{ANNOUNCEMENTS}"' in line and line.endswith("\n"):
             found.append(json.loads(line)["message"] + "\n")
-        elif line.startswith(("|", "+")):
+        elif line.startswith(("|", "+", "open: ")):
             found.append(line)
     return "".join(found)
 

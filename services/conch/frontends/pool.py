@@ -87,6 +87,18 @@ class Pool(Executor):
                 thread.join()  # they have nothing left to do
         return ended
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more work; see `Executor.shutdown`."""
+        if cancel_futures or not wait:
+            self.close(threading.TIMEOUT_MAX if wait else 0)
+            return
+        with self._changed:
+            self._closed = True
+            threads = list(self._threads)
+            self._changed.notify_all()
+        for thread in threads:
+            thread.join()
+
     def _start(self) -> None:
         # A daemon, as a process must not wait for storage that hangs.
         thread = threading.Thread(target=self._run, name=f"{self._name}_{self._started}", daemon=True)

@@ -41,6 +41,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 PORTS = ("grpc-port", "http-port", "metrics-port")
+VALUES = {"grpc-max-metadata-bytes": "2048"}  # where 1 is too little
 
 
 def test_every_flag_has_a_keyword_that_says_the_same() -> None:
@@ -49,7 +50,13 @@ def test_every_flag_has_a_keyword_that_says_the_same() -> None:
     for number, flag in enumerate(FLAGS):
         if flag.name == "config-file" or flag.choices == ():
             continue
-        text = flag.choices[-1] if flag.choices else str(number) if flag.name in PORTS else "1"
+        text = (
+            flag.choices[-1]
+            if flag.choices
+            else str(number)
+            if flag.name in PORTS
+            else VALUES.get(flag.name, "1")
+        )
         values[flag.key] = [text] if flag.many else text
         arguments.append(f"--{flag.name}={text}")
     assert read_keywords(values).values == read_flags(arguments, {}).values

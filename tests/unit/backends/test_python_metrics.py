@@ -38,7 +38,7 @@ def test_a_counter_a_gauge_and_a_histogram() -> None:
     found = told()
     assert value(found, "c", model="m") == 2.5
     assert value(found, "g") == -2
-    buckets = [value(found, "h_bucket", a_b="1", le=bound) for bound in ("0.5", "1.0", "10.0", "+Inf")]
+    buckets = [value(found, "h_bucket", a_b="1", le=bound) for bound in ("0.5", "1", "10", "+Inf")]
     assert buckets == [1, 2, 2, 3]
     assert (value(found, "h_sum", a_b="1"), value(found, "h_count", a_b="1")) == (12.25, 3)
 
@@ -104,7 +104,7 @@ def test_the_last_bucket_can_be_named() -> None:
     single.observe(3)
     found = told()
     assert value(found, "bare_bucket", le="+Inf") == value(found, "bare_count") == 1
-    assert [value(found, "unbounded_bucket", le=bound) for bound in ("1.0", "+Inf")] == [0, 1]
+    assert [value(found, "unbounded_bucket", le=bound) for bound in ("1", "+Inf")] == [0, 1]
 
 
 FAMILIES = [Family(name, "what", kind) for kind, name in enumerate(("count", "level", "spread"))]

@@ -38,9 +38,10 @@ def load(harness: Harness, source: str) -> Model:
 
 
 def shown(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The lines of errors, as they are in the log."""
+    """The lines of errors as they are in the log, without the indentation of tracebacks."""
     formatter = TextFormatter(iso=False, escape=True)
-    return [formatter.format(record) for record in caplog.records if record.levelno >= logging.ERROR]
+    texts = [formatter.format(record) for record in caplog.records if record.levelno >= logging.ERROR]
+    return [text.replace("\n    ", "\n") for text in texts]
 
 
 @pytest.mark.parametrize(

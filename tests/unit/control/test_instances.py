@@ -239,7 +239,7 @@ def test_all_versions_or_none(site: Site) -> None:
     )
     assert site.serving("m") == serving
     assert [counts(model) for model in serving.values()] == [[2], [2]]
-    reason = "it goes on as it was, as its successor failed to load: Not found: no room for m_0_1"
+    reason = "it goes on as it was, as its successor failed to load: Not found: no room for m_0_2"
     assert site.states("m") == {1: ("READY", reason), 2: ("READY", "")}
     assert site.send("m").error() is None
     site.backend.room = 9

@@ -658,7 +658,7 @@ class TestStates:
         words[:] = "changed"
         assert states["STATE_IN"].numpy().tolist() == [[2]]
         assert states["SEEN_IN"].numpy().tolist() == [[3]]
-        assert states["WORDS_IN"].numpy().tolist() == [["a", "b"]]
+        assert states["WORDS_IN"].numpy().tolist() == [[b"a", b"b"]]
         assert states["STATE_IN"].numpy().base is None, "it must not keep the batch's array alive"
 
     def test_a_state_in_wire_form(self) -> None:

@@ -160,6 +160,7 @@ class Pollers:
                     tag(event)
                 except Exception:
                     log.exception("a gRPC event was not handled")
+                del event, tag  # a call is not to live until the next event
                 try:
                     handled.pop()
                 except IndexError:  # it took long
