@@ -150,7 +150,7 @@ class Book:
                 self.change(name, ended)
 
     def known(self, name: str) -> None:
-        """Says that there is a model, of which no version may be there; clients are told so from here on."""
+        """Publishes a model, possibly without versions: requests then fail with `has no available versions`."""
         with self._lock:
             self._known.add(name)
             if name not in self._registry.entries:

@@ -159,7 +159,7 @@ class Loader:
             return model.prepare_resize(spec, read_warmup(config, definition.directory))
 
     def _backend_of(self, config: ModelConfig) -> Backend:
-        """The model's backend; where there is none, mistakes in a whole config are told before that."""
+        """Finds the model's backend; mistakes in a complete config are reported before a missing backend."""
         try:
             return self._get_backend(config.backend)
         except ConchError:

@@ -84,5 +84,5 @@ def _listening_inodes(port: int) -> Iterable[str]:
 def _holds(process: Path, sockets: set[str]) -> bool:
     try:
         return any(os.readlink(each) in sockets for each in (process / "fd").iterdir())
-    except OSError:  # somebody else's, or it has ended
+    except OSError:  # it belongs to another user, or has ended
         return False

@@ -118,7 +118,7 @@ def test_health_checks_beside_many_small_things(server: ServerProcess, flood: by
 
 
 def test_large_bodies_take_turns(server: ServerProcess) -> None:
-    """Whoever sends a body that is read in no time need not wait for those that take long."""
+    """A short body does not wait for bodies that take long to parse."""
     large = infer_body("IN", "FP32", [1.0] * 50_000)
     with ExitStack() as stack:
         slow = [stack.enter_context(raw_http(server.http_address)) for _ in range(4)]

@@ -75,7 +75,7 @@ class PipedServer(ServerProcess):
         return f"127.0.0.1:{self.fixed_port}"
 
     def wait_ready(self) -> None:
-        """Its tables are in the pipe, which nobody may read."""
+        """Its tables are in the pipe, which may have no reader."""
 
         def ready() -> bool:
             assert self.process.poll() is None

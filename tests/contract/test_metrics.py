@@ -251,7 +251,7 @@ def test_the_first_failed_load_is_an_increase_and_lasts(
     assert of("load_failures_total", "m") == 0 and of("load_failed", "m") == 0, (
         "there before the first failure"
     )
-    assert of("load_failed", "broken") == 1, "whoever scrapes first after a start must see it"
+    assert of("load_failed", "broken") == 1, "the first scrape after a start shows it"
     failures = of("load_failures_total", "tagged")
     with pytest.raises(InferenceServerException):
         client.load_model("tagged", config='{"backend": "nonsense"}')

@@ -317,7 +317,7 @@ def test_async_generators(server: conch.Server, decorated: bool) -> None:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http", "direct"])
 def test_inputs_can_be_written_to(server: conch.Server, protocol: str) -> None:
-    """Frameworks warn of arrays that can't, and nobody else is to see what a function writes."""
+    """Arrays are writable, as frameworks warn of others, and writes stay inside the function."""
 
     def add_in_place(requests: list[conch.Request]) -> list[Any]:
         for request in requests:

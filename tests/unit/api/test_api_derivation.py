@@ -1,4 +1,4 @@
-"""Inputs and outputs of functions that nobody has listed: from type hints, or from one call."""
+"""Inputs and outputs of functions, derived from type hints or from one call."""
 
 from __future__ import annotations
 

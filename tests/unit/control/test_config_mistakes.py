@@ -1,4 +1,4 @@
-"""Each mistake in a config is told in its own sentence, whatever else keeps the model from being served."""
+"""Each mistake in a config has its own sentence, whatever else keeps the model from being served."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_what_no_request_has_is_refused_where_it_begins(
 
 
 def test_members_of_a_name_in_order_and_all_of_them() -> None:
-    """In a short text and in a long one, where they are told by different parsers."""
+    """In a short text and in a long one, which different parsers refuse."""
     for more in (b"", b" " * QUICK_BYTES):
         value = load(b'{"b":1,"a":{"x":[1],"x":2},"b":3' + more + b"}", pairs=True)
         assert [(name, given) for name, given in value if name == "b"] == [("b", 1), ("b", 3)]

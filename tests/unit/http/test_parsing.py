@@ -1,4 +1,4 @@
-"""The threads for large bodies: short work overtakes long work, nothing runs for nobody."""
+"""The threads for large bodies: short work overtakes long work, and work of closed connections ends."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from conch.core.stopping import check_wanted, load_stopped, stopping_with
 def run_together(tasks: Sequence[Callable[[], None]], most: int) -> None:
     """Runs tasks on this thread and others, and returns when all that were begun have ended.
 
-    When one fails, or the load is stopped, no other is begun, and those that run are told by `load_stopped`
-    that they are not wanted.
+    When one fails, or the load is stopped, no other is begun, and `load_stopped` is true in those that run.
 
     Args:
         tasks: What to run; begun in this order.

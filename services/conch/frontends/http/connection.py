@@ -438,7 +438,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def _ambiguous(self) -> bool:
-        """Whether the end of the request that is being read is told in two ways."""
+        """True if the request that is being read has both a Content-Length and chunks."""
         return self._chunked and self._declared is not None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

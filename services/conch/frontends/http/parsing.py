@@ -1,8 +1,8 @@
 """The threads that read and write large bodies, shared fairly between clients.
 
 Two bodies are worked on at a time, and those that take long take turns: a short one waits for some
-milliseconds, whatever else is there. One client has half of the threads at most. Work that nobody waits for
-any more ends at its next pause.
+milliseconds, whatever else is there. One client has half of the threads at most. Work ends at its
+next pause once its connection is closed.
 
 Threads and locks: `submit_for` may be called on any thread; no lock is held while work runs.
 """

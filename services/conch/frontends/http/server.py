@@ -73,7 +73,7 @@ class HttpOptions:
         tls: TLS, or None for plain text.
         max_input_bytes: Largest JSON, raw or decompressed body.
         max_connections: How many connections there may be; 0 for `most_connections`.
-        idle_timeout_s: Seconds after which a connection that nobody uses is closed.
+        idle_timeout_s: Seconds after which an unused connection is closed.
         restrictions: Categories of routes that need a secret.
         header_forward_pattern: Which headers become request parameters; empty for none.
         allow_model_upload: Whether clients of other machines may load models of files that they bring.

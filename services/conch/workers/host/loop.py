@@ -126,7 +126,7 @@ class Host:
         try:
             self._exchange.send(Kind.NOTE, 0, wire.encode_json({"text": text}))
         except ChannelClosedError:
-            pass  # nobody reads it any more
+            pass  # the server has closed its end
 
     # --- what the main thread does ------------------------------------------------------------------------
 
