@@ -150,7 +150,7 @@ class Book:
                 self.change(name, ended)
 
     def known(self, name: str) -> None:
-        """Publishes a model, possibly without versions: requests then fail with `has no available versions`."""
+        """Publishes a model, possibly without versions: requests then fail with Triton's text for that."""
         with self._lock:
             self._known.add(name)
             if name not in self._registry.entries:

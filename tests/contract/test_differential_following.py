@@ -16,7 +16,11 @@ pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
 def index(client: RawClient) -> list[tuple[str, str, str, str]]:
     found = client("RepositoryIndex", service_pb2.RepositoryIndexRequest())
-    return sorted((model.name, model.version, model.state, model.reason) for model in found.models)
+    # Conch keeps the error of a newer load beside the version that serves on.
+    return sorted(
+        (model.name, model.version, model.state, "" if model.state == "READY" else model.reason)
+        for model in found.models
+    )
 
 
 def both_come_to(both: Both, *expected: tuple[str, str, str, str]) -> None:
