@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from conch.core.errors import ConchError, as_conch_error
@@ -136,6 +137,44 @@ class Watch(Protocol):
         """One is lost with its worker; returns the error that it gets."""
 
 
+class ResponseQueue:
+    """Delivers responses in order on one thread at a time, which may block until a client has caught up.
+
+    The requests of a sequence share a queue, so that responses of one never overtake those of the one before.
+
+    Args:
+        hands: The threads that deliver.
+    """
+
+    __slots__ = ("__weakref__", "_active", "_hands", "_items", "_lock")
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._lock = threading.Lock()
+        self._items: deque[Callable[[], None]] = deque()
+        self._active = False
+
+    def put(self, deliver: Callable[[], None]) -> None:
+        """Queues a delivery and returns at once; delivers itself where no thread can be started."""
+        with self._lock:
+            self._items.append(deliver)
+            if self._active:
+                return
+            self._active = True
+        if not self._hands.run(self._drain):
+            self._drain()
+
+    def _drain(self) -> None:
+        while True:
+            with self._lock:
+                if not self._items:
+                    self._active = False
+                    return
+                deliver = self._items.popleft()
+            deliver()
+            del deliver
+
+
 class OpenRequest:
     """A request that a worker has and that has not got its last response.
 
@@ -143,7 +182,7 @@ class OpenRequest:
         request: The request.
         number: Its number on the socket.
         handing: Hands its responses over.
-        hands: The threads that do so; None where nothing blocks.
+        queue: Where they wait for that; None where nothing blocks.
         credit: Tells the worker how much more it may send.
 
     Attributes:
@@ -152,11 +191,8 @@ class OpenRequest:
     """
 
     __slots__ = (
-        "_active",
         "_credit",
         "_handing",
-        "_hands",
-        "_lock",
         "_queue",
         "_units",
         "number",
@@ -170,7 +206,7 @@ class OpenRequest:
         request: InferenceRequest,
         number: int,
         handing: Handing,
-        hands: Hands | None,
+        queue: ResponseQueue | None,
         credit: Callable[[int, int], None],
     ) -> None:
         self.request = request
@@ -178,44 +214,27 @@ class OpenRequest:
         self.since_ns = 0
         self.watched: Watch | None = None
         self._handing = handing
-        self._hands = hands
+        self._queue = queue
         self._credit = credit
-        if hands is not None:  # else nothing is ever queued
-            self._lock = threading.Lock()
-            self._queue: deque[tuple[InferenceResponse | None, bool, int]] = deque()
-            self._active = False
-            self._units = 0
+        self._units = 0
 
     def hand(self, response: InferenceResponse | None, final: bool, units: int) -> None:
         """Hands a response over, after those before it; returns at once if that may block.
 
         Where no thread can be started it does block: late answers are better than none.
         """
-        if self._hands is None:
+        if self._queue is None:
             self._handing(self.request, response, final)
-            return
-        with self._lock:
-            self._queue.append((response, final, units))
-            if self._active:
-                return
-            self._active = True
-        if not self._hands.run(self._drain):
-            self._drain()
+        else:
+            self._queue.put(partial(self._deliver, response, final, units))
 
     def fail(self, error: ConchError) -> None:
         """Ends the request with an error, after the responses that it has got."""
         self.hand(InferenceResponse([], error), True, 0)
 
-    def _drain(self) -> None:
-        while True:
-            with self._lock:
-                if not self._queue:
-                    self._active = False
-                    return
-                response, final, units = self._queue.popleft()
-            self._handing(self.request, response, final)
-            del response
-            self._units += units
-            if self._units >= CREDIT_AT and not final:
-                self._credit(self.number, self._units)
-                self._units = 0
+    def _deliver(self, response: InferenceResponse | None, final: bool, units: int) -> None:
+        self._handing(self.request, response, final)
+        self._units += units
+        if self._units >= CREDIT_AT and not final:
+            self._credit(self.number, self._units)
+            self._units = 0

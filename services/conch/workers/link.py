@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from conch.core.backend import Awaited, Outcome
 from conch.core.calls import ServerCalls
@@ -21,7 +22,7 @@ from conch.core.scheduler.base import Batch
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers import wire
-from conch.workers.answers import Handing, Hands, OpenRequest
+from conch.workers.answers import Handing, Hands, OpenRequest, ResponseQueue
 from conch.workers.callers import WorkerCaller
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.dispatch import Dispatcher, json_fields
@@ -106,7 +107,8 @@ class Link:
         self._sender = BatchSender(self._exchange, spec, self._table, self._log, gpus, self._results.fail)
         self._handing = Handing(spec)
         self._hands = Hands(name)
-        self._response_hands = self._hands if spec.decoupled else None  # else nothing blocks
+        # By sequence; each lives as long as its sequence has open requests or responses on their way.
+        self._sequence_queues: WeakValueDictionary[int | str, ResponseQueue] = WeakValueDictionary()
         self._checks = Checks(partial(self._sender.tell, Kind.READY))
         waits = Waits(WorkerWaiter(calls, name, spec) if waiter is None else waiter)
         metrics = WorkerMetrics(families)
@@ -203,7 +205,17 @@ class Link:
         self._exchange.tidy()
 
     def _opened(self, request: InferenceRequest, number: int) -> OpenRequest:
-        return OpenRequest(request, number, self._handing, self._response_hands, self._sender.credit)
+        return OpenRequest(request, number, self._handing, self._queue_for(request), self._sender.credit)
+
+    def _queue_for(self, request: InferenceRequest) -> ResponseQueue | None:
+        """Where the responses of a request wait: with those of the requests before it in its sequence."""
+        if not self._spec.decoupled:
+            return None  # nothing blocks
+        queue = ResponseQueue(self._hands)
+        if self._spec.sequence is None:
+            return queue
+        with self._lock:
+            return self._sequence_queues.setdefault(request.correlation_id, queue)
 
     def _cancel(self, number: int) -> None:
         self._sender.cancel(number)
