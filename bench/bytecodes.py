@@ -71,7 +71,8 @@ def measure(model: str, clients: int, seconds: float) -> tuple[float, dict[str, 
 
 
 def _counting(ports: Ports, folder: str) -> Command:
-    command = conch_command(ports, COMMON)
+    flags = ["--backend-config=python,pass-environment=CONCH_BYTECODES"]
+    command = conch_command(ports, COMMON, flags)
     path = os.pathsep.join(filter(None, (str(TRACING), os.environ.get("PYTHONPATH"))))
     return Command(command.arguments, {"PYTHONPATH": path, "CONCH_BYTECODES": folder})
 
