@@ -144,7 +144,8 @@ class Connection(HttpToolsProtocol):
         self._parsed_before = 0  # the headers that are being read
         self._body_left = 0
         self._declared: bytes | None = None
-        self._chunked = self._chunk_begins = False
+        # Whether the request that is being read has both a length and chunks.
+        self._ambiguous = self._chunked = self._chunk_begins = False
         self._parsing_on = False
         self.filler = b""
         self.parser.set_dangerous_leniencies(lenient_chunked_length=True)  # see `on_headers_complete`
@@ -169,7 +170,10 @@ class Connection(HttpToolsProtocol):
         self._received += size
         if size >= MUCH_BYTES:
             self.flow.has_read(size)
-        self._unparsed = data if not self._unparsed else bytes(self._unparsed) + data
+        if size <= _PARSED_BYTES and not len(self._unparsed):
+            self._parse_piece(data)
+            return
+        self._unparsed = data if not len(self._unparsed) else bytes(self._unparsed) + data
         self._parse()
 
     def _parse(self) -> None:
@@ -359,7 +363,7 @@ class Connection(HttpToolsProtocol):
         self._requests += 1
         self.url = b""
         self._raw = []
-        self._unknown_coding = self._chunked = self._chunk_begins = False
+        self._unknown_coding = self._ambiguous = self._chunked = self._chunk_begins = False
         self._declared = None
         self._body_left = 0
         self.chunks = 0
@@ -409,8 +413,11 @@ class Connection(HttpToolsProtocol):
             return
         if self.parser.should_upgrade():
             return  # see `_feed`
-        if not self._chunked and self._declared is not None:
-            self._body_left = int(self._declared)
+        if self._declared is not None:
+            if self._chunked:
+                self._ambiguous = True
+            else:
+                self._body_left = int(self._declared)
         if self._direct is not None and self._free():
             cycle = DirectCycle(self)
             call = self._direct(self, cycle)
@@ -436,11 +443,6 @@ class Connection(HttpToolsProtocol):
             any_cycle = self.cycle
             any_cycle.keep_alive = False
 
-    @property
-    def _ambiguous(self) -> bool:
-        """True if the request that is being read has both a Content-Length and chunks."""
-        return self._chunked and self._declared is not None
-
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, app)
@@ -452,7 +454,8 @@ class Connection(HttpToolsProtocol):
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        self._parse_later()
+        if len(self._unparsed):
+            self._parse_later()
         self.flow.resume_reading()
 
     def _free(self) -> bool:
