@@ -154,6 +154,10 @@ class ResponseQueue:
         self._items: deque[Callable[[], None]] = deque()
         self._active = False
 
+    def __len__(self) -> int:
+        """Returns how many deliveries wait."""
+        return len(self._items)
+
     def put(self, deliver: Callable[[], None]) -> None:
         """Queues a delivery and returns at once; delivers itself where no thread can be started."""
         with self._lock:
