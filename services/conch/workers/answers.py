@@ -232,6 +232,11 @@ class OpenRequest:
         else:
             self._queue.put(partial(self._deliver, response, final, units))
 
+    @property
+    def waiting(self) -> int:
+        """How many responses wait to be handed over; of all requests that share the queue."""
+        return 0 if self._queue is None else len(self._queue)
+
     def fail(self, error: ConchError) -> None:
         """Ends the request with an error, after the responses that it has got."""
         self.hand(InferenceResponse([], error), True, 0)

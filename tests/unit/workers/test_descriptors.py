@@ -132,7 +132,7 @@ def test_slow_clients_hold_a_bounded_number_of_descriptors(tmp_path: Path) -> No
             running.run(InferenceRequest("m", "", inputs, client, monotonic_ns()))
         entries = [running.link._table.entry(number) for number in list(running.link._table.open)]
         # All have sent as much as they may: each 80 KB cost 13 of 96 units.
-        eventually(lambda: all(entry is not None and len(entry._queue) >= 7 for entry in entries), "all wait")
+        eventually(lambda: all(entry is not None and entry.waiting >= 7 for entry in entries), "all wait")
         assert len(blocks()) <= MOST_LENT + MOST_IDLE
         for client in clients:
             client.go_on.set()

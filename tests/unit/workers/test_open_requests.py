@@ -76,7 +76,7 @@ def test_a_slow_client_holds_its_own_stream_and_nothing_else(tmp_path: Path, siz
         assert answers.wait(1)
         (entry,) = map(running.link._table.entry, running.link._table.open)
         assert entry is not None
-        waiting = len(entry._queue)
+        waiting = entry.waiting
         # The window holds: whole small responses, or large ones until it is used up.
         assert waiting <= 96
         if size == 200_000:

@@ -82,7 +82,7 @@ def test_a_thread_that_waits_for_a_client_ends_when_its_request_is_forgotten(tmp
             running.run(request)
             (entry,) = map(running.link._table.entry, running.link._table.open)
             assert entry is not None
-            eventually(lambda: len(entry._queue) == 95, "the window is used up")
+            eventually(lambda: entry.waiting == 95, "the window is used up")
             request.answered = True
             other, others = request_of("other", IN=ONE)
             running.run(other)
