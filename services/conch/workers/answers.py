@@ -234,7 +234,7 @@ class OpenRequest:
 
     @property
     def waiting(self) -> int:
-        """How many responses wait to be handed over; of all requests that share the queue."""
+        """How many responses wait for delivery, of all requests that share the queue."""
         return 0 if self._queue is None else len(self._queue)
 
     def fail(self, error: ConchError) -> None:

@@ -319,7 +319,7 @@ class TestLongEvents:
                 rig.put(partial(rig.pollers.promise, Model(rig, "early", True)))
                 for _ in range(2):
                     rig.pollers.tick()
-                other, _ = rig.next(HAND_OVER, "early")  # the thread that leads would leave nobody to poll
+                other, _ = rig.next(HAND_OVER, "early")  # else no thread would poll
                 assert other is not thread
             assert rig.next(HAND_OVER, "late")[0] is thread
             rig.works(2)

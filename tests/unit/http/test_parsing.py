@@ -15,7 +15,7 @@ from conch.frontends.http.turns import give_way
 
 
 class Long:
-    """Work that goes on until it is told to end, or its client goes."""
+    """Work that goes on until it is ended, or its client goes."""
 
     def __init__(self) -> None:
         self.begun = threading.Event()
@@ -82,7 +82,7 @@ def test_work_of_a_client_that_is_gone_ends(pool: ParsingPool) -> None:
     for each in (future, never):
         with pytest.raises(AbandonedError):
             each.result(WAIT_S)
-    assert not waits.begun.is_set(), "what nobody waits for is not begun"
+    assert not waits.begun.is_set(), "work of a closed connection does not begin"
 
 
 def test_what_has_not_begun_is_given_up_when_the_pool_closes() -> None:

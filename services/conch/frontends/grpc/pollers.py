@@ -75,7 +75,7 @@ class Pollers:
         self._role = threading.Lock()  # guards the two below
         self._waiting = 0
         self._pause: _Pause | None = None
-        self._owner: int | None = None  # the thread that has the turn
+        self._owner: int | None = None  # the thread that polls
         self._promised: list[Leadable] = []
         # The event that the thread with the turn handles. Either that thread or `tick` takes it out again,
         # and the other one finds it gone. Each thread has a list of its own: it never takes out another's.
@@ -184,7 +184,7 @@ class Pollers:
         self._handled = handled
 
     def _keep_promises(self, handled: list[Any]) -> None:
-        """Leads models that have got requests, or hands them over; the caller has the turn all the time."""
+        """Runs models with new requests inline, or leaves them to their own threads; the caller is polling."""
         promised: list[Leadable] = []
         while self._promised:
             try:
