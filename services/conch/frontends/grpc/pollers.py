@@ -184,7 +184,7 @@ class Pollers:
         self._handled = handled
 
     def _keep_promises(self, handled: list[Any]) -> None:
-        """Runs models with new requests inline, or leaves them to their own threads; the caller is polling."""
+        """Runs models with new requests inline, or leaves them to their threads; the caller polls."""
         promised: list[Leadable] = []
         while self._promised:
             try:
