@@ -30,10 +30,10 @@ from bench.protocol import Probe
 from bench.servers import REPOSITORIES, ROOT, Server, conch_command
 from conch_control.planner.look import Looker
 from conch_control.planner.plan import Plan
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.options import ConnectionOptions
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
-from conch_control.service.client import ModelControlClient
-from conch_control.service.options import ConnectionOptions
 
 TEMPLATE = REPOSITORIES / "common" / "identity_fp32"
 POLL_S = 15.0

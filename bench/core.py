@@ -20,11 +20,11 @@ import numpy as np
 from bench.facts import machine, revision, versions
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.dispatch import Dispatcher
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import Leadable
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor

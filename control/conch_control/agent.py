@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from conch.core.cache.service import CacheService
 from conch.core.calls import Calls
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
@@ -18,9 +17,10 @@ from conch.core.errors import (
     UnsupportedError,
     as_conch_error,
 )
-from conch.core.instances.placement import devices_of
+from conch.core.execution.placement import devices_of
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry
+from conch.core.response_cache.service import CacheService
 from conch.core.server_core import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig

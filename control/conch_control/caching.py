@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from conch.core.cache.service import CacheService
 from conch.core.errors import ConchError
 from conch.core.registry import Registry
+from conch.core.response_cache.service import CacheService
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch_control.repository.layout import fingerprint

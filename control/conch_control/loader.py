@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from conch.core.backend import Backend
-from conch.core.cache.cached import CachedModel
-from conch.core.cache.service import CacheService
 from conch.core.calls import Calls, ServerCalls
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
-from conch.core.instances.fleet import Resize
-from conch.core.instances.limiter import RateLimiter
-from conch.core.instances.placement import counts_by_kind
+from conch.core.execution.fleet import Resize
+from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.placement import counts_by_kind
 from conch.core.model import Model
 from conch.core.registry import Registry
+from conch.core.response_cache.cached import CachedModel
+from conch.core.response_cache.service import CacheService
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stopping import check_wanted

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, as_conch_error
-from conch.core.instances.fleet import Resize
+from conch.core.execution.fleet import Resize
 from conch.core.servable import Servable
 from conch.core.stopping import stopping_with
 from conch_control.book import FORGOTTEN, UNFINISHED, Book, Change

@@ -8,7 +8,7 @@ from conch_control.dependencies import read_parts
 from conch_control.options import ControlOptions
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Repository
-from conch_control.storage import open_repository
+from conch_control.repository.storage import open_repository
 
 
 def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()) -> Repositories:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from conch.core.instances.placement import Devices
-from conch.core.scheduler.rate import ResourceLimit
-from conch_control.storage.options import StorageOptions
+from conch.core.execution.placement import Devices
+from conch.core.scheduling.rate import ResourceLimit
+from conch_control.repository.storage.options import StorageOptions
 
 ControlMode = Literal["none", "explicit", "poll", "watch"]
 

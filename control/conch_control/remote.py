@@ -10,7 +10,7 @@ from conch.core.errors import ConchError, OutOfRangeError
 from conch.core.server_core import LoadParameter
 from conch_control.mirror import EventMirror
 from conch_control.port import Index, ModelDescription, ModelStatus
-from conch_control.service.client import After, ModelControlClient, Update, Watching
+from conch_control.remote_api.client import After, ModelControlClient, Update, Watching
 
 log = logging.getLogger(__name__)
 

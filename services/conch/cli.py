@@ -17,7 +17,7 @@ from conch.banner import models_table
 from conch.control_options import control_options, control_port_options
 from conch.core.descriptors import raise_descriptor_limit
 from conch.core.errors import ConchError, error_text
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.core.stacks import register
 from conch.flags import FlagError, FlagValues, add_flags, did_you_mean, read_flags
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
@@ -25,8 +25,8 @@ from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.http.server import HttpOptions
 from conch.gpus import find_gpus
 from conch.http_options import http_options
-from conch.observe.metrics.options import MetricsOptions
-from conch.observe.outputs import LogFileError, Logs, open_logs
+from conch.observability.metrics.options import MetricsOptions
+from conch.observability.outputs import LogFileError, Logs, open_logs
 from conch.options import (
     ServerOptions,
     access_log_options,
@@ -39,7 +39,7 @@ from conch.options import (
 from conch.running import run
 from conch.server import Server
 from conch_control.options import ControlOptions
-from conch_control.service.options import ControlPortOptions
+from conch_control.remote_api.options import ControlPortOptions
 
 log = logging.getLogger(__name__)
 

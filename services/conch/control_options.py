@@ -8,7 +8,7 @@ from conch.core.errors import InvalidArgumentError
 from conch.flags import FlagError, FlagValues
 from conch.options import backend_options, control_mode, rate_limits, storage_options
 from conch_control.options import ControlOptions
-from conch_control.service.options import ControlPortOptions, ServerTls, read_token
+from conch_control.remote_api.options import ControlPortOptions, ServerTls, read_token
 
 _ONLY_WITH_TLS = ("control-server-cert", "control-server-key", "control-root-cert")
 

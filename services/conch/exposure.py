@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.http.server import HttpOptions
 from conch.frontends.uploads import is_loopback
-from conch.observe.metrics.options import MetricsOptions
+from conch.observability.metrics.options import MetricsOptions
 from conch.options import ServerOptions
 from conch_control.options import ControlMode
-from conch_control.service.options import ControlPortOptions
+from conch_control.remote_api.options import ControlPortOptions
 
 _ALL = "all clients"
 _LOCAL = "this machine"

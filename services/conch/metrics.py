@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conch.core.cache.service import CacheService
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Registry
+from conch.core.response_cache.service import CacheService
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.gpus import gpu_uuids
 from conch.memory.regions import Regions
-from conch.observe.metrics.app import MetricsApp
-from conch.observe.metrics.custom import CustomMetrics
-from conch.observe.metrics.exposition import Exposition
-from conch.observe.metrics.gpus import open_gpus
-from conch.observe.metrics.machine import MachineMetrics
-from conch.observe.metrics.models import ModelMetrics
-from conch.observe.metrics.options import MetricsOptions
-from conch.observe.metrics.polled import Polled, Source
-from conch.observe.metrics.state import RegionSizes, StateMetrics
+from conch.observability.metrics.app import MetricsApp
+from conch.observability.metrics.custom import CustomMetrics
+from conch.observability.metrics.exposition import Exposition
+from conch.observability.metrics.gpus import open_gpus
+from conch.observability.metrics.machine import MachineMetrics
+from conch.observability.metrics.models import ModelMetrics
+from conch.observability.metrics.options import MetricsOptions
+from conch.observability.metrics.polled import Polled, Source
+from conch.observability.metrics.state import RegionSizes, StateMetrics
 
 _NS_PER_MS = 1_000_000
 

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conch.core.scheduler.rate import ResourceLimit
+from conch.core.scheduling.rate import ResourceLimit
 from conch.flags import FlagError, FlagValues
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions
 from conch.frontends.grpc.server import ConnectionLimits, GrpcOptions, KeepAlive
 from conch.frontends.http.server import HttpOptions
-from conch.observe.metrics.options import MetricsOptions, read_settings
-from conch.observe.options import AccessLogOptions, LogOptions
+from conch.observability.metrics.options import MetricsOptions, read_settings
+from conch.observability.options import AccessLogOptions, LogOptions
 from conch_control.options import ControlMode
 from conch_control.planner.driver import PlannerOptions
-from conch_control.storage.options import StorageOptions
+from conch_control.repository.storage.options import StorageOptions
 
 _RELOAD_SETTLE_S = 0.2
 

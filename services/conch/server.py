@@ -19,10 +19,10 @@ from conch.banner import Endpoint, banner, local_address
 from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.backend import Backend
-from conch.core.cache.service import CacheService
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
 from conch.core.registry import Registry
+from conch.core.response_cache.service import CacheService
 from conch.core.server_core import IndexEntry, ServerCore
 from conch.core.stage import Stage
 from conch.core.watch import RequestLog
@@ -36,19 +36,19 @@ from conch.hints import cause_line, listener_of, repository_hint
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
 from conch.metrics import MetricsPort
-from conch.observe.metrics.options import MetricsOptions
-from conch.observe.options import LogOptions
-from conch.observe.settings import LogControl
-from conch.observe.trace import TraceSettings
+from conch.observability.metrics.options import MetricsOptions
+from conch.observability.options import LogOptions
+from conch.observability.settings import LogControl
+from conch.observability.trace import TraceSettings
 from conch.options import ServerOptions
 from conch.slow_loads import SlowLoads
 from conch_control.agent import Agent, LoadFailure
 from conch_control.gate import Gate
 from conch_control.options import ControlOptions
 from conch_control.planner.driver import Planner, PlannerOptions
+from conch_control.remote_api.options import ControlPortOptions
+from conch_control.remote_api.server import ControlPort
 from conch_control.repository.source import Repository
-from conch_control.service.options import ControlPortOptions
-from conch_control.service.server import ControlPort
 
 log = logging.getLogger(__name__)
 

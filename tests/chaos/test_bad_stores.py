@@ -19,8 +19,8 @@ from tests.support.repositories import Place, Told, place_in, stage, tree_of
 from tests.support.servers import eventually
 
 from conch.core.errors import CancelledError, UnavailableError
-from conch_control.storage.cache import ModelCache
-from conch_control.storage.connection import Patience
+from conch_control.repository.storage.cache import ModelCache
+from conch_control.repository.storage.connection import Patience
 
 EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
     "s3": s3_emulator,
@@ -33,8 +33,8 @@ BLOCKS = 6
 STAGE = """
 import sys
 from pathlib import Path
-from conch_control.storage import open_repository
-from conch_control.storage.options import StorageOptions
+from conch_control.repository.storage import open_repository
+from conch_control.repository.storage.options import StorageOptions
 
 repository = open_repository(sys.argv[1], StorageOptions(Path(sys.argv[2]), timeout_s=60))
 staged = repository.models()["m"].stage(lambda done, total: print(done, flush=True), lambda: False)

@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import Servable
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.stats import StatisticsSnapshot

@@ -18,8 +18,8 @@ from tests.support.servers import WAIT_S, RawClient, ServerProcess, eventually, 
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import ConchError
-from conch_control.service.client import ModelControlClient
-from conch_control.service.options import ConnectionOptions
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.options import ConnectionOptions
 from conch_control.states import Phase
 
 OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."

@@ -21,8 +21,8 @@ from tests.support.repositories import Place, Told, place_in, stage, tree_of
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.repository.layout import version_numbers
-from conch_control.storage import open_repository
-from conch_control.storage.options import StorageOptions
+from conch_control.repository.storage import open_repository
+from conch_control.repository.storage.options import StorageOptions
 
 EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
     "s3": s3_emulator,

@@ -28,10 +28,10 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.protocol import model_control_pb2 as pb
-from conch_control.service.client import After, ModelControlClient, Update, Watching
-from conch_control.service.errors import UnreachableError
-from conch_control.service.options import ClientTls, ConnectionOptions, ControlPortOptions, ServerTls
-from conch_control.service.server import ControlPort
+from conch_control.remote_api.client import After, ModelControlClient, Update, Watching
+from conch_control.remote_api.errors import UnreachableError
+from conch_control.remote_api.options import ClientTls, ConnectionOptions, ControlPortOptions, ServerTls
+from conch_control.remote_api.server import ControlPort
 from conch_control.states import Phase
 
 SERVICE = "/conch.control.v1.ModelControl/"
@@ -141,7 +141,7 @@ def test_a_failure_of_the_agent(
 ) -> None:
     agent.failures["m"] = lambda: ZeroDivisionError("oops")
     # A traceback in a record that pytest keeps would keep the call, and with it the server.
-    with caplog.at_level(logging.CRITICAL, "conch_control.service.handlers"):
+    with caplog.at_level(logging.CRITICAL, "conch_control.remote_api.handlers"):
         found = error_of(lambda: client.load("m", {}))
     assert (type(found), found.message) == (InternalError, "the request could not be answered: oops")
 

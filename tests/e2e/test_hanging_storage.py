@@ -26,12 +26,12 @@ from conch_control.definition import PollError
 from conch_control.options import ControlOptions
 from conch_control.planner.driver import outcome_of
 from conch_control.planner.plan import Outcome
+from conch_control.remote_api.client import ModelControlClient
+from conch_control.remote_api.options import ConnectionOptions, ControlPortOptions
+from conch_control.remote_api.server import ControlPort
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Progress, Staged
-from conch_control.service.client import ModelControlClient
-from conch_control.service.options import ConnectionOptions, ControlPortOptions
-from conch_control.service.server import ControlPort
 
 
 class Endless:

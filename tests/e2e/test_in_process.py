@@ -32,7 +32,7 @@ from conch.core.request import InferenceRequest
 from conch.frontends.grpc.adapter.calls import StreamCall
 from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.grpc.stream import InferStream
-from conch.observe.metrics.options import MetricsOptions
+from conch.observability.metrics.options import MetricsOptions
 from conch.options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions

@@ -14,9 +14,9 @@ from tests.support.servers import WAIT_S, eventually
 from conch.core.errors import NotFoundError, OutOfRangeError
 from conch_control.port import AgentPort
 from conch_control.remote import RemoteAgent
-from conch_control.service.client import After, ModelControlClient, Watching
-from conch_control.service.errors import UnreachableError
-from conch_control.service.options import ConnectionOptions, ControlPortOptions
+from conch_control.remote_api.client import After, ModelControlClient, Watching
+from conch_control.remote_api.errors import UnreachableError
+from conch_control.remote_api.options import ConnectionOptions, ControlPortOptions
 from conch_control.states import Phase
 
 

@@ -12,10 +12,10 @@ from tests.support.core import WAIT_S, echo
 
 from conch.core.backend import BackendInstance, BackendModel, Outcome
 from conch.core.errors import CancelledError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 
 Done = Callable[[Outcome], None]

@@ -6,7 +6,7 @@ import threading
 
 from tests.support.core import WAIT_S
 
-from conch.core.cache.base import ResponseCache
+from conch.core.response_cache.base import ResponseCache
 
 
 class NetworkCache(ResponseCache):

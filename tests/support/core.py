@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
 

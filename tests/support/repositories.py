@@ -13,10 +13,10 @@ from tests.support.emulators import Bucket, Emulator
 from tests.support.faulty_proxy import FaultyProxy, faulty_proxy
 
 from conch_control.repository.source import ModelSource
-from conch_control.storage import open_repository
-from conch_control.storage.objects import ObjectRepository
-from conch_control.storage.options import StorageOptions
-from conch_control.storage.staging import StagedModel
+from conch_control.repository.storage import open_repository
+from conch_control.repository.storage.objects import ObjectRepository
+from conch_control.repository.storage.options import StorageOptions
+from conch_control.repository.storage.staging import StagedModel
 
 _numbers = itertools.count()
 

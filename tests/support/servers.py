@@ -23,7 +23,7 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.grpc import service_pb2
 
-from conch.observe.logs import ANNOUNCEMENTS
+from conch.observability.logs import ANNOUNCEMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "models" / "basic"

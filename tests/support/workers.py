@@ -17,9 +17,9 @@ from conch.core.backend import Outcome
 from conch.core.calls import ServerCalls, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import Leadable
 from conch.core.server_core import LoadParameter
 from conch.core.spec import ModelSpec

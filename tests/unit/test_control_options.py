@@ -6,7 +6,7 @@ import pytest
 
 from conch.control_options import control_options, control_port_options
 from conch.flags import FlagError, read_flags
-from conch_control.service.options import ControlPortOptions
+from conch_control.remote_api.options import ControlPortOptions
 
 
 def options(*arguments: str) -> ControlPortOptions | None:

@@ -13,9 +13,9 @@ import pytest
 
 import conch
 from conch.backends.arrays import ArrayBackend
-from conch.core.cache.base import ResponseCache
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.response_cache.base import ResponseCache
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 from conch_control.config.parse import parse_config

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conch.core.scheduler.rate import ResourceLimit
+from conch.core.scheduling.rate import ResourceLimit
 from conch.flags import FLAGS, FlagError, parse_bool, read_flags, read_keywords
 from conch.options import rate_limits
 

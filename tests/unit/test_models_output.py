@@ -20,7 +20,7 @@ from conch.commands.show import (
 )
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
-from conch_control.service.client import Update
+from conch_control.remote_api.client import Update
 from conch_control.states import Phase
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from conch.core.backend import Backend
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.instances.warmup import Warmup
+from conch.core.execution.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.advice import idle_settings
 from conch_control.check.agents import agent_notes, agent_problems

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from conch.core.ensemble.plan import Plan, Step
+from conch.core.ensembles.plan import Plan, Step
 from conch.core.spec import EnsembleScheduling, EnsembleStep, ModelSpec, TensorSpec
 from conch.core.validation import shape_text
 from conch.protocol.model_config_pb2 import ModelConfig, ModelEnsembling

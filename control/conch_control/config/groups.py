@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conch.core.backend import Backend
-from conch.core.instances.placement import MOST_INSTANCES, Devices, count_problem, filled, group_problem
+from conch.core.execution.placement import MOST_INSTANCES, Devices, count_problem, filled, group_problem
 from conch.core.spec import InstanceGroup, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from conch_control.config.problems import Problem, Problems, raise_first

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,

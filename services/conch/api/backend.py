@@ -30,10 +30,10 @@ from conch.core.errors import (
     InvalidArgumentError,
     message_of,
 )
-from conch.core.instances.placement import Placement
-from conch.core.instances.shaping import Shaper
+from conch.core.execution.placement import Placement
+from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 

@@ -16,12 +16,12 @@ from conch.backends.python.based import backends_within
 from conch.control_options import control_options, control_port_options
 from conch.core.backend import Backend
 from conch.core.custom_metrics import CustomFamilies
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.core.verbose import REQUESTS
 from conch.flags import FlagError, FlagValues, read_keywords
 from conch.gpus import find_gpus
 from conch.http_options import http_options
-from conch.observe.access import AccessLog
+from conch.observability.access import AccessLog
 from conch.options import access_log_options, grpc_options, metrics_options, planner_options, server_options
 from conch.server import Server
 from conch_control.options import WILDCARD

@@ -17,9 +17,9 @@ from conch.backends.near import DeviceFunction, Near
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 

@@ -9,7 +9,7 @@ import numpy as np
 from conch.backends.padding import Padder
 from conch.backends.ragged import KINDS
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array
 

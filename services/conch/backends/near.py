@@ -11,7 +11,7 @@ from typing import Protocol
 from conch.backends.gather import gather_for, join_rows, needs_arrays
 from conch.core.device import DeviceMemory, DeviceTensor, concatenated
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import POSITIONS, Array
 

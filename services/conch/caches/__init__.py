@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from conch.core.cache.base import ResponseCache
 from conch.core.errors import InvalidArgumentError
+from conch.core.response_cache.base import ResponseCache
 
 GROUP = "conch.caches"
 """The entry-point group; an entry names a cache and points to a function from settings to it."""
@@ -39,5 +39,7 @@ def open_cache(configs: Mapping[str, Mapping[str, str]]) -> ResponseCache:
             f"`pip install conch[{name}]`"
         ) from error
     if not isinstance(cache, ResponseCache):
-        raise InvalidArgumentError(f"cache '{name}': '{entry.value}' made no conch.core.cache ResponseCache")
+        raise InvalidArgumentError(
+            f"cache '{name}': '{entry.value}' made no conch.core.response_cache ResponseCache"
+        )
     return cache

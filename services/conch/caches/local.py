@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conch.caches.settings import Settings
-from conch.core.cache.local import LocalCache
+from conch.core.response_cache.local import LocalCache
 
 
 def open_local(given: Mapping[str, str]) -> LocalCache:

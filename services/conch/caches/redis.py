@@ -11,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from conch.caches.settings import Settings
-from conch.core.cache.base import ResponseCache
 from conch.core.errors import InternalError
+from conch.core.response_cache.base import ResponseCache
 
 _PREFIX = b"conch:response:"
 _NS_PER_MS = 1_000_000

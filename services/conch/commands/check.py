@@ -13,7 +13,7 @@ from conch.backends import backend_names, load_backend
 from conch.backends.python.based import backends_within, based_names
 from conch.commands.parser import CommandParser
 from conch.core.errors import ConchError
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.flags import FlagError
 from conch.gpus import find_gpus
 from conch.options import backend_options
@@ -21,7 +21,7 @@ from conch_control.check.model import Rules
 from conch_control.check.output import as_json, as_text, is_clean
 from conch_control.check.repositories import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
-from conch_control.storage import open_repository
+from conch_control.repository.storage import open_repository
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2
 """Exit codes."""

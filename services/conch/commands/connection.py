@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import ConchError, InvalidArgumentError, error_text
-from conch_control.service.errors import UnreachableError
-from conch_control.service.options import (
+from conch_control.remote_api.errors import UnreachableError
+from conch_control.remote_api.options import (
     DEFAULT_ADDRESS,
     DEFAULT_PORT,
     ClientTls,

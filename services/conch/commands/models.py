@@ -38,7 +38,7 @@ from conch.commands.show import (
 from conch.core.errors import ConchError
 from conch.core.server_core import LoadParameter
 from conch_control.port import ModelStatus
-from conch_control.service.client import After, ModelControlClient
+from conch_control.remote_api.client import After, ModelControlClient
 from conch_control.states import Phase
 
 _MOST_BYTES = 2**31 - 2**16

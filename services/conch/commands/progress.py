@@ -9,7 +9,7 @@ from typing import TextIO
 
 from conch.commands.show import staged
 from conch.core.errors import ConchError
-from conch_control.service.client import ModelControlClient, Update, Watching
+from conch_control.remote_api.client import ModelControlClient, Update, Watching
 from conch_control.states import Phase
 
 _EVERY_MS = 500

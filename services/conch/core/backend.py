@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.notes import Notes
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.workers import WorkerStatus
 

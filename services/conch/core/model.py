@@ -7,23 +7,23 @@ from collections.abc import Callable, Sequence
 from conch.core.backend import BackendModel
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError, ConchError, UnavailableError
-from conch.core.instances.beginning import BeginningRunner
-from conch.core.instances.beginning_limited import LimitedBeginningRunner
-from conch.core.instances.execution import Executor
-from conch.core.instances.fleet import Fleet, Resize
-from conch.core.instances.limited import LimitedRunner
-from conch.core.instances.limiter import RateLimiter
-from conch.core.instances.ordering import ResponseOrder, keeps_order
-from conch.core.instances.runner import Runner
-from conch.core.instances.warmup import Warmup
+from conch.core.execution.beginning import BeginningRunner
+from conch.core.execution.beginning_limited import LimitedBeginningRunner
+from conch.core.execution.execution import Executor
+from conch.core.execution.fleet import Fleet, Resize
+from conch.core.execution.limited import LimitedRunner
+from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.ordering import ResponseOrder, keeps_order
+from conch.core.execution.runner import Runner
+from conch.core.execution.warmup import Warmup
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduler.base import Scheduler
-from conch.core.scheduler.budget import BudgetBatcher, BudgetPriorityBatcher
-from conch.core.scheduler.default import DefaultScheduler
-from conch.core.scheduler.dynamic import DynamicBatcher
-from conch.core.scheduler.priority import PriorityBatcher
-from conch.core.scheduler.sequence.batcher import SequenceBatcher
+from conch.core.scheduling.base import Scheduler
+from conch.core.scheduling.budget import BudgetBatcher, BudgetPriorityBatcher
+from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec, WarmupSample
 from conch.core.stats import QUEUED, ModelStatistics
 from conch.core.validation import RequestValidator

@@ -12,7 +12,7 @@ from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
     from conch.core.device import DeviceMemory
-    from conch.core.scheduler.sequence.table import LiveSequence
+    from conch.core.scheduling.sequence.table import LiveSequence
     from conch.core.servable import Servable
     from conch.core.watch import Watch
 

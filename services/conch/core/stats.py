@@ -18,7 +18,7 @@ from conch.core.summaries import CACHE_HIT, CACHE_MISS, REQUEST, Summaries
 
 if TYPE_CHECKING:
     from conch.core.request import InferenceRequest
-    from conch.core.scheduler.base import Batch
+    from conch.core.scheduling.base import Batch
 
 __all__ = ["BatchDurations", "Duration", "ModelStatistics", "StatisticsSnapshot"]
 

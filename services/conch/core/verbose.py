@@ -13,7 +13,7 @@ from conch.core.request import InferenceRequest, InferenceResponse, Responder
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from conch.core.scheduler.base import Batch
+    from conch.core.scheduling.base import Batch
     from conch.core.servable import Servable
     from conch.core.spec import ModelSpec
     from conch.core.tensor import Tensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from conch.core.errors import ConchError
     from conch.core.request import InferenceRequest
-    from conch.core.scheduler.base import Batch
+    from conch.core.scheduling.base import Batch
     from conch.core.servable import Servable
 
 

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Protocol
 
 from conch.core.errors import ConchError, as_conch_error
-from conch.core.instances.shaping import Shaper
+from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 from conch.workers.wire import CREDIT_AT
 

@@ -12,7 +12,7 @@ from conch.backends.python.settings import Settings
 from conch.core.calls import ServerCalls
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.errors import ConchError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.notes import Notes
 from conch.core.spec import ModelSpec
 from conch.core.stopping import load_stopped

@@ -13,10 +13,10 @@ from conch.backends.python.call import not_ready
 from conch.backends.python.stuck import STUCK
 from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.ensemble.leading import Lead
+from conch.core.ensembles.leading import Lead
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
-from conch.core.instances.beginning import BeginningRunner
-from conch.core.instances.begun import urgently
+from conch.core.execution.beginning import BeginningRunner
+from conch.core.execution.begun import urgently
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.servable import Leadable, Servable
 from conch.core.server_core import LoadParameter

@@ -12,7 +12,7 @@ from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, Kept
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.workers.answers import OpenRequest
 
 

@@ -10,10 +10,10 @@ from conch.backends.python.settings import Settings
 from conch.core.backend import Awaited, BackendInstance, Outcome
 from conch.core.calls import ServerCalls
 from conch.core.custom_metrics import current_families
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.core.workers import WorkerStatus
 from conch.workers.attempt import Launch

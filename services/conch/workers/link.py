@@ -14,11 +14,11 @@ from conch.core.calls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.notes import Notes
 from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers import wire

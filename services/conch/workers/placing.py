@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from conch.backends.python.settings import Settings
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.calls import Calls, ServerCalls
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
 from conch.workers.completion import complete_in_worker

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 from conch.workers.wire import WireError
 

@@ -15,7 +15,7 @@ from conch.api.backend import FunctionInstance
 from conch.api.handover import Handover
 from conch.core.errors import DeadlineExceededError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor, decode_bytes
 

@@ -23,9 +23,9 @@ from conch.backends.onnxruntime.signature import Signature
 from conch.backends.python import PythonBackend
 from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.errors import InvalidArgumentError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import BatchInput, BatchOutput, ModelSpec, SequenceBatching
 from conch.core.tensor import Array, Tensor
 from conch.memory import cuda as memory

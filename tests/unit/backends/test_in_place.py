@@ -14,7 +14,7 @@ from tests.unit.backends.test_onnxruntime import S, graph, node
 
 from conch.backends.inplace import InPlace, WritesInPlace
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.core.instances.placement import place
+from conch.core.execution.placement import place
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Array

@@ -22,12 +22,12 @@ from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter
 from conch.backends.python.sender import SenderContext
 from conch.core.errors import ConchError
-from conch.core.instances.execution import Executor
-from conch.core.instances.placement import Placement
-from conch.core.instances.shaping import Shaper
+from conch.core.execution.execution import Executor
+from conch.core.execution.placement import Placement
+from conch.core.execution.shaping import Shaper
 from conch.core.model import Model
-from conch.core.scheduler.base import Batch
-from conch.core.scheduler.sequence.controls import FillerRequest
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array

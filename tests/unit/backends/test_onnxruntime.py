@@ -27,7 +27,7 @@ from conch.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.spec import BatchInput, BatchOutput, InstanceGroup, TensorSpec
 

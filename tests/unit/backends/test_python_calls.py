@@ -27,7 +27,7 @@ from conch.core.errors import NotFoundError, ResourceExhaustedError, Unavailable
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import RequestState
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.server_core import LoadParameter
 from conch.core.tensor import Tensor as CoreTensor
 

@@ -18,11 +18,11 @@ from tests.unit.backends.harness import Answer, Harness, one_batch, rows, string
 from conch.backends.python import PythonBackend
 from conch.backends.python.instance import open_instance
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
-from conch.core.instances.execution import Executor
-from conch.core.instances.placement import Placement
+from conch.core.execution.execution import Executor
+from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import BatchInput, InstanceGroup, TensorSpec
 from conch.core.stats import ModelStatistics
 

@@ -11,7 +11,7 @@ from tests.unit.backends.harness import Harness, rows, tensor_specs
 from conch.backends.python import PythonBackend
 from conch.core.errors import InternalError
 from conch.core.model import Model
-from conch.observe.logs import TextFormatter
+from conch.observability.logs import TextFormatter
 
 HELPER = """
 def broken(value):

@@ -16,8 +16,8 @@ from conch.backends.python.request import ReceivedRequest
 from conch.backends.python.response import Converter
 from conch.backends.python.sender import SenderContext
 from conch.backends.python.tensor import Tensor
-from conch.core.instances.shaping import Shaper
-from conch.core.scheduler.base import Batch
+from conch.core.execution.shaping import Shaper
+from conch.core.scheduling.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
 from conch.workers.tensors import ReceivedTensor
 

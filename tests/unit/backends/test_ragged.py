@@ -14,9 +14,9 @@ from tests.unit.backends.test_arrays import Function, spec
 
 from conch.backends.arrays import ArrayInstance
 from conch.backends.ragged import KINDS, split_flat
-from conch.core.instances.execution import Executor
+from conch.core.execution.execution import Executor
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import BatchInput, BatchOutput, ModelSpec, TensorSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array

@@ -16,9 +16,9 @@ import conch.caches
 from conch.caches import GROUP, open_cache
 from conch.caches.hashing import fastest_hash
 from conch.caches.local import open_local
-from conch.core.cache.base import ResponseCache
-from conch.core.cache.local import LocalCache
 from conch.core.errors import InvalidArgumentError
+from conch.core.response_cache.base import ResponseCache
+from conch.core.response_cache.local import LocalCache
 from conch.flags import FlagError, read_flags
 from conch.options import ServerOptions, cache_options, server_options
 from conch.server import Server

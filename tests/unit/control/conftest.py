@@ -15,10 +15,10 @@ from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.calls import ServerCalls
 from conch.core.dispatch import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor

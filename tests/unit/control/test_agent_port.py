@@ -11,7 +11,7 @@ from google.protobuf import json_format, text_format
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import ConchError, NotFoundError
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.core.registry import Registry
 from conch.core.server_core import ServerCore
 from conch.protocol.model_config_pb2 import ModelConfig

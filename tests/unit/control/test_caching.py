@@ -13,10 +13,10 @@ import pytest
 from tests.support.caches import NetworkCache
 from tests.support.servers import eventually
 
-from conch.core.cache.cached import CachedModel
-from conch.core.cache.local import LocalCache
-from conch.core.cache.service import CacheService
 from conch.core.model import Model
+from conch.core.response_cache.cached import CachedModel
+from conch.core.response_cache.local import LocalCache
+from conch.core.response_cache.service import CacheService
 from conch_control.caching import PartsIdentity, content_digest
 from conch_control.ensemble_loader import EnsembleError
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.configs import Layout, layouts
 from tests.unit.control.conftest import Site as MakeSite
 
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.findings import Checkup, Finding, Report
 from conch_control.check.model import Rules

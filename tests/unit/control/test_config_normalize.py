@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 from conch.core.backend import Backend, BackendModel
 from conch.core.errors import InvalidArgumentError
-from conch.core.instances.placement import Devices
+from conch.core.execution.placement import Devices
 from conch.core.spec import InstanceGroup, ModelSpec, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from conch_control.config.groups import read_groups, resolve_groups

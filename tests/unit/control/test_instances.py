@@ -13,12 +13,12 @@ from tests.support.servers import WAIT_S, eventually
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.instances.limited import LimitedRunner
-from conch.core.instances.placement import Devices
-from conch.core.instances.runner import Runner
+from conch.core.execution.limited import LimitedRunner
+from conch.core.execution.placement import Devices
+from conch.core.execution.runner import Runner
 from conch.core.model import Model
-from conch.core.scheduler.base import Batch
-from conch.core.scheduler.rate import ResourceLimit
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.rate import ResourceLimit
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.definition import read_definition
 from conch_control.loader import Loader

@@ -23,7 +23,7 @@ from tests.unit.control.conftest import CONFIG, Answer, EchoBackend, EchoModel
 
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError, Servable

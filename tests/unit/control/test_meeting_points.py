@@ -21,20 +21,20 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
 from conch_control.planner.driver import Planner, PlannerOptions, outcome_of
 from conch_control.planner.plan import Operation, Outcome
+from conch_control.remote_api.watching import Watch
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
-from conch_control.service.watching import Watch
+from conch_control.repository.storage import open_repository
+from conch_control.repository.storage.cache import ModelCache
+from conch_control.repository.storage.connection import Connection, Patience
+from conch_control.repository.storage.credentials import CredentialReader
+from conch_control.repository.storage.listing import contents_of
+from conch_control.repository.storage.locations import Location, parse_location
+from conch_control.repository.storage.objects import ObjectRepository
+from conch_control.repository.storage.staging import Stager
+from conch_control.repository.storage.stores import StoredObject
 from conch_control.states import Phase
-from conch_control.storage import open_repository
-from conch_control.storage.cache import ModelCache
-from conch_control.storage.connection import Connection, Patience
-from conch_control.storage.credentials import CredentialReader
-from conch_control.storage.listing import contents_of
-from conch_control.storage.locations import Location, parse_location
-from conch_control.storage.objects import ObjectRepository
-from conch_control.storage.staging import Stager
-from conch_control.storage.stores import StoredObject
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

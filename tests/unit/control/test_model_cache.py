@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from conch_control.storage.cache import Blob, ModelCache, Tree
+from conch_control.repository.storage.cache import Blob, ModelCache, Tree
 
 
 def blob(name: str, size: int) -> Blob:

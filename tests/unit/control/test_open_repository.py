@@ -10,9 +10,9 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch_control.repository.local import LocalRepository
-from conch_control.storage import cache_directory, open_repository
-from conch_control.storage.locations import Location
-from conch_control.storage.options import StorageOptions
+from conch_control.repository.storage import cache_directory, open_repository
+from conch_control.repository.storage.locations import Location
+from conch_control.repository.storage.options import StorageOptions
 
 S3 = Location("s3", "s3://b", "b")
 
@@ -31,7 +31,7 @@ def test_local_ones(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_with_its_extra(
     location: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"conch_control.storage.{extra}", raising=False)
+    monkeypatch.delitem(sys.modules, f"conch_control.repository.storage.{extra}", raising=False)
     for name in (package, f"{package}.core"):  # it may have been imported by another test
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedError) as caught:
@@ -44,7 +44,8 @@ def test_no_store_s_package_is_imported_before_it_is_needed() -> None:
     import subprocess
 
     names = "s3fs", "gcsfs", "azure", "aiobotocore", "fsspec"
-    code = f"import sys, conch.cli, conch_control.storage; print([n for n in {names} if n in sys.modules])"
+    imports = "import sys, conch.cli, conch_control.repository.storage"
+    code = f"{imports}; print([n for n in {names} if n in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

@@ -12,7 +12,7 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
-from conch_control.service.convert import (
+from conch_control.remote_api.convert import (
     description_message,
     description_of,
     event_message,

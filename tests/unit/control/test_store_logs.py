@@ -14,12 +14,12 @@ from tests.support.stores import HangingStore
 from conch_control.planner.look import Looker
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Repository
-from conch_control.storage.cache import ModelCache
-from conch_control.storage.connection import Connection, Patience
-from conch_control.storage.credentials import CredentialReader
-from conch_control.storage.locations import Location, parse_location
-from conch_control.storage.objects import ObjectRepository
-from conch_control.storage.stores import BusyError, StoredObject
+from conch_control.repository.storage.cache import ModelCache
+from conch_control.repository.storage.connection import Connection, Patience
+from conch_control.repository.storage.credentials import CredentialReader
+from conch_control.repository.storage.locations import Location, parse_location
+from conch_control.repository.storage.objects import ObjectRepository
+from conch_control.repository.storage.stores import BusyError, StoredObject
 
 PATIENCE = Patience(total_s=20.0, first_wait_s=0.001, longest_wait_s=0.001)
 

@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.core import Answers, make_request, make_spec
 
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.sequence.batcher import SequenceBatcher
+from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec
 
 US = 1_000

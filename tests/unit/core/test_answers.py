@@ -23,11 +23,11 @@ from tests.support.core import (
 )
 
 from conch.core.errors import InternalError, UnavailableError
-from conch.core.instances.execution import Executor
+from conch.core.execution.execution import Executor
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_stats import MOST_INDEXES, ResponseDurations
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import DynamicBatching
 from conch.core.stats import Duration, ModelStatistics, StatisticsSnapshot
 from conch.core.tensor import Tensor

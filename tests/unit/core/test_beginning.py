@@ -16,12 +16,12 @@ from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
-from conch.core.instances.answers import Execution
-from conch.core.instances.begun import urgently
-from conch.core.instances.limiter import RateLimiter
+from conch.core.execution.answers import Execution
+from conch.core.execution.begun import urgently
+from conch.core.execution.limiter import RateLimiter
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import Leadable
 from conch.core.spec import (
     DynamicBatching,

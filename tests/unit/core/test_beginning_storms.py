@@ -19,9 +19,9 @@ from tests.support.core import WAIT_S, Answers, make_spec
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import ConchError
-from conch.core.instances.beginning import BeginningRunner
-from conch.core.instances.beginning_limited import LimitedBeginningRunner
-from conch.core.instances.limiter import RateLimiter
+from conch.core.execution.beginning import BeginningRunner
+from conch.core.execution.beginning_limited import LimitedBeginningRunner
+from conch.core.execution.limiter import RateLimiter
 from conch.core.model import Model
 from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError
@@ -42,7 +42,7 @@ SPECS: dict[str, ModelSpec] = {
 
 @pytest.fixture(autouse=True)
 def fast_switching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(logging.getLogger("conch.core.instances.execution"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("conch.core.execution.execution"), "disabled", True)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

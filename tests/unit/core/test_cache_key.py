@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core import Answers, make_spec
 
-from conch.core.cache.key import KeyMaker
 from conch.core.request import InferenceRequest
+from conch.core.response_cache.key import KeyMaker
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from conch.core.cache.local import ENTRY_OVERHEAD, LocalCache
+from conch.core.response_cache.local import ENTRY_OVERHEAD, LocalCache
 
 KEYS = st.integers(0, 7).map(lambda number: bytes([number]) * 32)
 S = 1_000_000_000

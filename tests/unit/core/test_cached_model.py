@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from tests.support.core import Answers, Execute, echo, make_model, make_request, make_spec
 
-from conch.core.cache.base import ResponseCache
-from conch.core.cache.cached import CachedModel
-from conch.core.cache.key import KeyMaker
-from conch.core.cache.local import LocalCache
 from conch.core.clock import monotonic_ns
 from conch.core.dispatch import Dispatcher
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.response_cache.base import ResponseCache
+from conch.core.response_cache.cached import CachedModel
+from conch.core.response_cache.key import KeyMaker
+from conch.core.response_cache.local import LocalCache
+from conch.core.scheduling.base import Batch
 from conch.core.servable import ClosedError, Servable
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.stats import Duration

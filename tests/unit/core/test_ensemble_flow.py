@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conch.core.ensemble.flow import Answer, Correlation, Flow, Run
-from conch.core.ensemble.plan import Plan, Selection, Step
+from conch.core.ensembles.flow import Answer, Correlation, Flow, Run
+from conch.core.ensembles.plan import Plan, Selection, Step
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 from conch.core.tensor import Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.core.ensemble.leading import Lead
+from conch.core.ensembles.leading import Lead
 
 
 class Time:

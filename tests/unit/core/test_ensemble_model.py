@@ -13,8 +13,8 @@ from tests.support.begins import Kept, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.dispatch import Dispatcher
-from conch.core.ensemble.model import EnsembleModel
-from conch.core.ensemble.plan import Plan, Step
+from conch.core.ensembles.model import EnsembleModel
+from conch.core.ensembles.plan import Plan, Step
 from conch.core.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -26,7 +26,7 @@ from conch.core.errors import (
 from conch.core.model import Model
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import ClosedError, Leadable, Servable
 from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.stats import QUEUED, RUNNING, ModelStatistics

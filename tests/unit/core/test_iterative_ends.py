@@ -10,10 +10,10 @@ import pytest
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 
 from conch.core.errors import UnavailableError
-from conch.core.instances.ordering import ResponseOrder
+from conch.core.execution.ordering import ResponseOrder
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import Leadable
 from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching
 

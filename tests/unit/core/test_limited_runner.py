@@ -26,15 +26,15 @@ from tests.support.core import (
 )
 
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError, UnavailableError
-from conch.core.instances.execution import Executor
-from conch.core.instances.limited import LimitedRunner
-from conch.core.instances.limiter import RateLimiter
-from conch.core.instances.runner import Runner
+from conch.core.execution.execution import Executor
+from conch.core.execution.limited import LimitedRunner
+from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import IDLE, Batch, Decision, Scheduler
-from conch.core.scheduler.default import DefaultScheduler
-from conch.core.scheduler.rate import Claim, ResourceLimit
+from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler
+from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.rate import Claim, ResourceLimit
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource, SequenceBatching
 from conch.core.stats import ModelStatistics

@@ -11,13 +11,13 @@ from tests.support.servers import WAIT_S
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
-from conch.core.instances import fleet
-from conch.core.instances.placement import Placement
-from conch.core.instances.together import run_together
-from conch.core.instances.warmup import Warmup
+from conch.core.execution import fleet
+from conch.core.execution.placement import Placement
+from conch.core.execution.together import run_together
+from conch.core.execution.warmup import Warmup
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import WarmupInput, WarmupSample
 from conch.core.stopping import load_stopped, stopping_with
 

@@ -27,14 +27,14 @@ from tests.support.core import (
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
-from conch.core.instances.execution import Executor
-from conch.core.instances.placement import Placement, place
-from conch.core.instances.runner import Runner
+from conch.core.execution.execution import Executor
+from conch.core.execution.placement import Placement, place
+from conch.core.execution.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
-from conch.core.scheduler.base import Batch
-from conch.core.scheduler.default import DefaultScheduler
-from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec
 from conch.core.stats import ModelStatistics
@@ -282,7 +282,7 @@ def test_a_woken_thread_whose_wait_timed_out_can_be_woken_again() -> None:
     scheduler = DynamicBatcher(8, (2,), 3600 * 1_000 * MS)
     executor = Executor(spec, ModelStatistics(), time.monotonic_ns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("conch.core.instances.runner.threading.Condition", Condition)
+        patch.setattr("conch.core.execution.runner.threading.Condition", Condition)
         runner = Runner("m", scheduler, [FollowingInstance()], executor, time.monotonic_ns)
         for _ in range(3):
             runner.submit(make_request(answers, 1))

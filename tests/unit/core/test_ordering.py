@@ -17,10 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 
 from conch.core.errors import CancelledError, UnavailableError
-from conch.core.instances.ordering import ResponseOrder, keeps_order
+from conch.core.execution.ordering import ResponseOrder, keeps_order
 from conch.core.model import Model, scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching
 
 IN_ORDER = DynamicBatching(preserve_ordering=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.instances.placement import MOST_INSTANCES, Devices, Placement, counts_by_kind, place, resolve
+from conch.core.execution.placement import MOST_INSTANCES, Devices, Placement, counts_by_kind, place, resolve
 from conch.core.spec import InstanceGroup, Resource
 
 NONE, ONE, EIGHT = Devices(), Devices((0,)), Devices(tuple(range(8)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.scheduler.rate import Claim, ClaimState, Pool, ResourceLimit, ResourceScheduler
+from conch.core.scheduling.rate import Claim, ClaimState, Pool, ResourceLimit, ResourceScheduler
 from conch.core.spec import Resource
 
 HELD, RESTING, WAITING = ClaimState.HELD, ClaimState.RESTING, ClaimState.WAITING

@@ -15,15 +15,15 @@ from tests.support.caches import NetworkCache
 from tests.support.core import WAIT_S, Answers, Execute, echo, make_model, make_request, make_spec
 from tests.support.servers import eventually
 
-from conch.core.cache import workers as workers_module
-from conch.core.cache.remote import RemotelyCachedModel
-from conch.core.cache.service import CacheService
-from conch.core.cache.workers import CacheWorkers
 from conch.core.clock import monotonic_ns
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.base import Batch
+from conch.core.response_cache import workers as workers_module
+from conch.core.response_cache.remote import RemotelyCachedModel
+from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.workers import CacheWorkers
+from conch.core.scheduling.base import Batch
 from conch.core.servable import ClosedError
 
 S = 1_000_000_000
@@ -203,7 +203,7 @@ def test_an_outage_is_told_once_and_harms_nobody(caplog: pytest.LogCaptureFixtur
     def clock() -> int:
         return now
 
-    caplog.set_level(logging.INFO, "conch.core.cache")
+    caplog.set_level(logging.INFO, "conch.core.response_cache")
     with site(clock=clock) as made:
         made.cache.error = ConnectionError("gone")
         made.ask(1.0)

@@ -17,16 +17,16 @@ from tests.support.core import WAIT_S, Answers, Execute, Instance, LoadedModel, 
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.instances.execution import Executor
-from conch.core.instances.fleet import Resize
-from conch.core.instances.limiter import RateLimiter
-from conch.core.instances.placement import Placement
-from conch.core.instances.runner import Runner
+from conch.core.execution.execution import Executor
+from conch.core.execution.fleet import Resize
+from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.placement import Placement
+from conch.core.execution.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
-from conch.core.scheduler.default import DefaultScheduler
-from conch.core.scheduler.rate import Claim, ClaimState
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.rate import Claim, ClaimState
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
 

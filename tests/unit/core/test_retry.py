@@ -8,9 +8,9 @@ import pytest
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
-from conch.core.instances.retry import retry_after_ms
+from conch.core.execution.retry import retry_after_ms
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.stats import QUEUE_FULL
 

@@ -30,12 +30,12 @@ from tests.support.core import (
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, UnavailableError
-from conch.core.instances.execution import Executor
-from conch.core.instances.runner import Runner
+from conch.core.execution.execution import Executor
+from conch.core.execution.runner import Runner
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch, Scheduler
-from conch.core.scheduler.default import DefaultScheduler
-from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.scheduling.base import Batch, Scheduler
+from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.servable import ClosedError
 from conch.core.stats import ModelStatistics
 
@@ -438,7 +438,7 @@ class TestNothingIsKept:
     @pytest.fixture(autouse=True)
     def no_collector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         # pytest keeps what is logged, with its tracebacks.
-        monkeypatch.setattr(logging.getLogger("conch.core.instances.execution"), "disabled", True)
+        monkeypatch.setattr(logging.getLogger("conch.core.execution.execution"), "disabled", True)
         gc.collect()
         gc.disable()
         yield

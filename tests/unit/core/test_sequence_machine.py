@@ -24,8 +24,8 @@ from tests.unit.core.sequences import (
 
 from conch.core.errors import ConchError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduler.base import IDLE, Batch, WaitUntil
-from conch.core.scheduler.sequence.batcher import SequenceBatcher
+from conch.core.scheduling.base import IDLE, Batch, WaitUntil
+from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 

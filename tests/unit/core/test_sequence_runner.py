@@ -23,7 +23,7 @@ from conch.core.errors import (
 )
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import InstanceGroup
 

@@ -11,7 +11,7 @@ from tests.support.core import WAIT_S, Answers, make_model, make_request, make_s
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.registry import Entry, Registry
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import ClosedError
 from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
 

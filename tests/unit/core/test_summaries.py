@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core import make_request
 
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.stats import ModelStatistics
 from conch.core.summaries import (
     CACHE_HIT,
@@ -23,8 +23,8 @@ from conch.core.summaries import (
     middle_of,
     step_of,
 )
-from conch.observe.metrics.summaries import SummaryMetrics
-from conch.observe.metrics.text import ModelLabels
+from conch.observability.metrics.summaries import SummaryMetrics
+from conch.observability.metrics.text import ModelLabels
 
 WANTED = (0.0, 0.5, 0.99, 1.0)
 

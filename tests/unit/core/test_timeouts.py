@@ -13,7 +13,7 @@ from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, 
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.stats import QUEUE_FULL

@@ -14,7 +14,7 @@ from tests.support.core import Instance, LoadedModel, make_request, make_spec
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.core.stopping import stopping_with
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor

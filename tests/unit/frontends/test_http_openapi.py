@@ -14,9 +14,9 @@ from conch.frontends.http.openapi import document
 from conch.frontends.http.routes import Services, api_routes
 from conch.frontends.http.routing import ApiRoute, Router, route
 from conch.memory.regions import Regions
-from conch.observe.options import LogOptions
-from conch.observe.settings import LogControl
-from conch.observe.trace import TraceSettings
+from conch.observability.options import LogOptions
+from conch.observability.settings import LogControl
+from conch.observability.trace import TraceSettings
 
 DOCUMENT = document("1.2.3")
 METHODS = {"get", "post"}

@@ -29,9 +29,9 @@ from conch.frontends.http.routes.repository import load_parameters
 from conch.frontends.http.routes.settings import log_changes, trace_changes
 from conch.frontends.http.routing import Router
 from conch.memory.regions import Regions
-from conch.observe.options import LogOptions
-from conch.observe.settings import LogControl
-from conch.observe.trace import TraceSettings
+from conch.observability.options import LogOptions
+from conch.observability.settings import LogControl
+from conch.observability.trace import TraceSettings
 
 MOST = 8000
 NOT_STRING = (500, {"error": "attempt to access JSON non-string as string"})

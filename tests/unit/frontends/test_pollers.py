@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from tests.support.core import WAIT_S, Answers, Instance, echo, make_request, make_spec
 
-from conch.core.instances.execution import Executor
-from conch.core.instances.runner import Runner
+from conch.core.execution.execution import Executor
+from conch.core.execution.runner import Runner
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
-from conch.core.scheduler.dynamic import DynamicBatcher
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.stats import ModelStatistics
 from conch.frontends.grpc.pollers import Pollers
 

@@ -27,13 +27,13 @@ from tests.support.sharing import shared_object
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import DynamicBatching
 from conch.core.tensor import Tensor
 from conch.memory.regions import Regions
 from conch.memory.uses import Uses
-from conch.observe.access import AccessLog, AccessRecord, json_line, text_line
-from conch.observe.options import AccessLogOptions
+from conch.observability.access import AccessLog, AccessRecord, json_line, text_line
+from conch.observability.options import AccessLogOptions
 
 
 class Clock:

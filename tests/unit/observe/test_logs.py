@@ -17,12 +17,12 @@ import pytest
 from tests.support.servers import eventually
 
 from conch.backends.python.logger import Logger
-from conch.observe.logs import LogHandler, configure, unconfigure
-from conch.observe.options import AccessLogOptions, LogOptions
-from conch.observe.outputs import LogFileError, open_logs
-from conch.observe.repeats import WINDOW_NS
-from conch.observe.settings import LogControl
-from conch.observe.sinks import StreamSink
+from conch.observability.logs import LogHandler, configure, unconfigure
+from conch.observability.options import AccessLogOptions, LogOptions
+from conch.observability.outputs import LogFileError, open_logs
+from conch.observability.repeats import WINDOW_NS
+from conch.observability.settings import LogControl
+from conch.observability.sinks import StreamSink
 
 log = logging.getLogger("conch.test")
 

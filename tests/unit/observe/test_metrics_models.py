@@ -15,15 +15,15 @@ from tests.support.metrics import Samples, families, of_model, samples, value
 
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry, VersionState
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import InstanceGroup
 from conch.core.stats import ModelStatistics
 from conch.core.workers import WorkerStatus
-from conch.observe.metrics.breaks import Breaks
-from conch.observe.metrics.exposition import Exposition, Format
-from conch.observe.metrics.models import ModelMetrics
-from conch.observe.metrics.state import StateMetrics
-from conch.observe.metrics.text import Family, sample
+from conch.observability.metrics.breaks import Breaks
+from conch.observability.metrics.exposition import Exposition, Format
+from conch.observability.metrics.models import ModelMetrics
+from conch.observability.metrics.state import StateMetrics
+from conch.observability.metrics.text import Family, sample
 
 
 class Served:

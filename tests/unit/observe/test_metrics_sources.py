@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from tests.support.metrics import samples, value
 
-from conch.core.cache.local import LocalCache
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Registry
-from conch.observe.metrics.exposition import Format
-from conch.observe.metrics.gpus import open_gpus
-from conch.observe.metrics.machine import CpuTimes, MachineMetrics, parse_cpu_times, parse_memory
-from conch.observe.metrics.negotiation import wanted_format
-from conch.observe.metrics.options import MetricsOptions, MetricsSettings, read_settings
-from conch.observe.metrics.polled import Polled, Source
-from conch.observe.metrics.state import StateMetrics
+from conch.core.response_cache.local import LocalCache
+from conch.observability.metrics.exposition import Format
+from conch.observability.metrics.gpus import open_gpus
+from conch.observability.metrics.machine import CpuTimes, MachineMetrics, parse_cpu_times, parse_memory
+from conch.observability.metrics.negotiation import wanted_format
+from conch.observability.metrics.options import MetricsOptions, MetricsSettings, read_settings
+from conch.observability.metrics.polled import Polled, Source
+from conch.observability.metrics.state import StateMetrics
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"

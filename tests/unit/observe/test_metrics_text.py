@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 from tests.support.metrics import families, samples
 
 from conch.core.custom_metrics import label_name
-from conch.observe.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
-from conch.observe.metrics.families import histogram_samples, seconds
-from conch.observe.metrics.text import Family, ModelLabels, Template, number, sample
+from conch.observability.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
+from conch.observability.metrics.families import histogram_samples, seconds
+from conch.observability.metrics.text import Family, ModelLabels, Template, number, sample
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0\1\2"), max_size=20)
 

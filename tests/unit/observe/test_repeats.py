@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.observe.repeats import WINDOW_NS, Fate, RepeatLimit, Repeats
+from conch.observability.repeats import WINDOW_NS, Fate, RepeatLimit, Repeats
 
 
 def admit(limit: RepeatLimit[str], place: str, message: str, now_ns: int) -> Fate:

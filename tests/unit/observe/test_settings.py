@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
-from conch.observe.options import LogOptions
-from conch.observe.settings import LogControl
-from conch.observe.trace import TraceSettings
+from conch.observability.options import LogOptions
+from conch.observability.settings import LogControl
+from conch.observability.trace import TraceSettings
 
 START = {
     "log_file": "",

@@ -15,8 +15,8 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import ROOT, eventually
 
-from conch.observe.sinks import DescriptorSink, FileSink, Sink
-from conch.observe.writer import LineWriter
+from conch.observability.sinks import DescriptorSink, FileSink, Sink
+from conch.observability.writer import LineWriter
 
 
 class Place:
@@ -180,7 +180,7 @@ import sys
 import sys
 from pathlib import Path
 from tests.unit.observe.test_writer import writing
-from conch.observe.sinks import FileSink
+from conch.observability.sinks import FileSink
 
 with writing(FileSink(Path(sys.argv[1]))) as writer:
     writer.put("parent", 1)

@@ -23,7 +23,7 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from conch.core.instances.answers import OpenAnswers
+from conch.core.execution.answers import OpenAnswers
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import SequenceBatching
 from conch.core.stats import ModelStatistics

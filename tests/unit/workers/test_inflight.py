@@ -9,7 +9,7 @@ from tests.support.workers import Begun, batch_of, request_of
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.sequence.controls import FillerRequest
+from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.workers.answers import Handing, OpenRequest
 from conch.workers.inflight import InFlightTable, KeptRequest, SentBatch
 from conch.workers.loss import Loss

@@ -12,7 +12,7 @@ from tests.unit.workers.models import SOURCE, floats, source_of, spec_of
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, InternalError, NotFoundError, UnsupportedError
-from conch.core.scheduler.sequence.controls import FillerRequest
+from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
 from conch.workers.tensors import ReturnedTensor

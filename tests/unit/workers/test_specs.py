@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.core import make_spec
 
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
 from conch.workers.specs import placement_from_json, placement_to_json, spec_from_json, spec_to_json
 from conch.workers.wire import WireError

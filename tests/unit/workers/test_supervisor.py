@@ -21,7 +21,7 @@ from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, model_spe
 from conch.backends.python.settings import Settings
 from conch.core.clock import monotonic_ns
 from conch.core.errors import DeadlineExceededError, UnavailableError
-from conch.core.instances.warmup import Warmup
+from conch.core.execution.warmup import Warmup
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.workers import blocks, supervisor

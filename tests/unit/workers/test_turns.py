@@ -18,10 +18,10 @@ from tests.support.workers import Begun, Running, batch_of, model_spec, request_
 from conch.core.backend import BackendInstance, BackendModel, Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange

@@ -27,7 +27,7 @@ from conch.backends.onnxruntime.signature import Signature, complete, is_scalar,
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.device import DeviceTensor
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
-from conch.core.instances.placement import Placement, place
+from conch.core.execution.placement import Placement, place
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.instances.placement import Placement, place
+from conch.core.execution.placement import Placement, place
 from conch.core.spec import ModelSpec
 
 PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"

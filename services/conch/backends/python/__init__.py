@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from conch.backends.python.settings import PARAMETERS, Settings
 from conch.core.backend import Backend, BackendInstance, BackendModel
-from conch.core.instances.placement import Placement
+from conch.core.execution.placement import Placement
 from conch.core.notes import Notes
 from conch.core.spec import ModelSpec
 

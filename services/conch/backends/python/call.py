@@ -37,7 +37,7 @@ from conch.backends.python.types import (
 )
 from conch.core.calls import Wait as WaitedFor
 from conch.core.clock import monotonic_ns
-from conch.core.ensemble.leading import Lead
+from conch.core.ensembles.leading import Lead
 from conch.core.errors import ConchError, InternalError, NotFoundError, as_conch_error
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse

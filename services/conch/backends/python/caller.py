@@ -25,7 +25,7 @@ from conch.backends.python.errors import TritonModelException
 from conch.backends.python.loading import is_model_module, owner_of, owners
 from conch.core.calls import ServerCalls, Waiter
 from conch.core.request import InferenceRequest
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec, identifier
 
 if TYPE_CHECKING:

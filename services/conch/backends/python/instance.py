@@ -39,11 +39,11 @@ from conch.core.errors import (
     as_conch_error,
     message_of,
 )
-from conch.core.instances.placement import Placement
-from conch.core.instances.shaping import Shaper
+from conch.core.execution.placement import Placement
+from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceResponse as CoreResponse
-from conch.core.scheduler.base import Batch
-from conch.core.scheduler.sequence.state import SequenceStates
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import Parameter
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.tensor import Tensor as CoreTensor
 
 _new = object.__new__

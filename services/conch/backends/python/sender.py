@@ -11,10 +11,10 @@ from conch.backends.python.response import Converter, InferenceResponse
 from conch.backends.python.types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.instances.shaping import Shaper
+from conch.core.execution.shaping import Shaper
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
-from conch.core.scheduler.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.state import SequenceStates
 from conch.core.spec import ModelSpec
 
 

@@ -24,9 +24,9 @@ from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
 from conch.frontends.pool import Pool
 from conch.frontends.uploads import UploadRule
 from conch.memory.regions import Regions
-from conch.observe.options import LogOptions
-from conch.observe.settings import LogControl
-from conch.observe.trace import TraceSettings
+from conch.observability.options import LogOptions
+from conch.observability.settings import LogControl
+from conch.observability.trace import TraceSettings
 
 MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""

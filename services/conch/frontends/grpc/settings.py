@@ -6,8 +6,8 @@ from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.server_core import ServerCore
 from conch.frontends.grpc.adapter import UnaryHandler
 from conch.frontends.grpc.control import answering
-from conch.observe.settings import LogControl, Setting
-from conch.observe.trace import TraceSettings
+from conch.observability.settings import LogControl, Setting
+from conch.observability.trace import TraceSettings
 from conch.protocol import inference_pb2 as pb
 
 

@@ -8,7 +8,7 @@ from typing import cast
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduler.base import Batch
+from conch.core.scheduling.base import Batch
 from conch.core.sending import at_fault
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor

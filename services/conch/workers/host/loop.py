@@ -20,8 +20,8 @@ from conch.backends.python.settings import Settings
 from conch.core.backend import Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
-from conch.core.instances.placement import Placement
-from conch.core.scheduler.base import Batch
+from conch.core.execution.placement import Placement
+from conch.core.scheduling.base import Batch
 from conch.core.spec import ModelSpec
 from conch.workers import wire
 from conch.workers.channel import Channel, ChannelClosedError

@@ -21,8 +21,8 @@ from conch.frontends.http.routes.settings import settings_routes
 from conch.frontends.http.routing import ApiRoute
 from conch.frontends.uploads import LOCAL_UPLOADS, UploadRule
 from conch.memory.regions import Regions
-from conch.observe.settings import LogControl
-from conch.observe.trace import TraceSettings
+from conch.observability.settings import LogControl
+from conch.observability.trace import TraceSettings
 
 
 def _all_allowed() -> None:

@@ -16,9 +16,9 @@ from conch.frontends.http.jsontext.bulk import BulkArray
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.replies import json_reply
 from conch.frontends.http.routing import ApiRoute, route
-from conch.observe.options import FORMATS
-from conch.observe.settings import LogControl, Setting
-from conch.observe.trace import TraceSettings
+from conch.observability.options import FORMATS
+from conch.observability.settings import LogControl, Setting
+from conch.observability.trace import TraceSettings
 
 _SWITCHES = ("log_info", "log_warning", "log_error")
 _TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")

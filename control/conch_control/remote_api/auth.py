@@ -1,0 +1,41 @@
+"""Who may call the ModelControl service: those who show the token."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+import grpc
+
+from conch.core.errors import UnauthenticatedError
+from conch_control.remote_api.errors import abort
+
+AUTHORIZATION = "authorization"
+SCHEME = "Bearer "
+
+_MISSING = "no token: the metadata 'authorization: Bearer TOKEN' is expected (--token-file of conch models)"
+_WRONG = "wrong token: it is not the one in the server's --control-token-file"
+
+
+class TokenGuard:
+    """Method handlers for callers who show a token; for others, one that refuses.
+
+    A `grpc.GenericRpcHandler`.
+
+    Args:
+        handlers: The method handlers.
+        token: The token.
+    """
+
+    def __init__(self, handlers: Any, token: str) -> None:
+        self._handlers = handlers
+        self._expected = (SCHEME + token).encode()
+
+    def service(self, details: Any) -> Any:
+        """The handler of a call, of which nothing has been read yet."""
+        shown = [value for key, value in details.invocation_metadata if key == AUTHORIZATION]
+        if len(shown) == 1 and hmac.compare_digest(shown[0].encode(), self._expected):
+            return self._handlers.service(details)
+        error = UnauthenticatedError(_WRONG if shown else _MISSING)
+        # A handler of streams does not read a message before it is asked for one.
+        return grpc.stream_stream_rpc_method_handler(lambda _, context: abort(context, error))

@@ -1,0 +1,189 @@
+"""Fetches objects into a cache: in blocks, several at a time, going on where somebody has stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conch_control.repository.storage.cache import Blob, ModelCache
+from conch_control.repository.storage.connection import Connection
+from conch_control.repository.storage.partial import Partial
+from conch_control.repository.storage.stores import Store, StoredObject
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 2 << 20
+_BLOCKS_AHEAD = 4
+_FILES = 8
+_BLOCKS = 16
+_TRIES = 3
+_LOOK_S = 0.1
+
+
+class ShortError(OSError):
+    """An object has given other than its size for some time: it has changed, or the way to it is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An object to be fetched.
+
+    Attributes:
+        item: The object.
+        blob: What it is in the cache.
+    """
+
+    item: StoredObject
+    blob: Blob
+
+
+@dataclass(slots=True)
+class Checksums:
+    """Whether a repository's checksums are those of the contents.
+
+    Those of some stores look like it and are not, such as the etags of encrypted objects.
+
+    Attributes:
+        doubtful: Whether one was not, though the content was the same when it was fetched again.
+    """
+
+    doubtful: bool = False
+
+
+class Fetch:
+    """One fetch of several objects.
+
+    Args:
+        connection: The way to the store.
+        cache: Where to.
+        files: The objects.
+        checksums: What is known of the repository's checksums.
+    """
+
+    def __init__(
+        self, connection: Connection, cache: ModelCache, files: Mapping[str, Wanted], checksums: Checksums
+    ) -> None:
+        self._connection = connection
+        self._cache = cache
+        self._files = files
+        self._checksums = checksums
+        self._done: dict[str, int] = dict.fromkeys(files, 0)
+        self._complete = 0
+        self.begun = False
+        self.ended = threading.Event()
+
+    @property
+    def done(self) -> int:
+        """Bytes that are there."""
+        return sum(self._done.values())
+
+    @property
+    def complete(self) -> int:
+        """Files that are there."""
+        return self._complete
+
+    async def run(self) -> None:
+        """Fetches all of them; what there is stays, however it ends.
+
+        Raises:
+            OSError: One can't be fetched.
+        """
+        self.begun = True
+        try:
+            queue = deque(self._files.items())
+            blocks = asyncio.Semaphore(_BLOCKS)
+
+            async def work() -> None:
+                while queue:
+                    path, wanted = queue.popleft()
+                    await self._file(path, wanted, blocks)
+                    self._complete += 1
+
+            tasks = [asyncio.create_task(work()) for _ in range(min(_FILES, len(queue)))]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                await _give_up(tasks)
+        finally:
+            self.ended.set()
+
+    async def _file(self, path: str, wanted: Wanted, blocks: asyncio.Semaphore) -> None:
+        while not await asyncio.to_thread(self._cache.has, wanted.blob):
+            partial = await asyncio.to_thread(self._cache.partial, wanted.blob)
+            if partial is None:
+                await asyncio.sleep(_LOOK_S)  # somebody else fetches it
+                continue
+            try:
+                await self._content(path, wanted, partial, blocks)
+            finally:
+                partial.close()
+            break
+        self._done[path] = wanted.blob.size
+
+    async def _content(self, path: str, wanted: Wanted, partial: Partial, blocks: asyncio.Semaphore) -> None:
+        seen = ""
+        for _ in range(_TRIES):
+            if partial.size:
+                log.info("going on with '%s' at %d bytes", wanted.item.path, partial.size)
+            await self._rest(path, wanted.item, partial, blocks)
+            expected = "" if self._checksums.doubtful else wanted.item.md5
+            found = await asyncio.to_thread(partial.md5) if expected else ""
+            if found == expected:
+                await asyncio.to_thread(partial.sync)
+                return
+            if found == seen:
+                log.warning(
+                    "checksums of model repository '%s' are not those of the contents, and not checked",
+                    self._connection.location,
+                )
+                self._checksums.doubtful = True
+                await asyncio.to_thread(partial.sync)
+                return
+            log.warning("'%s' was not fetched well: its MD5 is wrong", wanted.item.path)
+            seen = found
+            await asyncio.to_thread(partial.restart)
+        raise ShortError(f"'{wanted.item.path}' can't be fetched: its content is another one every time")
+
+    async def _rest(self, path: str, item: StoredObject, partial: Partial, blocks: asyncio.Semaphore) -> None:
+        """Fetches what a file lacks, some blocks ahead of the one being written."""
+        position = partial.size
+        pending: deque[asyncio.Task[bytes]] = deque()
+        self._done[path] = position
+        try:
+            while position < item.size or pending:
+                while position < item.size and len(pending) < _BLOCKS_AHEAD:
+                    end = min(position + _BLOCK, item.size)
+                    pending.append(asyncio.create_task(self._block(item, position, end, blocks)))
+                    position = end
+                data = await pending[0]
+                pending.popleft()
+                await asyncio.to_thread(partial.append, data)
+                self._done[path] = partial.size
+        finally:
+            await _give_up(pending)
+
+    async def _block(self, item: StoredObject, start: int, end: int, blocks: asyncio.Semaphore) -> bytes:
+        async def read(store: Store) -> bytes:
+            return await store.read(item.path, start, end)
+
+        async with blocks:
+            for _ in range(_TRIES):
+                data = await self._connection.trying(read, self._connection.patience.block_s)
+                if len(data) == item.size > end - start:
+                    data = data[start:end]  # a server that knows no ranges
+                if len(data) == end - start:
+                    return data
+        raise ShortError(
+            f"model repository '{self._connection.location}': '{item.path}' ends early: {len(data)} of "
+            f"{end - start} bytes from {start} on"
+        )
+
+
+async def _give_up(tasks: deque[asyncio.Task[bytes]] | list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

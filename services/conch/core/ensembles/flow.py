@@ -1,0 +1,373 @@
+"""One request's way through an ensemble: a pure state machine without threads, clocks or locks.
+
+It is told what steps answer and says which steps to run next and what to answer the client::
+
+    start(inputs) ──> runs ──> respond(run, outputs, parameters, final) ──> runs, answers ──> ... drained
+
+Tensors live in iterations: one for the request, and one for each answer of a decoupled step. A step runs once
+in each iteration of its scope, as soon as all its tensors there are known; an input that the client left out
+and an output that a model did not make are known to be absent, and a step runs without them. An iteration of
+the outputs' scope that knows all outputs becomes an answer. An iteration ends when nothing runs in it or in
+iterations below it any more; when that of the request ends, there is nothing left to come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from conch.core.ensembles.plan import Plan, Selection, Step
+from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.request import Parameter
+from conch.core.tensor import Tensor
+
+
+class Correlation(NamedTuple):
+    """Which sequence something belongs to, and whether it opens or ends it."""
+
+    sequence_id: int | str = 0
+    start: bool = False
+    end: bool = False
+
+    @classmethod
+    def after(cls, base: Correlation, parameters: Mapping[str, Parameter] | None) -> Correlation:
+        """What holds after a response with parameters, which may say something else than before.
+
+        Raises:
+            FlowError: One of them has the wrong type; the text is Triton's.
+        """
+        if not parameters:
+            return base
+        sequence_id = parameters.get("sequence_id", base.sequence_id)
+        if isinstance(sequence_id, bool) or not isinstance(sequence_id, int | str):
+            raise _wrong_type("sequence_id", "TRITONSERVER_PARAMETER_INT or TRITONSERVER_PARAMETER_STRING")
+        start = parameters.get("sequence_start", base.start)
+        end = parameters.get("sequence_end", base.end)
+        for key, value in (("sequence_start", start), ("sequence_end", end)):
+            if not isinstance(value, bool):
+                raise _wrong_type(key, "TRITONSERVER_PARAMETER_BOOL")
+        if isinstance(sequence_id, int):
+            sequence_id %= 2**64  # the protocol carries an unsigned number in a signed field
+        return cls(sequence_id, bool(start), bool(end))
+
+
+class FlowError(InvalidArgumentError):
+    """What steps have answered can't go on through the ensemble."""
+
+
+def _wrong_type(key: str, expected: str) -> FlowError:
+    return FlowError(f"expected parameter '{key}' to be {expected}")
+
+
+def _deadlock() -> FlowError:
+    return FlowError(
+        "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+    )
+
+
+class Run:
+    """A step that has all it needs.
+
+    Attributes:
+        step: The step.
+        inputs: Its inputs, by the model's names for them; absent ones are left out.
+        wanted: The model's outputs that are needed, each with its tensor's name.
+        correlation: The sequence it belongs to.
+    """
+
+    __slots__ = ("_iteration", "correlation", "inputs", "step", "wanted")
+
+    def __init__(
+        self,
+        step: Step,
+        inputs: dict[str, Tensor],
+        wanted: tuple[tuple[str, str], ...],
+        correlation: Correlation,
+        iteration: _Iteration,
+    ) -> None:
+        self.step = step
+        self.inputs = inputs
+        self.wanted = wanted
+        self.correlation = correlation
+        self._iteration = iteration
+
+
+class Answer:
+    """Something for the client.
+
+    Attributes:
+        outputs: The ensemble's outputs by name, without absent ones; None for a final flag alone.
+        correlation: The sequence they belong to.
+        error: What went wrong; with it there are no outputs.
+        final: Whether it is the last answer.
+    """
+
+    __slots__ = ("correlation", "error", "final", "outputs")
+
+    def __init__(
+        self,
+        outputs: dict[str, Tensor] | None,
+        correlation: Correlation,
+        error: ConchError | None = None,
+        final: bool = False,
+    ) -> None:
+        self.outputs = outputs
+        self.correlation = correlation
+        self.error = error
+        self.final = final
+
+
+class _Iteration:
+    """Tensors that belong together, and what is under way with them.
+
+    Attributes:
+        maker: Number of the decoupled step whose answer it is; -1 for the request's own.
+        above: The iteration that step ran in.
+        held: Tensors, None for absent ones, with their sequences, until they have been handed on for the
+            last time.
+        uses: How often each of them is still to be handed on.
+        awaited: Number of tensors that steps which have got some still wait for.
+        unset: Outputs not known yet.
+        busy: Number of runs, of iterations below, and of answers that wait to become such.
+    """
+
+    __slots__ = ("above", "awaited", "busy", "held", "maker", "unset", "uses")
+
+    def __init__(self, maker: int, above: _Iteration | None, unset: int) -> None:
+        self.maker = maker
+        self.above = above
+        self.held: dict[str, tuple[Tensor | None, Correlation]] = {}
+        self.uses: dict[str, int] = {}
+        self.awaited: dict[int, int] = {}
+        self.unset = unset
+        self.busy = 1  # until all its tensors are known
+
+
+class _Waiting(NamedTuple):
+    """An answer of a decoupled step that waits until fewer are under way."""
+
+    run: Run
+    outputs: dict[str, Tensor]
+    correlation: Correlation
+
+
+class Flow:
+    """The state of one request.
+
+    Args:
+        plan: The ensemble.
+        requested: Names of the outputs that the client wants; None for all of them.
+        correlation: The sequence that the request belongs to.
+
+    Attributes:
+        over: Whether the last answer has been given; runs that have begun may still be going on.
+    """
+
+    def __init__(self, plan: Plan, requested: tuple[str, ...] | None, correlation: Correlation) -> None:
+        self._plan = plan
+        self._selection: Selection = plan.select(requested)
+        self._correlation = correlation
+        self._top = _Iteration(-1, None, len(self._selection.outputs))
+        self._running: set[Run] = set()
+        self._inflight: dict[int, int] = {}
+        self._waiting: dict[int, deque[_Waiting]] = {}
+        self._runs: list[Run] = []
+        self._answers: list[Answer] = []
+        self.over = False
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last answer has been given and no step runs any more."""
+        return self.over and not self._running
+
+    @property
+    def running(self) -> list[Run]:
+        """Runs given out whose last answer has not come."""
+        return list(self._running)
+
+    def take(self) -> tuple[list[Run], list[Answer]]:
+        """What is to be done since the last call: steps to run and answers to send, in this order."""
+        taken = self._runs, self._answers
+        self._runs, self._answers = [], []
+        return taken
+
+    def start(self, inputs: Mapping[str, Tensor]) -> None:
+        """Begins with the inputs of the request."""
+        for name in self._plan.inputs:
+            self._settle(self._top, name, inputs.get(name), self._correlation)
+        self._leave(self._top)
+        self._conclude()
+
+    def respond(
+        self,
+        run: Run,
+        outputs: Sequence[Tensor] | None,
+        parameters: Mapping[str, Parameter] | None,
+        final: bool,
+    ) -> None:
+        """Takes an answer of a step.
+
+        Args:
+            run: Which run of a step.
+            outputs: What it made, by the model's names; None for a final flag alone.
+            parameters: The answer's parameters.
+            final: Whether it is the run's last answer.
+        """
+        if final:
+            self._running.discard(run)
+        if self.over:
+            return
+        if outputs is not None:
+            try:
+                correlation = Correlation.after(run.correlation, parameters)
+            except FlowError as error:
+                self.fail(error)
+                return
+            made = {tensor.name: tensor for tensor in outputs}
+            if run.step.decoupled:
+                self._take_answer(_Waiting(run, made, correlation))
+            else:
+                self._settle_all(run, run._iteration, made, correlation)
+        if final:
+            self._leave(run._iteration)
+        self._conclude()
+
+    def drop(self, run: Run) -> None:
+        """Says that a run, given out before the flow was over, was never begun."""
+        self._running.discard(run)
+
+    def fail(self, error: ConchError) -> None:
+        """Answers with an error, unless the last answer has been given; no further step is run."""
+        if self.over:
+            return
+        self._answers.append(Answer(None, self._correlation, error, True))
+        self._end()
+
+    def _take_answer(self, answer: _Waiting) -> None:
+        """Opens an iteration for an answer of a decoupled step, at once or when there is room."""
+        step, limit = answer.run.step.number, self._plan.max_inflight
+        answer.run._iteration.busy += 1
+        if limit and (self._inflight.get(step, 0) >= limit or self._waiting.get(step)):
+            self._waiting.setdefault(step, deque()).append(answer)
+        else:
+            self._open(answer)
+
+    def _open(self, answer: _Waiting) -> None:
+        run = answer.run
+        step = run.step.number
+        self._inflight[step] = self._inflight.get(step, 0) + 1
+        iteration = _Iteration(step, run._iteration, len(self._selection.outputs))
+        self._settle_all(run, iteration, answer.outputs, answer.correlation)
+        self._leave(iteration)
+
+    def _settle_all(
+        self, run: Run, iteration: _Iteration, made: dict[str, Tensor], correlation: Correlation
+    ) -> None:
+        for output, name in run.wanted:
+            self._settle(iteration, name, made.get(output), correlation)
+
+    def _settle(
+        self, iteration: _Iteration, name: str, tensor: Tensor | None, correlation: Correlation
+    ) -> None:
+        """Makes a tensor known, and runs the steps that waited for nothing else."""
+        selection = self._selection
+        uses = selection.uses.get(name)
+        if not uses:
+            return
+        iteration.held[name] = tensor, correlation
+        iteration.uses[name] = uses
+        consumers = selection.consumers.get(name, ())
+        for step in consumers:
+            awaited = iteration.awaited.get(step.number, selection.awaited[step.number]) - 1
+            iteration.awaited[step.number] = awaited
+            if not awaited:
+                self._run(iteration, step)
+        if uses > len(consumers):
+            iteration.unset -= 1
+            if not iteration.unset:
+                self._answer(iteration)
+
+    def _run(self, iteration: _Iteration, step: Step) -> None:
+        inputs: dict[str, Tensor] = {}
+        correlation = self._correlation
+        for name, source in step.inputs:
+            tensor, said = iteration.held[source]
+            if tensor is not None:
+                inputs[name] = tensor
+            if said != self._correlation:
+                correlation = said
+        for source in {source for _, source in step.inputs}:
+            self._hand_on(iteration, source)
+        run = Run(step, inputs, self._selection.wanted[step.number], correlation, iteration)
+        iteration.busy += 1
+        self._running.add(run)
+        self._runs.append(run)
+
+    def _answer(self, iteration: _Iteration) -> None:
+        outputs: dict[str, Tensor] = {}
+        correlation = self._correlation
+        for name in self._selection.outputs:
+            tensor, said = iteration.held[name]
+            if tensor is not None:
+                outputs[name] = tensor
+            if said != self._correlation:
+                correlation = said
+            self._hand_on(iteration, name)
+        self._answers.append(Answer(outputs, correlation))
+
+    @staticmethod
+    def _hand_on(iteration: _Iteration, name: str) -> None:
+        """Lets go of a tensor that was handed on for the last time; who got it keeps it from here on."""
+        iteration.uses[name] -= 1
+        if not iteration.uses[name]:
+            del iteration.held[name], iteration.uses[name]
+
+    def _leave(self, iteration: _Iteration) -> None:
+        """Ends an iteration that nothing is going on in any more, and those above that only had it."""
+        current: _Iteration | None = iteration
+        while current is not None:
+            current.busy -= 1
+            if current.busy:
+                return
+            if current.maker >= 0:
+                self._inflight[current.maker] -= 1
+            current = current.above
+
+    def _conclude(self) -> None:
+        """Lets waiting answers go on, and gives the last answer if nothing can come any more."""
+        if self._waiting:
+            self._open_waiting()
+        if not self._plan.decoupled:
+            if self._answers:
+                self._answers[-1].final = True
+                self._end()
+            elif not self._top.busy:
+                self.fail(_deadlock())
+        elif not self._top.busy:
+            if self._answers:
+                self._answers[-1].final = True
+            else:
+                self._answers.append(Answer(None, self._correlation, None, True))
+            self._end()
+
+    def _open_waiting(self) -> None:
+        limit = self._plan.max_inflight
+        opened = True
+        while opened:  # what is opened may be over at once, and make room for answers of another step
+            opened = False
+            for step, waiting in self._waiting.items():
+                while waiting and self._inflight[step] < limit:
+                    self._open(waiting.popleft())
+                    opened = True
+
+    def _end(self) -> None:
+        self.over = True
+        self._waiting.clear()
+        # Runs that go on keep their iterations; nothing in these is of use any more.
+        self._top.held.clear()
+        for run in self._running:
+            iteration: _Iteration | None = run._iteration
+            while iteration is not None:
+                iteration.held.clear()
+                iteration = iteration.above

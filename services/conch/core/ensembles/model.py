@@ -1,0 +1,206 @@
+"""A loaded version of an ensemble, as front ends and other ensembles see it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.dispatch import Dispatcher
+from conch.core.ensembles.execution import Execution
+from conch.core.ensembles.fitting import Fitting, fitted
+from conch.core.ensembles.flow import Answer, Correlation
+from conch.core.ensembles.plan import Plan
+from conch.core.errors import CancelledError, ConchError, as_conch_error
+from conch.core.execution.shaping import Shaper
+from conch.core.readiness import Readiness
+from conch.core.registry import Registry
+from conch.core.request import InferenceRequest, InferenceResponse, Parameter
+from conch.core.scheduling.base import Batch
+from conch.core.servable import ClosedError, Leadable
+from conch.core.spec import ModelSpec
+from conch.core.stats import RUNNING, ModelStatistics
+from conch.core.validation import RequestValidator
+from conch.core.verbose import REQUESTS
+from conch.core.watch import note_run
+from conch.core.workers import WorkerStatus
+
+
+class EnsembleModel:
+    """One version of one ensemble. It has no queue and no instances: its models have.
+
+    Args:
+        spec: What it is.
+        plan: How tensors go through it.
+        registry: Where its models are; they are looked up for each request.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        spec: What it is.
+        statistics: Its counters. Time in it counts as inference, from receipt to answer, as its models'
+            own times can't be told apart in it.
+        version_text: The version number as the protocol carries it.
+        plan: How tensors go through it.
+        dispatcher: The way to its models.
+        fitting: Makes the requests for its models.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, spec: ModelSpec, plan: Plan, registry: Registry, clock: Clock = monotonic_ns) -> None:
+        self.spec = spec
+        self.statistics = ModelStatistics(self._gauges)
+        self.version_text = str(spec.version)
+        self.plan = plan
+        self._registry = registry
+        self.dispatcher = Dispatcher(registry)
+        self.fitting = Fitting(plan, self.dispatcher)
+        self.clock = clock
+        self._validate = RequestValidator(spec)
+        self._shaper = Shaper(spec)
+        self._batches = spec.max_batch_size > 0
+        self._ranks = {tensor.name: len(tensor.backend_dims) + self._batches for tensor in spec.outputs}
+        self._lock = threading.Lock()
+        self._drained = threading.Condition(self._lock)
+        self._closing = False
+        self._open: dict[InferenceRequest, Execution] = {}
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """What its models say of themselves; nothing of one that is gone, with which it goes too."""
+        found: list[Readiness] = []
+        for step in self.plan.steps:
+            try:
+                found += self._registry.resolve(step.model_name, step.version).readiness
+            except ConchError:
+                continue
+        return found
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """None: its models have them."""
+        return ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """None: its models have them."""
+        return ()
+
+    @property
+    def pending(self) -> int:
+        """None: requests wait in the queues of its models."""
+        return 0
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+        """Checks a request and runs its first steps; see `Servable.submit`.
+
+        Raises:
+            InvalidArgumentError: The request does not fit the ensemble.
+            ClosedError: The version takes no more requests.
+        """
+        self._validate(request)
+        request.model = self
+        if REQUESTS.on:
+            REQUESTS.begin(request, self)
+        request.queued_ns = self.clock()
+        execution = Execution(self, request)
+        with self._lock:
+            if self._closing:
+                raise ClosedError
+            self._open[request] = execution
+        if self._shaper.reshapes_inputs:
+            self._shaper.shape_inputs(request)
+        return execution.start(may_lead)
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Answers a request with CANCELLED, begins none of its further steps and cancels those that run."""
+        request.cancelled = True
+        with self._lock:
+            execution = self._open.get(request)
+        if execution is not None:
+            execution.cancel()
+        return False
+
+    @property
+    def held(self) -> int:
+        """None: sequences are begun in its models."""
+        return 0
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """No: sequences are begun in its models."""
+        return False
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests and waits for those it has; see `Servable.close`."""
+        with self._lock:
+            self._closing = True
+            return self._drained.wait_for(lambda: not self._open, timeout_s)
+
+    def fail_queued(self, error: ConchError) -> int:
+        """Answers all requests with an error, as all of them may still wait in a queue."""
+        with self._lock:
+            executions = list(self._open.values())
+        return sum(execution.fail(error) for execution in executions)
+
+    def answer(self, request: InferenceRequest, answer: Answer) -> None:
+        """Answers a request; see `Owner`."""
+        response = (
+            None if answer.outputs is None and answer.error is None else self._response(request, answer)
+        )
+        if answer.final:
+            self._count(request, response)  # first: a client that has its answer finds it counted
+        request.respond(response, answer.final)
+
+    def ended(self, execution: Execution) -> None:
+        """Takes notice that nothing of a request runs any more; see `Owner`."""
+        with self._lock:
+            del self._open[execution.request]
+            if self._closing and not self._open:
+                self._drained.notify_all()
+
+    def _response(self, request: InferenceRequest, answer: Answer) -> InferenceResponse:
+        if answer.outputs is None:
+            return InferenceResponse([], answer.error)
+        ranks = self._ranks
+        response = InferenceResponse(
+            [fitted(tensor, name, ranks[name], self._batches) for name, tensor in answer.outputs.items()],
+            None,
+            _parameters(answer.correlation) if answer.outputs else None,  # Triton has them by tensor
+        )
+        if request.classes is not None or self._shaper.reshapes_outputs:
+            try:
+                self._shaper.shape_response(request, response)
+            except Exception as error:  # an output whose shape does not hold what it says
+                response.error = as_conch_error(error)
+            if response.error is not None:
+                return InferenceResponse([], response.error)
+        return response
+
+    def _gauges(self) -> tuple[int, int]:
+        return 0, len(self._open)
+
+    def _count(self, request: InferenceRequest, response: InferenceResponse | None) -> None:
+        now = self.clock()
+        batch = Batch([request], request.batch_size)
+        batch.compute_start_ns = batch.compute_input_end_ns = request.queued_ns
+        batch.compute_output_start_ns = batch.compute_end_ns = now
+        if self.statistics.watched:
+            note_run(batch)
+        if response is not None and response.error is not None:
+            if request.cancelled and isinstance(response.error, CancelledError):
+                self.statistics.record_cancellation(now - request.received_ns, RUNNING)
+            else:
+                self.statistics.record_failure(now - request.received_ns)
+            return
+        self.statistics.record_batch(batch)
+
+
+def _parameters(correlation: Correlation) -> dict[str, Parameter]:
+    """What Triton says about sequences in every answer of an ensemble."""
+    sequence_id = correlation.sequence_id
+    if isinstance(sequence_id, int) and sequence_id >= 2**63:
+        sequence_id -= 2**64  # the protocol carries an unsigned number in a signed field
+    return {
+        "sequence_id": sequence_id,
+        "sequence_start": correlation.start,
+        "sequence_end": correlation.end,
+    }

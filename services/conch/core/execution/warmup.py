@@ -1,0 +1,243 @@
+"""Warm-up: runs the samples of a config on an instance before anybody else's requests reach it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+from numpy.random import Generator, default_rng  # here, not when several models load at once
+
+from conch.core.backend import BackendInstance
+from conch.core.clock import Clock
+from conch.core.errors import InvalidArgumentError
+from conch.core.execution.execution import Executor
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.sequence.controls import Controls
+from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
+from conch.core.stats import ModelStatistics
+from conch.core.stopping import check_wanted
+from conch.core.tensor import ELEMENT_SIZES, Tensor
+from conch.core.validation import RequestValidator, shape_text
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+"""How often a load that waits for a model looks whether it is still wanted."""
+
+_SEED = 0
+_EMPTY_STRING = 4
+"""Bytes of an empty BYTES element: its length, which is zero."""
+
+
+class Warmup:
+    """The samples of one model version; instances may be warmed up at the same time.
+
+    They go straight to an instance: no queue, and statistics of their own that nobody reads.
+
+    Args:
+        spec: The model version.
+        samples: What to run, in this order.
+        clock: Monotonic time in nanoseconds.
+        on_start: Called once, before the first sample of all runs.
+
+    Raises:
+        InvalidArgumentError: A sample does not fit the model.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        samples: Iterable[WarmupSample],
+        clock: Clock,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._on_start: Callable[[], None] | None = on_start
+        self._lock = threading.Lock()
+        self._executor = Executor(_without_idle_limit(spec), ModelStatistics(), clock)
+        random = default_rng(_SEED)  # seeded, so that a load fails every time or never
+        validate = RequestValidator(spec)
+        self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to run."""
+        return bool(self._samples)
+
+    def run(self, instance: BackendInstance, name: str) -> None:
+        """Runs all samples on an instance, and returns when every request has its last response.
+
+        Args:
+            instance: An instance that runs nothing else.
+            name: Its name, for the log.
+
+        Raises:
+            InvalidArgumentError: A response was an error; the text is Triton's.
+        """
+        with self._lock:
+            if self._samples and self._on_start is not None:
+                self._on_start()
+                self._on_start = None
+        for sample, tensors in self._samples:
+            for iteration in range(sample.count):
+                check_wanted()
+                log.debug(
+                    "model '%s' instance %s is running warmup sample '%s' for iteration %d",
+                    self._spec.name,
+                    name,
+                    sample.name,
+                    iteration + 1,
+                )
+                outcome = _Outcome(sample.batch_size)
+                requests = self._requests(sample, tensors, outcome)
+                while requests:
+                    check_wanted()
+                    self._executor.run(instance, Batch(requests, len(requests)))
+                    requests = [request for request in requests if request.rescheduled]
+                    for request in requests:
+                        request.rescheduled = request.sequence_start = False
+                errors = outcome.wait()
+                if errors:
+                    details = "".join(f"{error}; " for error in errors)
+                    raise InvalidArgumentError(f"failed to run warmup sample '{sample.name}': {details}")
+
+    def _requests(
+        self, sample: WarmupSample, tensors: dict[str, Tensor], responder: Responder
+    ) -> list[InferenceRequest]:
+        requests = []
+        for number in range(sample.batch_size):
+            now = self._clock()
+            # A dict for each: what runs the request may put reshaped tensors into it.
+            request = InferenceRequest(
+                self._spec.name, str(self._spec.version), dict(tensors), responder, now
+            )
+            request.queued_ns = now
+            if self._spec.sequence is not None:
+                request.inputs = {**_as_sequence(request, self._spec, number + 1), **tensors}
+            requests.append(request)
+        return requests
+
+
+class _Outcome:
+    """A responder that keeps nothing of responses but their errors; usable from any thread."""
+
+    def __init__(self, requests: int) -> None:
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._left = requests
+        self._errors: list[str] = []
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        with self._lock:
+            if response is not None and response.error is not None:
+                self._errors.append(response.error.message)
+            if final:
+                self._left -= 1
+                if not self._left:
+                    self._finished.set()
+
+    def wait(self) -> list[str]:
+        """The errors, in the order they came, once every request has ended.
+
+        Without a limit, like the load it is part of: only the model knows how long its first run takes.
+
+        Raises:
+            UnavailableError: The load was stopped.
+        """
+        while not self._finished.wait(_LOOK_S):
+            check_wanted()
+        return self._errors
+
+
+def _without_idle_limit(spec: ModelSpec) -> ModelSpec:
+    """A spec whose sequences do not end while a request runs: first runs may take long."""
+    if spec.sequence is None:
+        return spec
+    return replace(spec, sequence=replace(spec.sequence, max_idle_ns=NEVER))
+
+
+def _tensors(
+    spec: ModelSpec, sample: WarmupSample, random: Generator, validate: RequestValidator
+) -> dict[str, Tensor]:
+    """The inputs of one request of a sample, by the rules for requests of clients."""
+    try:
+        # What backends count on from a scheduler; those of Triton refuse more with this text.
+        if sample.batch_size > max(spec.max_batch_size, 1):
+            raise InvalidArgumentError(
+                f"batch size {sample.batch_size} for '{spec.name}', max allowed is {spec.max_batch_size}"
+            )
+        lead = (1,) if spec.max_batch_size > 0 else ()
+        tensors = {
+            given.name: Tensor(given.name, given.datatype, lead + given.dims, _data(given, random))
+            for given in sample.inputs
+        }
+        request = InferenceRequest(spec.name, str(spec.version), tensors, _Outcome(1), 0)
+        if spec.sequence is not None:
+            usual = _as_sequence(request, spec, 1)
+            _check_own(usual, tensors)
+            request.inputs = {name: tensor for name, tensor in tensors.items() if name not in usual}
+        try:
+            validate(request)
+        except InvalidArgumentError as error:
+            # The prefix names the request to its client, and there is none.
+            raise InvalidArgumentError(error.message.removeprefix(request.log_prefix)) from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"warmup sample '{sample.name}': {error.message}") from error
+    return tensors
+
+
+def _as_sequence(request: InferenceRequest, spec: ModelSpec, number: int) -> dict[str, Tensor]:
+    """Makes a request a sequence of its own; returns the inputs that the server gives to that."""
+    settings = spec.sequence
+    assert settings is not None, "a model with sequences"
+    named = any(control.datatype == "BYTES" for control in settings.controls)
+    request.correlation_id = str(number) if named else number
+    request.sequence_start = True
+    request.sequence_end = not settings.iterative
+    controls = Controls(settings.controls, spec.max_batch_size > 0)
+    flags = controls.flags[request.sequence_start + 2 * request.sequence_end]
+    return {**flags, **controls.identity(request.correlation_id), **SequenceStates(spec).initial}
+
+
+def _check_own(usual: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Checks what a sample says of inputs that clients do not send."""
+    for name, tensor in usual.items():
+        given = tensors.get(name, tensor)
+        if (given.datatype, len(given.shape)) != (tensor.datatype, len(tensor.shape)):
+            raise InvalidArgumentError(
+                f"input '{name}' is {given.datatype} with shape {shape_text(given.shape)}, but the model "
+                f"configuration specifies {tensor.datatype} with shape {shape_text(tensor.shape)}"
+            )
+
+
+def _data(given: WarmupInput, random: Generator) -> bytes:
+    """The bytes of one input; read-only, as all requests of all runs share them."""
+    if given.source == "FILE":
+        return given.data
+    count = prod(given.dims)
+    try:
+        if given.source == "ZERO" or given.datatype == "BYTES":
+            return bytes(count * ELEMENT_SIZES.get(given.datatype, _EMPTY_STRING))
+        return _random(given.datatype, count, random)
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"input '{given.name}' with dims {list(given.dims)} does not fit into memory"
+        ) from error
+
+
+def _random(datatype: str, count: int, random: Generator) -> bytes:
+    # Arbitrary bytes are NaNs and no booleans: values that clients do not send and models may refuse.
+    if datatype == "BOOL":
+        return random.integers(0, 2, count, np.uint8).tobytes()
+    if datatype == "BF16":
+        return (random.random(count, np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    if datatype.startswith("FP"):
+        return random.random(count, np.float32).astype(f"<f{ELEMENT_SIZES[datatype]}").tobytes()
+    return random.bytes(count * ELEMENT_SIZES[datatype])

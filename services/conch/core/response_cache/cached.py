@@ -1,0 +1,251 @@
+"""A model, or an ensemble, whose answers are kept and given again.
+
+Stands before the model and does nothing of its work: what is not found goes on to it, unchanged. So models
+without a cache pay nothing for there being one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import Enum
+
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.readiness import Readiness
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.response_cache.base import ResponseCache
+from conch.core.response_cache.entry import EntryError, decode_entry, encode_entry
+from conch.core.response_cache.key import ORDER, KeyMaker
+from conch.core.servable import Leadable, Servable
+from conch.core.spec import ModelSpec
+from conch.core.workers import WorkerStatus
+
+log = logging.getLogger(__name__)
+
+
+class Use(Enum):
+    """How a request uses the cache; the values are those of its parameter.
+
+    Attributes:
+        NORMAL: Answered from the cache if possible; else the model's answer is kept.
+        BYPASS: Neither.
+        REFRESH: Answered by the model, whose answer is kept in place of an older one.
+    """
+
+    NORMAL = ""
+    BYPASS = "bypass"
+    REFRESH = "refresh"
+
+
+def use_of(request: InferenceRequest) -> Use:
+    """What a request says about the cache.
+
+    Raises:
+        InvalidArgumentError: Something else than there is.
+    """
+    if not request.parameters or ORDER not in request.parameters:
+        return Use.NORMAL
+    value = request.parameters[ORDER]
+    if value in (Use.BYPASS.value, Use.REFRESH.value):
+        return Use(value)
+    raise InvalidArgumentError(
+        f"{request.log_prefix}request parameter '{ORDER}' must be '{Use.BYPASS.value}' or "
+        f"'{Use.REFRESH.value}', got '{value}'"
+    )
+
+
+def take_copies(request: InferenceRequest) -> None:
+    """Copies the inputs whose memory their client may write to at any time.
+
+    Or a client could have the answer to one input kept under the key of another, and given to others.
+    """
+    inputs = request.inputs
+    for name, tensor in inputs.items():
+        if tensor.shared:
+            inputs[name] = tensor.detached(name)
+
+
+class CachedModel:
+    """One version of a model behind a cache that answers at once.
+
+    Args:
+        model: The model.
+        cache: The cache; others may use it too.
+        keys: Makes the keys of this load of the model.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        model: The model itself.
+        statistics: Its counters; those of the cache are among them.
+        version_text: The version number as the protocol carries it.
+    """
+
+    def __init__(self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock) -> None:
+        self.model = model
+        self.statistics = model.statistics
+        self.version_text = model.version_text
+        self._cache = cache
+        self._key = keys
+        self._clock = clock
+        self._ttl_ns = self.spec.cache_ttl_ns or cache.ttl_ns
+        self._told = False
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What it is."""
+        return self.model.spec
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """What the model itself says about it."""
+        return self.model.readiness
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """What the processes of the model's instances are in."""
+        return self.model.workers
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the model does against its config."""
+        return self.model.notes
+
+    @property
+    def pending(self) -> int:
+        """Requests accepted and not yet executing."""
+        return self.model.pending
+
+    @property
+    def held(self) -> int:
+        """How many sequences have begun: none, for a model with a cache."""
+        return self.model.held
+
+    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+        """Answers a request from the cache, or has the model do so; see `Servable.submit`."""
+        use = use_of(request)
+        if use is Use.BYPASS:
+            return self.model.submit(request, may_lead)
+        start = self._clock()
+        take_copies(request)
+        key = self._key(request)
+        if use is Use.REFRESH:
+            return self._run(request, key, None, may_lead)
+        entry = self._cache.lookup(key)
+        if entry is not None and (response := self._read(entry)) is not None:
+            request.model = self
+            self._answer(request, response, start, start)
+            return None
+        return self._run(request, key, self._clock() - start, may_lead)
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Cancels a request; see `Servable.cancel`."""
+        return self.model.cancel(request)
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to a sequence that has begun: never, for a model with a cache."""
+        return self.model.continues(request)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests that the cache can't answer, and closes the model; see `Servable.close`."""
+        return self.model.close(timeout_s)
+
+    def fail_queued(self, error: ConchError) -> int:
+        """Answers everything queued with an error; returns how many requests that were."""
+        return self.model.fail_queued(error)
+
+    def _answer(
+        self, request: InferenceRequest, response: InferenceResponse, start: int, queued: int
+    ) -> None:
+        """Counts and sends an answer that was found.
+
+        Args:
+            request: The request.
+            response: The answer.
+            start: When the search for it began.
+            queued: When the request began to wait for that.
+        """
+        now = self._clock()
+        # Counted before anything is sent: a client that has its answer finds it in the statistics.
+        self.statistics.record_hit(now - start, start - queued, now - request.received_ns)
+        request.respond(response, True)
+
+    def _run(
+        self, request: InferenceRequest, key: bytes, missed_ns: int | None, may_lead: bool
+    ) -> Leadable | None:
+        """Has the model answer, and keeps the answer.
+
+        Args:
+            request: The request.
+            key: Its key.
+            missed_ns: How long it took to find that there is no answer yet; None if nobody looked.
+            may_lead: Whether the caller is willing to run batches soon.
+        """
+        keeper = _Keeper(self, key, missed_ns)
+        request.intercept(keeper.before)
+        try:
+            return self.model.submit(request, may_lead)
+        except BaseException:
+            request.intercept(lambda _: keeper.responder)  # the same request may be submitted to a successor
+            raise
+
+    def _read(self, entry: bytes | bytearray | memoryview) -> InferenceResponse | None:
+        try:
+            return decode_entry(entry)
+        except EntryError as error:
+            log.warning("model '%s' version %d: %s", self.spec.name, self.spec.version, error)
+            return None
+
+    def _keep(self, key: bytes, response: InferenceResponse) -> None:
+        """Keeps a response; what goes wrong must not touch the response."""
+        try:
+            self._insert(key, encode_entry(response))
+        except Exception as error:
+            self._tell(key, error)
+
+    def _insert(self, key: bytes, entry: bytes) -> None:
+        if not self._cache.insert(key, entry, self._ttl_ns):
+            self._tell(key, f"a response of {len(entry)} bytes is larger than the cache has room for")
+
+    def _tell(self, key: bytes, why: object) -> None:
+        """Logs, once for each load of a model, that a response can't be kept."""
+        level = logging.DEBUG if self._told else logging.WARNING
+        self._told = True
+        log.log(
+            level,
+            "model '%s' version %d: Failed to insert key [%s] into response cache: %s",
+            self.spec.name,
+            self.spec.version,
+            key.hex(),
+            why,
+        )
+
+
+class _Keeper:
+    """Takes a model's answer on its way to the client, to keep it."""
+
+    __slots__ = ("_key", "_missed_ns", "_model", "_partial", "responder")
+
+    responder: Responder
+
+    def __init__(self, model: CachedModel, key: bytes, missed_ns: int | None) -> None:
+        self._model = model
+        self._key = key
+        self._missed_ns = missed_ns
+        self._partial = False
+
+    def before(self, responder: Responder) -> _Keeper:
+        """Itself, in front of a responder."""
+        self.responder = responder
+        return self
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        model = self._model
+        start = model._clock()
+        if not final:
+            self._partial = True  # one of several responses is not the answer
+        elif response is not None and response.error is None and not self._partial:
+            model._keep(self._key, response)
+        if final and self._missed_ns is not None:
+            model.statistics.record_miss(self._missed_ns + model._clock() - start)
+        self.responder(request, response, final)

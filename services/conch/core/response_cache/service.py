@@ -1,0 +1,60 @@
+"""The response cache of a server: puts models behind it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.response_cache.base import ResponseCache
+from conch.core.response_cache.cached import CachedModel
+from conch.core.response_cache.key import Identity, KeyMaker, NewHash
+from conch.core.response_cache.local import LocalCache, LocalCacheStatistics
+from conch.core.response_cache.remote import RemotelyCachedModel
+from conch.core.response_cache.workers import CacheWorkers
+from conch.core.servable import Servable
+
+
+class CacheService:
+    """One cache for the models of a server.
+
+    Args:
+        cache: The cache; belongs to the service from here on.
+        new_hash: Makes the hash of keys, a cryptographic one.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        shared: Whether other servers, or this one after a restart, see the entries.
+    """
+
+    def __init__(
+        self, cache: ResponseCache, new_hash: NewHash = hashlib.sha256, clock: Clock = monotonic_ns
+    ) -> None:
+        self.shared = cache.shared
+        self._cache = cache
+        self._new_hash = new_hash
+        self._clock = clock
+        self._workers = CacheWorkers(cache, clock) if cache.blocking else None
+
+    def wrap(self, model: Servable, identity: Identity) -> Servable:
+        """A model behind the cache.
+
+        Args:
+            model: One load of one version.
+            identity: What tells this load from those with other answers.
+        """
+        keys = KeyMaker(model.spec, identity, self._new_hash)
+        if self._workers is None:
+            return CachedModel(model, self._cache, keys, self._clock)
+        return RemotelyCachedModel(model, self._cache, keys, self._clock, self._workers)
+
+    @property
+    def local_statistics(self) -> Callable[[], LocalCacheStatistics] | None:
+        """Gives what a cache in this process's memory has counted; None for another one."""
+        return self._cache.snapshot if isinstance(self._cache, LocalCache) else None
+
+    def close(self) -> None:
+        """Ends the cache, once no model uses it any more."""
+        if self._workers is not None:
+            self._workers.close()
+        self._cache.close()

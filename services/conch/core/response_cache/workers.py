@@ -1,0 +1,143 @@
+"""The threads that calls to a blocking cache are made on, and what is known of its health.
+
+No request waits for long: while all threads are busy only so many calls may wait, and once one has failed
+the cache is left alone for a while. Whoever is refused does without the cache.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from conch.core.clock import Clock
+from conch.core.response_cache.base import ResponseCache
+from conch.core.tensor import Buffer
+
+log = logging.getLogger(__name__)
+
+_MOST_WAITING = 1024
+_MOST_BYTES_WAITING = 64 * 1024 * 1024
+_PAUSE_NS = 1_000_000_000
+_CLOSE_S = 5.0
+
+
+class CacheWorkers:
+    """Makes calls to one blocking cache, on as many threads as it takes calls at a time.
+
+    Args:
+        cache: The cache.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(self, cache: ResponseCache, clock: Clock) -> None:
+        self._cache = cache
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._woken = threading.Condition(self._lock)
+        self._tasks: deque[tuple[Callable[[], None], int]] = deque()
+        self._bytes = 0
+        self._idle = 0
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._failed = False
+        self._retry_ns = 0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the cache answers, or is due to be asked whether it does so again."""
+        return not self._failed or self._clock() >= self._retry_ns
+
+    def submit(self, task: Callable[[], None], nbytes: int = 0) -> bool:
+        """Has a thread call a function.
+
+        Args:
+            task: The function.
+            nbytes: Bytes that are kept alive for it alone.
+
+        Returns:
+            False if too much waits already; the function is not called.
+        """
+        with self._lock:
+            full = len(self._tasks) >= _MOST_WAITING or self._bytes + nbytes > _MOST_BYTES_WAITING
+            if self._closed or full:
+                return False
+            self._tasks.append((task, nbytes))
+            self._bytes += nbytes
+            if len(self._tasks) <= self._idle:
+                self._woken.notify()
+            elif len(self._threads) < self._cache.connections:
+                name = f"conch-cache-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return True
+
+    def lookup(self, key: bytes) -> Buffer | None:
+        """An entry, or None: also if the cache is out of order."""
+        if not self.healthy:
+            return None
+        try:
+            entry = self._cache.lookup(key)
+        except Exception as error:
+            self._fail(error)
+            return None
+        self._recover()
+        return entry
+
+    def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
+        """Keeps an entry; False only if the cache says that it has no room for it."""
+        if not self.healthy:
+            return True
+        try:
+            kept = self._cache.insert(key, entry, ttl_ns)
+        except Exception as error:
+            self._fail(error)
+            return True
+        self._recover()
+        return kept
+
+    def close(self) -> None:
+        """Ends the threads and drops what waits; calls that are under way may take a while to end."""
+        with self._lock:
+            self._closed = True
+            self._tasks.clear()
+            self._bytes = 0
+            self._woken.notify_all()
+        for thread in self._threads:
+            thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                task()
+            except Exception:  # or there would be one thread less for all to come
+                log.exception("a call to the response cache failed")
+            del task  # or what it holds lives for as long as the thread sleeps
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            self._idle += 1
+            self._woken.wait_for(lambda: self._closed or self._tasks)
+            self._idle -= 1
+            if self._closed:
+                return None
+            task, nbytes = self._tasks.popleft()
+            self._bytes -= nbytes
+            return task
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            self._retry_ns = self._clock() + _PAUSE_NS
+            told, self._failed = self._failed, True
+        if not told:
+            log.warning("the response cache is out of order, models answer without it: %s", error)
+
+    def _recover(self) -> None:
+        if not self._failed:
+            return
+        with self._lock:
+            told, self._failed = not self._failed, False
+        if not told:
+            log.info("the response cache answers again")

@@ -1,0 +1,107 @@
+"""The default scheduler: one request per execution, first come, first served."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from conch.core.request import InferenceRequest, RequestState
+from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler
+from conch.core.scheduling.expiry import Expiries
+from conch.core.scheduling.queue import bound_of, queue_full
+
+# Members of an enumeration are slow to look up on the way of every request.
+_NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
+
+_LEAST_SWEPT = 64
+
+
+class DefaultScheduler(Scheduler):
+    """Queue of a model without a scheduling choice; requests run alone, as clients sent them.
+
+    Args:
+        max_queue_size: Most requests that may wait; 0 for any number.
+
+    Attributes:
+        expiries: The waiting requests that have a deadline.
+    """
+
+    expiries: Expiries
+
+    __slots__ = (
+        "_bound",
+        "_pending",
+        "_queue",
+        "_tracks",
+        "expiries",
+    )
+
+    def __init__(self, max_queue_size: int = 0) -> None:
+        self.expiries = Expiries()
+        self._tracks = False  # until the first request with a deadline
+        self._bound = bound_of(max_queue_size)
+        self._queue: deque[InferenceRequest] = deque()
+        self._pending = 0
+
+    @property
+    def pending(self) -> int:
+        """Number of requests queued."""
+        return self._pending
+
+    def submit(self, request: InferenceRequest, now_ns: int) -> None:
+        """Queues a request.
+
+        Raises:
+            ResourceExhaustedError: The queue is full.
+        """
+        pending = self._pending
+        if pending >= self._bound:
+            raise queue_full(request, self._bound)
+        request.queued_ns = now_ns
+        request.state = _QUEUED
+        self._queue.append(request)
+        self._pending = pending + 1
+        if request.deadline_ns is not None:
+            self._tracks = True
+            self.expiries.add(request, request.deadline_ns)
+
+    def due_ns(self, now_ns: int) -> int | None:
+        """Now, as long as anything waits."""
+        return now_ns if self._pending else None
+
+    def next_batch(self, now_ns: int) -> Decision:
+        """The oldest request, alone."""
+        queue = self._queue
+        while queue:
+            request = queue.popleft()
+            if request.state is _QUEUED:
+                request.state = _RUNNING
+                self._pending -= 1
+                if self._tracks:
+                    self.expiries.discard(request)
+                return Batch([request], request.batch_size)
+        return IDLE
+
+    def cancel(self, request: InferenceRequest) -> tuple[InferenceRequest, ...]:
+        """Takes a queued request out; its place stays, empty, until it is the head's or most places are."""
+        if request.state is not _QUEUED:
+            return ()
+        request.state = _NEW
+        self._pending -= 1
+        if self._tracks:
+            self.expiries.discard(request)
+        if len(self._queue) > 2 * self._pending + _LEAST_SWEPT:
+            self._queue = deque(request for request in self._queue if request.state is _QUEUED)
+        return (request,)
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        """Takes out the requests whose deadline has passed."""
+        taken = self.expiries.take(now_ns)
+        for request in taken:
+            self.cancel(request)
+        return taken
+
+    def drain(self) -> list[InferenceRequest]:
+        """Takes out everything queued."""
+        taken = [request for request in self._queue if self.cancel(request)]
+        self._queue.clear()
+        return taken

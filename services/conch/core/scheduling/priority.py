@@ -1,0 +1,94 @@
+"""The dynamic batcher with priority levels, bounded levels and queue timeouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conch.core.request import InferenceRequest, RequestState
+from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.queue import PriorityQueue, queue_full
+from conch.core.spec import QueuePolicy
+
+
+class PriorityBatcher(DynamicBatcher):
+    """A dynamic batcher whose requests wait in a `PriorityQueue`.
+
+    Apart from the batcher without policies, which most models have, so that theirs pays nothing for them.
+
+    Args:
+        max_batch_size: Largest number of rows in one execution; 0 runs requests alone.
+        preferred_sizes: Sizes sent as soon as they are reached; empty for the maximum alone.
+        max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
+        max_queue_size: Most requests that may wait, of all levels together; 0 for any number.
+        policies: The policy of each level, highest first.
+        default_level: Level of requests without one, counted from 1.
+    """
+
+    def __init__(
+        self,
+        max_batch_size: int,
+        preferred_sizes: tuple[int, ...] = (),
+        max_queue_delay_ns: int = 0,
+        max_queue_size: int = 0,
+        policies: tuple[QueuePolicy, ...] = (QueuePolicy(),),
+        default_level: int = 1,
+    ) -> None:
+        self._levels = PriorityQueue(policies, default_level)
+        super().__init__(max_batch_size, preferred_sizes, max_queue_delay_ns, max_queue_size, self._levels)
+        self._tracks = True
+
+    def submit(self, request: InferenceRequest, now_ns: int) -> None:
+        """Queues a request on its level.
+
+        Raises:
+            UnavailableError: Its level is full.
+            ResourceExhaustedError: The whole queue is.
+        """
+        levels = self._levels
+        policy = levels.admit(request)
+        if self._pending >= self._bound:
+            levels.leave(request)
+            raise queue_full(request, self._bound)
+        timeout_ns = policy.timeout_for(request.timeout_us)
+        ends = [] if request.deadline_ns is None else [request.deadline_ns]
+        if timeout_ns:
+            ends.append(now_ns + timeout_ns)
+        if self._forming:
+            # What has been looked at so far ends with the head if that closed the batch.
+            last = levels[0] if len(levels) else self._forming[-1]
+            if levels.precedes(request, last):
+                self._reform()
+        request.queued_ns = now_ns
+        request.state = RequestState.QUEUED
+        levels.append(request)
+        self._pending += 1
+        if ends:
+            self.expiries.add(request, min(ends))
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        """Takes out what may not wait any longer, and moves back what is only delayed."""
+        taken: list[InferenceRequest] = []
+        for request in self.expiries.take(now_ns):
+            deadline_ns = request.deadline_ns
+            if self._levels.delays(request) and (deadline_ns is None or now_ns < deadline_ns):
+                self._reform()
+                self._levels.delay(request)
+                if deadline_ns is not None:
+                    self.expiries.add(request, deadline_ns)
+            else:
+                self.cancel(request)
+                taken.append(request)
+        return taken
+
+    def _grow(self) -> None:
+        super()._grow()
+        # Any of them may be the one that has waited longest.
+        self._oldest_ns = min(request.queued_ns for request in self._forming)
+
+    def _departed(self, requests: Iterable[InferenceRequest]) -> None:
+        super()._departed(requests)
+        for request in requests:
+            self._levels.leave(request)
+
+    def _sweep(self) -> None:
+        """Nothing to do: whatever leaves a `PriorityQueue` leaves no empty place."""

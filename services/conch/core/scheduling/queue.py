@@ -1,0 +1,152 @@
+"""Queues: which waiting request comes next, and how many may wait.
+
+A plain queue is a deque. `PriorityQueue` can stand in for one where a model's config has priority levels or
+queue policies; the batcher does not know the difference.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Protocol
+
+from conch.core.errors import ResourceExhaustedError, UnavailableError
+from conch.core.request import InferenceRequest
+from conch.core.scheduling.expiry import NEVER
+from conch.core.spec import QueuePolicy
+
+
+def bound_of(max_queue_size: int) -> int:
+    """The number of waiting requests at which a queue is full, for a setting where 0 means never."""
+    return max_queue_size or NEVER
+
+
+def queue_full(request: InferenceRequest, bound: int) -> ResourceExhaustedError:
+    """The error for a request that meets the server's own bound."""
+    return ResourceExhaustedError(
+        f"{request.log_prefix}{bound} requests are waiting, the most the model's queue takes; "
+        f"retry after a pause, a longer one each time"
+    )
+
+
+class Queue(Protocol):
+    """What the batcher needs of a queue; a deque has it."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> InferenceRequest: ...
+    def __iter__(self) -> Iterator[InferenceRequest]: ...
+    def append(self, request: InferenceRequest, /) -> None:
+        """Adds a request where its turn is."""
+
+    def popleft(self) -> InferenceRequest:
+        """Takes the next request out."""
+
+    def extendleft(self, requests: Iterable[InferenceRequest], /) -> None:
+        """Puts back what was taken out last, the last one first."""
+
+    def clear(self) -> None:
+        """Forgets everything."""
+
+
+class PriorityQueue:
+    """Waiting requests by priority level, each level with a policy of its own.
+
+    A level's requests come before those of all levels below. Within a level those whose timeout has
+    passed and that its policy keeps come after the others. The place of a request in all this is its rank.
+
+    Args:
+        policies: The policy of each level, highest first.
+        default_level: Level of a request without one, or with one that does not exist; counted from 1.
+    """
+
+    def __init__(self, policies: tuple[QueuePolicy, ...], default_level: int) -> None:
+        self._policies = policies
+        self._default = default_level
+        # Two for each level: those in time, then those delayed. Ordered, so that any can be taken out.
+        self._queues: list[OrderedDict[InferenceRequest, None]] = [OrderedDict() for _ in policies * 2]
+        self._length = 0
+        # Of all that wait, also while they are in a batch that is being formed.
+        self._ranks: dict[InferenceRequest, int] = {}
+        self._waiting = [0] * len(policies)
+
+    def admit(self, request: InferenceRequest) -> QueuePolicy:
+        """Gives a request its rank, before it is appended.
+
+        Returns:
+            The policy of its level.
+
+        Raises:
+            UnavailableError: Its level is full; the text is Triton's.
+        """
+        level = self._level(request)
+        policy = self._policies[level]
+        if policy.max_size and self._waiting[level] >= policy.max_size:
+            raise UnavailableError(f"{request.log_prefix}Exceeds maximum queue size")
+        self._ranks[request] = 2 * level
+        self._waiting[level] += 1
+        return policy
+
+    def leave(self, request: InferenceRequest) -> None:
+        """Forgets a request that does not wait any more, in the queue or taken out of it."""
+        rank = self._ranks.pop(request)
+        self._waiting[rank // 2] -= 1
+        self._remove(request, rank)
+
+    def delays(self, request: InferenceRequest) -> bool:
+        """Whether a request whose timeout has passed is kept."""
+        return self._policies[self._ranks[request] // 2].delays
+
+    def delay(self, request: InferenceRequest) -> None:
+        """Puts a request in the queue behind all others of its level."""
+        rank = self._ranks[request]
+        self._remove(request, rank)
+        self._ranks[request] = rank + 1
+        self.append(request)
+
+    def precedes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
+        """Whether a request goes before another one even if it comes later."""
+        return self._ranks[request] < self._ranks[other]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int, /) -> InferenceRequest:
+        assert index == 0, "only the head can be looked at"
+        return next(iter(self._head()))
+
+    def __iter__(self) -> Iterator[InferenceRequest]:
+        return chain.from_iterable(self._queues)
+
+    def append(self, request: InferenceRequest, /) -> None:
+        """Adds a request that has a rank."""
+        self._queues[self._ranks[request]][request] = None
+        self._length += 1
+
+    def popleft(self) -> InferenceRequest:
+        """Takes the next request out; it keeps its rank."""
+        request, _ = self._head().popitem(last=False)
+        self._length -= 1
+        return request
+
+    def extendleft(self, requests: Iterable[InferenceRequest], /) -> None:
+        """Puts requests back where they were, the last one first."""
+        for request in requests:
+            queue = self._queues[self._ranks[request]]
+            queue[request] = None
+            queue.move_to_end(request, last=False)
+            self._length += 1
+
+    def clear(self) -> None:
+        """Nothing to do: unlike a deque's, places never stay behind empty."""
+
+    def _head(self) -> OrderedDict[InferenceRequest, None]:
+        return next(queue for queue in self._queues if queue)
+
+    def _level(self, request: InferenceRequest) -> int:
+        level = request.priority
+        return (level if 1 <= level <= len(self._policies) else self._default) - 1
+
+    def _remove(self, request: InferenceRequest, rank: int) -> None:
+        if self._queues[rank].pop(request, self) is None:
+            self._length -= 1

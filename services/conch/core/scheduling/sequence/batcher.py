@@ -1,0 +1,398 @@
+"""The sequence batcher: takes requests, gives batches, and knows when a sequence begins and ends.
+
+Where a sequence has its place is the table's business, which of its requests form a batch that of the
+strategies; this is what happens to requests on their way. Of each sequence at most one request is ready
+or runs: the first of its queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.request import InferenceRequest, RequestState
+from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler, WaitUntil
+from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.queue import bound_of, queue_full
+from conch.core.scheduling.sequence.controls import Controls
+from conch.core.scheduling.sequence.direct import DirectSeats
+from conch.core.scheduling.sequence.oldest import OldestSeats
+from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.table import LiveSequence, Seats, SequenceTable
+from conch.core.scheduling.sequence.timers import SequenceTimers
+from conch.core.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+# Members of an enumeration are slow to look up on the way of every request.
+_NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
+_DONE = RequestState.DONE
+
+_FIRST_OWN_ID = 1 << 63
+"""Ids of sequences made here begin above it, far from those that clients choose."""
+
+
+class _KeyWithStates(NamedTuple):
+    """The batch key of a request whose states have shapes of their own."""
+
+    own: object
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class SequenceBatcher(Scheduler):
+    """Queue of a model with sequence batching.
+
+    Args:
+        spec: The model version.
+        instances: How many instances run its batches.
+
+    Attributes:
+        expiries: The times of requests that may not wait longer, and of idle sequences.
+    """
+
+    expiries: SequenceTimers
+
+    def __init__(self, spec: ModelSpec, instances: int) -> None:
+        settings = spec.sequence
+        assert settings is not None, "a model with sequences"
+        most = spec.max_batch_size
+        self._name = spec.name
+        self._controls = Controls(settings.controls, most > 0)
+        self._initial = SequenceStates(spec).initial
+        self._adds = bool(settings.controls or settings.states)
+        # Only states of different shapes keep requests apart that fit together as they came.
+        self._keyed = any(-1 in state.dims for state in settings.states)
+        self._iterative = settings.iterative
+        self._last_id = _FIRST_OWN_ID  # of the sequences made here
+        self._seats: list[Seats] = [
+            DirectSeats(number, most, settings, self._controls)
+            if settings.strategy == "DIRECT"
+            else OldestSeats(number, most, settings)
+            for number in range(instances)
+        ]
+        self._table = SequenceTable(self._seats)
+        self._by_id = self._table.by_id
+        self.expiries = SequenceTimers(settings.max_idle_ns)
+        self._tracks = False  # until the first request that may wait only for so long
+        self._bound = bound_of(spec.max_queue_size)
+        self._pending = 0
+        self._now_ns = 0  # when something last came, was completed or expired
+
+    @property
+    def pending(self) -> int:
+        """Number of requests queued."""
+        return self._pending
+
+    @property
+    def held(self) -> int:
+        """Number of live sequences."""
+        return self._table.live
+
+    def submit(self, request: InferenceRequest, now_ns: int) -> None:
+        """Queues a request behind the others of its sequence.
+
+        Raises:
+            InvalidArgumentError: It has no sequence; the texts are Triton's.
+            ResourceExhaustedError: The queue is full.
+        """
+        if request.batch_size != 1:
+            raise InvalidArgumentError(
+                f"inference request to model '{self._name}' must specify batch-size 1 due to requirements "
+                f"of sequence batcher"
+            )
+        correlation_id = request.correlation_id
+        if not correlation_id and not self._iterative:
+            raise InvalidArgumentError(
+                f"inference request to model '{self._name}' must specify a non-zero or non-empty "
+                f"correlation ID"
+            )
+        begins = request.sequence_start or not correlation_id
+        sequence = None if begins else self._by_id.get(correlation_id)
+        if sequence is not None and sequence.ended:
+            sequence = self._successor(correlation_id)
+        if sequence is None and not begins:
+            raise InvalidArgumentError(
+                f"inference request for sequence {correlation_id} to model '{self._name}' must specify the "
+                f"START flag on the first request of the sequence"
+            )
+        pending = self._pending
+        if pending >= self._bound:
+            raise queue_full(request, self._bound)
+        if sequence is None:
+            sequence = self._begin(request, now_ns)
+        request.queued_ns = self._now_ns = now_ns
+        request.state = _QUEUED
+        request.sequence = sequence
+        self._pending = pending + 1
+        queue = sequence.queue
+        queue.append(request)
+        if request.sequence_end:
+            sequence.ended = True
+        seats = sequence.seats
+        if len(queue) == 1 and not sequence.running:
+            self.expiries.wake(sequence)
+            if seats is not None:
+                self._ready(request, sequence, seats)
+        if request.deadline_ns is not None or request.timeout_us:
+            self._watch(request, sequence)
+
+    def due_ns(self, now_ns: int) -> int | None:
+        """When the first of the idle instances has a batch."""
+        due = [seats.due_ns(now_ns) for seats in self._seats if not seats.busy]
+        return min((each for each in due if each is not None), default=None)
+
+    def next_batch(self, now_ns: int) -> Decision:
+        """The batch of that idle instance which has one due for the longest time."""
+        chosen: Seats | None = None
+        soonest_ns = NEVER
+        for seats in self._seats:
+            if not seats.busy:
+                due_ns = seats.due_ns(now_ns)
+                if due_ns is not None and due_ns < soonest_ns:
+                    chosen, soonest_ns = seats, due_ns
+        if chosen is None:
+            return IDLE
+        if soonest_ns > now_ns:
+            return WaitUntil(soonest_ns)
+        decision = self.next_batch_of(chosen.number, now_ns)
+        # Nothing is left of a batch all of whose requests have been answered meanwhile; another may be due.
+        return self.next_batch(now_ns) if decision is IDLE else decision
+
+    def instance_dues(self, now_ns: int) -> Mapping[int, int]:
+        """When each idle instance that has something ready is to run it, by number."""
+        dues = {seats.number: seats.due_ns(now_ns) for seats in self._seats if not seats.busy}
+        return {number: due_ns for number, due_ns in dues.items() if due_ns is not None}
+
+    def next_batch_of(self, number: int, now_ns: int) -> Decision:
+        """The batch of one idle instance that has one due."""
+        seats = self._seats[number]
+        batch = seats.next_batch(now_ns)
+        if type(batch) is not Batch:
+            return batch
+        if self._iterative:
+            self._drop_answered(batch, seats, now_ns)
+            if not batch.requests:
+                return IDLE
+        seats.busy = True
+        batch.instance = number
+        self._start(batch.requests)
+        seats.fill(batch)
+        return batch
+
+    def complete(self, batch: Batch, now_ns: int) -> None:
+        """Lets the sequences of a batch go on, rest or end."""
+        assert batch.instance is not None
+        seats = self._seats[batch.instance]
+        seats.busy = False
+        self._now_ns = now_ns
+        for request in batch.requests:
+            sequence = request.sequence
+            if sequence is None:
+                continue  # a filler
+            sequence.running = False
+            if self._iterative:
+                self._iterated(request, sequence, now_ns)
+            self._go_on(sequence, seats, now_ns)
+
+    def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
+        """Takes a queued request out with all others of its sequence that are queued.
+
+        A sequence goes on if any of its requests has run or runs, and is forgotten if none has.
+        """
+        if request.state is not _QUEUED:
+            return ()
+        sequence = request.sequence
+        assert sequence is not None
+        queue = sequence.queue
+        if sequence.seats is not None and not sequence.running:
+            sequence.seats.withdraw(queue[0])
+        taken = [request, *(other for other in queue if other is not request)]
+        queue.clear()
+        self._pending -= len(taken)
+        for each in taken:
+            each.state = _NEW
+            if self._tracks:
+                self.expiries.unwatch(each)
+        # What ended it may be among them.
+        sequence.ended = sequence.final
+        if not sequence.running:
+            if sequence.ended or not sequence.begun:
+                self._release(sequence)
+            else:
+                self.expiries.rest(sequence, self._now_ns)
+        return taken
+
+    def expired(self, now_ns: int) -> list[InferenceRequest]:
+        """Takes out requests that may not wait longer, with all of their sequences; ends idle sequences."""
+        self._now_ns = now_ns
+        expiries = self.expiries
+        taken: list[InferenceRequest] = []
+        for request in expiries.take_requests(now_ns):
+            taken += self.cancel(request)
+        for sequence in expiries.take_idle(now_ns):
+            self._release(sequence)
+        expiries.reset(now_ns, self._table.live)
+        return taken
+
+    def expiry_text(self, request: InferenceRequest) -> str:
+        """The text is Triton's."""
+        return "timeout of the corresponding sequence has been expired"
+
+    def drain(self) -> list[InferenceRequest]:
+        """Takes out everything queued and forgets all sequences, those that run as soon as they have run."""
+        taken: list[InferenceRequest] = []
+        for sequence in list(self._table):
+            if sequence.queue:
+                taken += self.cancel(sequence.queue[0])
+            if sequence.running:
+                sequence.ended = sequence.final = True
+            elif sequence.live:
+                self.expiries.wake(sequence)
+                self._release(sequence)
+        return taken
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to a live sequence that takes more."""
+        if request.sequence_start:
+            return False
+        return self._successor(request.correlation_id) is not None
+
+    def _successor(self, correlation_id: int | str) -> LiveSequence | None:
+        """The sequence that takes the requests with an id, if there is one."""
+        newest = self._table.newest(correlation_id)
+        return None if newest is None or newest.ended else newest
+
+    def _begin(self, request: InferenceRequest, now_ns: int) -> LiveSequence:
+        """Makes the sequence that a request begins."""
+        own = not request.correlation_id
+        if own:
+            request.correlation_id = self._unused_id()
+            request.sequence_start = True
+        correlation_id = request.correlation_id
+        previous = self._table.newest(correlation_id)
+        if previous is not None:
+            if not previous.ended:
+                log.warning(
+                    "sequence %s of model '%s' was started again before it had ended; "
+                    "what is queued of it still runs",
+                    correlation_id,
+                    self._name,
+                )
+            self.expiries.wake(previous)
+        sequence = LiveSequence(
+            correlation_id, self._controls.identity(correlation_id), dict(self._initial), own
+        )
+        self._seated(self._table.add(sequence))
+        self.expiries.began(now_ns)
+        return sequence
+
+    def _unused_id(self) -> int:
+        self._last_id += 1
+        while self._last_id in self._by_id:
+            self._last_id += 1
+        return self._last_id
+
+    def _release(self, sequence: LiveSequence) -> None:
+        self._seated(self._table.release(sequence))
+
+    def _seated(self, sequence: LiveSequence | None) -> None:
+        """Lets a sequence that has been given a seat run what it has queued."""
+        if sequence is None or not sequence.queue:
+            return
+        assert sequence.seats is not None
+        self._ready(sequence.queue[0], sequence, sequence.seats)
+        if self._tracks:
+            for request in sequence.queue:
+                self.expiries.unwatch(request)
+                self._watch(request, sequence)
+
+    def _ready(self, request: InferenceRequest, sequence: LiveSequence, seats: Seats) -> None:
+        """Lets the first request of a sequence run, with those whose inputs and states have equal shapes."""
+        if self._keyed:
+            key = request.batch_key
+            own = key.own if isinstance(key, _KeyWithStates) else key
+            shapes = tuple(tensor.shape for tensor in sequence.states.values())
+            request.batch_key = _KeyWithStates(own, shapes)
+        seats.ready(request)
+
+    def _watch(self, request: InferenceRequest, sequence: LiveSequence) -> None:
+        """Sees to it that a request does not wait for too long: its timeout counts in the backlog only."""
+        end_ns = NEVER if request.deadline_ns is None else request.deadline_ns
+        if request.timeout_us and sequence.seats is None:
+            end_ns = min(end_ns, request.queued_ns + request.timeout_us * 1000)
+        if end_ns < NEVER:
+            self._tracks = True
+            self.expiries.watch(request, end_ns)
+
+    def _start(self, requests: list[InferenceRequest]) -> None:
+        """Moves ready requests from their sequences into a batch, and adds what the model is to be told."""
+        self._pending -= len(requests)
+        flags = self._controls.flags
+        for request in requests:
+            sequence = request.sequence
+            assert sequence is not None
+            sequence.queue.popleft()
+            sequence.running = sequence.begun = True
+            request.state = _RUNNING
+            if self._adds:
+                if self._iterative:
+                    sequence.inputs = request.inputs
+                request.inputs = {
+                    **request.inputs,
+                    **flags[request.sequence_start + 2 * request.sequence_end],
+                    **sequence.identity,
+                    **sequence.states,
+                }
+            if self._tracks and not self._iterative:
+                self.expiries.unwatch(request)  # those that may wait again keep their time
+
+    def _go_on(self, sequence: LiveSequence, seats: Seats, now_ns: int) -> None:
+        """Lets a sequence none of whose requests runs any more go on with the next one, rest or end."""
+        queue = sequence.queue
+        if queue:
+            self._ready(queue[0], sequence, seats)
+        elif sequence.ended:
+            self._release(sequence)
+        else:
+            self.expiries.rest(sequence, now_ns)
+
+    def _drop_answered(self, batch: Batch, seats: Seats, now_ns: int) -> None:
+        """Takes those out of a batch that got their last answer while they waited to run again."""
+        answered = [request for request in batch.requests if request.answered]
+        if not answered:
+            return
+        batch.requests = [request for request in batch.requests if not request.answered]
+        batch.size = len(batch.requests)
+        self._now_ns = now_ns
+        self._pending -= len(answered)
+        for request in answered:
+            request.state = _DONE
+            if self._tracks:
+                self.expiries.unwatch(request)
+            sequence = request.sequence
+            assert sequence is not None
+            sequence.inputs = None
+            sequence.queue.popleft()
+            self._go_on(sequence, seats, now_ns)
+
+    def _iterated(self, request: InferenceRequest, sequence: LiveSequence, now_ns: int) -> None:
+        """Puts a request that its model wants to run again before the others of its sequence."""
+        if self._tracks:
+            self.expiries.unwatch(request)
+        inputs, sequence.inputs = sequence.inputs, None
+        if not request.rescheduled:
+            return
+        request.rescheduled = False
+        if request.answered:
+            return
+        request.sequence_start = False
+        request.state = _QUEUED
+        request.queued_ns = now_ns
+        if inputs is not None:
+            request.inputs = inputs
+        sequence.queue.appendleft(request)
+        self._pending += 1
+        if request.deadline_ns is not None:
+            self._watch(request, sequence)

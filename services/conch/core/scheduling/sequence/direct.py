@@ -1,0 +1,114 @@
+"""The direct strategy: a sequence has one row of its instance's batches for as long as it lives."""
+
+from __future__ import annotations
+
+import heapq
+from math import ceil
+
+from conch.core.request import InferenceRequest
+from conch.core.scheduling.base import Batch
+from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.sequence.controls import Controls, FillerRequest, empty_inputs
+from conch.core.scheduling.sequence.table import LiveSequence, Seats
+from conch.core.spec import SequenceBatching
+
+
+class DirectSeats(Seats):
+    """The rows of one instance.
+
+    A batch has the ready requests of all rows, or, where their shapes differ, those that fit the oldest.
+    Rows before the last of them get fillers, so that everything stays where it is.
+
+    Args:
+        number: The instance's number.
+        max_batch_size: Rows of a batch; 0 and 1 both mean one.
+        settings: The model's settings.
+        controls: Its control inputs.
+    """
+
+    def __init__(
+        self, number: int, max_batch_size: int, settings: SequenceBatching, controls: Controls
+    ) -> None:
+        rows = max(max_batch_size, 1)
+        super().__init__(number, rows)
+        self._controls = controls
+        self._free_rows = list(range(rows))  # a heap: batches stay short
+        self._ready: dict[int, InferenceRequest] = {}
+        self._oldest_ns = NEVER
+        self._delay_ns = settings.max_queue_delay_ns if settings.min_slot_utilization else 0
+        self._enough = ceil(settings.min_slot_utilization * rows - 1e-6)
+
+    def take(self, sequence: LiveSequence) -> None:
+        """Gives a row to a sequence, the first free one."""
+        super().take(sequence)
+        sequence.slot = heapq.heappop(self._free_rows)
+
+    def leave(self, sequence: LiveSequence) -> None:
+        """Frees the row of a sequence that has nothing ready."""
+        super().leave(sequence)
+        heapq.heappush(self._free_rows, sequence.slot)
+
+    def ready(self, request: InferenceRequest) -> None:
+        """Says that the first request of a sequence could run."""
+        sequence = request.sequence
+        assert sequence is not None
+        self._ready[sequence.slot] = request
+        self._oldest_ns = min(self._oldest_ns, request.queued_ns)
+
+    def withdraw(self, request: InferenceRequest) -> None:
+        """Takes a ready request back."""
+        assert request.sequence is not None
+        del self._ready[request.sequence.slot]
+        if request.queued_ns == self._oldest_ns:
+            self._find_oldest()
+
+    def due_ns(self, now_ns: int) -> int | None:
+        """At once if enough rows are ready, else when the oldest request has waited for the delay."""
+        ready = self._ready
+        if not ready:
+            return None
+        if not self._delay_ns or len(ready) >= self._enough:
+            return self._oldest_ns
+        return self._oldest_ns + self._delay_ns
+
+    def next_batch(self, now_ns: int) -> Batch:
+        """The ready requests, by row; fillers come when it is clear what inputs they get."""
+        ready = self._ready
+        if len(ready) == 1:
+            requests = list(ready.values())
+            ready.clear()
+            self._oldest_ns = NEVER
+            return Batch(requests, 1)
+        key = min(ready.values(), key=_queued_ns).batch_key
+        rows = [row for row in sorted(ready) if ready[row].batch_key == key]
+        requests = [ready.pop(row) for row in rows]
+        self._find_oldest()
+        return Batch(requests, len(requests))
+
+    def fill(self, batch: Batch) -> None:
+        """Puts fillers into the rows between those of the requests."""
+        requests = batch.requests
+        last = requests[-1].sequence
+        assert last is not None
+        missing = last.slot + 1 - len(requests)
+        if not missing:
+            return
+        like = requests[-1]
+        inputs = empty_inputs(like.inputs, self._controls)
+        rows: list[InferenceRequest] = []
+        for request in requests:
+            assert request.sequence is not None
+            while len(rows) < request.sequence.slot:
+                # A dict for each: what runs the request may put reshaped tensors into it.
+                rows.append(FillerRequest(like, dict(inputs)))
+            rows.append(request)
+        batch.requests = rows
+        batch.size = len(rows)
+        batch.fillers = missing
+
+    def _find_oldest(self) -> None:
+        self._oldest_ns = min(map(_queued_ns, self._ready.values()), default=NEVER)
+
+
+def _queued_ns(request: InferenceRequest) -> int:
+    return request.queued_ns

@@ -1,0 +1,261 @@
+"""Log output: JSON for machines, Triton's line format for people."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.verbose import REQUESTS
+from conch.observability.options import LogOptions
+from conch.observability.quoting import on_one_line, quoted
+from conch.observability.repeats import Fate, RepeatLimit
+from conch.observability.sinks import FileSink, Sink, sink_of
+from conch.observability.writer import LineWriter
+
+VERBOSE = 5
+"""Level of verbose messages, below Python's DEBUG."""
+
+MODELS = "conch.python_model"
+"""The logger that `pb_utils.Logger` writes to."""
+
+ANNOUNCEMENTS = "conch.announcements"
+"""The logger that announcements name in JSON."""
+
+_LINE_BYTES = 64  # what a line takes up besides its text
+_PATIENCE_S = 2.0
+_PACKAGES = ("conch", "conch_control")
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_LETTER = {"DEBUG": "I", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "E"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``ts``, ``level``, ``logger``, ``message``, extras, ``exception``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line of JSON."""
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return quoted(line)
+
+
+class TextFormatter(logging.Formatter):
+    """Triton's line: ``I1120 13:31:05.123456 4242 file.py:12] "message"``, times in UTC."""
+
+    def __init__(self, iso: bool, escape: bool = True) -> None:
+        super().__init__()
+        self._iso = iso
+        self._escape = escape
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line, with the traceback of an exception on indented lines below."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        letter = _LETTER.get(record.levelname, "I")
+        place = f"{record.process} {record.filename}:{record.lineno}]"
+        message = record.getMessage()
+        if self._escape:
+            message = quoted(message)
+        head = f"{time:%Y-%m-%dT%H:%M:%SZ} {letter}" if self._iso else f"{letter}{time:%m%d %H:%M:%S.%f}"
+        line = f"{head} {place} {message}"
+        if record.exc_info:
+            # Indented and escaped: an exception may quote a client, whose text must not look like a line.
+            trace = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n    {on_one_line(each)}" for each in trace)
+        return line
+
+
+class LogHandler(logging.Handler):
+    """Formats records on the thread that logs, and leaves the lines to another one to write.
+
+    Args:
+        options: What is logged and how.
+        sink: Where to.
+        as_json: Whether lines are JSON.
+        clock: Monotonic time in nanoseconds.
+
+    Attributes:
+        json: Whether lines are JSON.
+    """
+
+    def __init__(self, options: LogOptions, sink: Sink, as_json: bool, clock: Clock = monotonic_ns) -> None:
+        super().__init__()
+        self.json = as_json
+        self._clock = clock
+        self._wanted: dict[int, bool] = {}
+        self._limit = RepeatLimit[logging.LogRecord](options.most_alike)
+        self._process = os.getpid()
+        self._writer = LineWriter(
+            "conch-log", sink, _same, self._dropped, self._failed, _Summaries(self), clock=clock
+        )
+        self.apply(options)
+
+    def createLock(self) -> None:
+        """Makes none: nothing here needs it, and a process that is forked could find it held for ever."""
+        self.lock = None
+
+    def apply(self, options: LogOptions) -> None:
+        """Makes changed options those in effect: levels and formats."""
+        iso = options.format == "ISO8601"
+        self.setFormatter(JsonFormatter() if self.json else TextFormatter(iso, options.escape))
+        self._wanted = {
+            logging.INFO: options.info,
+            logging.WARNING: options.warning,
+            logging.ERROR: options.error,
+            logging.CRITICAL: options.error,
+        }
+        for package in _PACKAGES:
+            logging.getLogger(package).setLevel(VERBOSE if options.verbose else logging.INFO)
+        REQUESTS.on = options.verbose > 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes a record; never waits and never raises."""
+        if not self._wanted.get(record.levelno, True):
+            return
+        if record.levelno >= logging.WARNING or record.name == MODELS:
+            # Informational messages of the server itself come one for each thing that was done.
+            place = (record.pathname, record.lineno, record.msg if isinstance(record.msg, str) else "")
+            fate = Fate.LOGGED
+            if os.getpid() == self._process:
+                fate = self._limit.admit(place, lambda: _shown(record), self._clock())
+            if fate is not Fate.LOGGED:
+                if fate is Fate.COUNTED_FIRST:
+                    self._writer.nudge()
+                return
+        line = self._line(record)
+        self._writer.put(line, _LINE_BYTES + len(line))
+
+    def announce(self, text: str, level: int = logging.INFO) -> None:
+        """Writes text for people at any log level: as it is, or as a message where lines are JSON."""
+        if self.json:
+            text = self.format(logging.LogRecord(ANNOUNCEMENTS, level, __file__, 0, text, None, None))
+        self._writer.put(text, _LINE_BYTES + len(text))
+
+    def reopen(self) -> None:
+        """Has the log file opened anew; may be called from a signal handler."""
+        self._writer.reopen()
+
+    def flush(self) -> None:
+        """Waits until everything logged before is written, but not for a file that takes nothing."""
+        self._writer.flush(_PATIENCE_S)
+
+    def close(self) -> None:
+        """Writes what there is and ends, but does not wait for a file that takes nothing.
+
+        Levels become what they were without it: this may be somebody else's program.
+        """
+        for package in _PACKAGES:
+            logging.getLogger(package).setLevel(logging.NOTSET)
+        REQUESTS.on = False
+        self._writer.close(_PATIENCE_S)
+        super().close()
+
+    def summaries(self, now_ns: int | None) -> list[str]:
+        """Lines for the messages that were only counted; see `Delayed`."""
+        return [self._line(_summary(repeats.first, repeats.count)) for repeats in self._limit.due(now_ns)]
+
+    @property
+    def summary_ns(self) -> int | None:
+        """When there is to be one; see `Delayed`."""
+        return self._limit.next_ns()
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return self.format(record)
+        except Exception as error:  # a message and arguments that do not fit, written by a model perhaps
+            text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+            broken = f"a message could not be formatted, {type(error).__name__}: {text}"
+            place = record.name, record.levelno, record.pathname, record.lineno
+            return self.format(logging.LogRecord(*place, broken, None, None))
+
+    def _dropped(self, count: int) -> str:
+        text = f"log lines were dropped, as they could not be written: {count:,}"
+        return self._own(text, count)
+
+    def _failed(self, error: OSError) -> str:
+        return self._own(f"the log file could not be opened anew, the old one is written to: {error}", None)
+
+    def _own(self, text: str, dropped: int | None) -> str:
+        record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
+        return self._line(record if dropped is None else _changed(record, dropped=dropped))
+
+
+class _Summaries:
+    """The lines that a handler makes by itself."""
+
+    def __init__(self, handler: LogHandler) -> None:
+        self._handler = handler
+
+    def next_ns(self) -> int | None:
+        """When there is to be one; see `Delayed`."""
+        return self._handler.summary_ns
+
+    def due(self, now_ns: int | None) -> list[str]:
+        """Those whose time has come; see `Delayed`."""
+        return self._handler.summaries(now_ns)
+
+
+def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
+    """Sends the logs of conch where the options say.
+
+    Args:
+        options: What and how.
+        stream: Where to, unless the options name a file; standard error if None.
+
+    Returns:
+        The handler, for `unconfigure`.
+
+    Raises:
+        OSError: The log file can't be opened.
+    """
+    target = stream or sys.stderr
+    if options.file is not None:
+        handler = LogHandler(options, FileSink(options.file), options.json is True)
+    else:
+        as_json = not target.isatty() if options.json is None else options.json
+        handler = LogHandler(options, sink_of(target), as_json)
+    for package in _PACKAGES:
+        logger = logging.getLogger(package)
+        logger.addHandler(handler)
+        logger.propagate = False
+    return handler
+
+
+def unconfigure(handler: logging.Handler) -> None:
+    """Takes a handler back and closes it."""
+    for package in _PACKAGES:
+        logger = logging.getLogger(package)
+        logger.removeHandler(handler)
+        logger.propagate = True
+    handler.close()
+
+
+def _summary(record: logging.LogRecord, count: int) -> logging.LogRecord:
+    """A record that stands for further ones from the place of this one."""
+    return _changed(record, msg=f"... {count:,} more like this: {record.msg}", suppressed=count)
+
+
+def _shown(record: logging.LogRecord) -> logging.LogRecord:
+    """A copy that keeps nothing alive: the message as text, and no exception."""
+    try:
+        text = record.getMessage()
+    except Exception:  # arguments that do not fit
+        text = str(record.msg)
+    return _changed(record, msg=text, args=None, exc_info=None, exc_text=None)
+
+
+def _changed(record: logging.LogRecord, **changes: object) -> logging.LogRecord:
+    return logging.makeLogRecord({**vars(record), **changes})
+
+
+def _same(line: str) -> str:
+    return line

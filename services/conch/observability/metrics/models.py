@@ -1,0 +1,169 @@
+"""The metrics of model versions: those that serve, and nothing of those that do not any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.loads import LoadCounts
+from conch.core.registry import Registry
+from conch.core.servable import Servable
+from conch.core.spec import InstanceGroup, ModelSpec
+from conch.core.stats import ModelStatistics
+from conch.observability.metrics.families import (
+    FIRST_RESPONSE,
+    IN_MODEL,
+    LOAD_SECONDS,
+    OURS,
+    PENDING,
+    TRITON,
+    WAITING,
+    WORKER_RESTARTS,
+    WORKER_STATES,
+    WORKERS,
+    Counted,
+    first_responses,
+)
+from conch.observability.metrics.summaries import SummaryMetrics
+from conch.observability.metrics.text import Family, ModelLabels
+
+_COUNTED = (*TRITON, *OURS)
+_FAMILIES = (*(family.template.family for family in _COUNTED), FIRST_RESPONSE)
+_LIVE = (PENDING, WAITING, IN_MODEL, LOAD_SECONDS)
+_WORKERS = (WORKERS, WORKER_RESTARTS)
+_NOTHING = ModelStatistics().snapshot()
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The text of what is counted of one model version.
+
+    Attributes:
+        mark: That of the statistics that it says.
+        groups: Its instances then: where they are is among the labels.
+        labels: The labels.
+        chunks: The samples of each family, that of first responses last; empty where the version has none.
+    """
+
+    mark: tuple[int, ...]
+    groups: Sequence[InstanceGroup]
+    labels: ModelLabels
+    chunks: tuple[str, ...]
+
+
+class ModelMetrics:
+    """Renders the metrics of all model versions that serve; one thread at a time may.
+
+    Args:
+        registry: The models.
+        loads: What is counted of loads.
+        counters: Whether Triton's counters count; else they stay at 0.
+        quantiles: Those of Triton's summaries; empty for no summaries.
+        clock: Monotonic time in nanoseconds.
+        gpu_uuids: The UUIDs of GPUs by their numbers; empty where they are not known.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        loads: Callable[[], LoadCounts],
+        counters: bool = True,
+        quantiles: Sequence[float] = (),
+        clock: Clock = monotonic_ns,
+        gpu_uuids: Sequence[str] = (),
+    ) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._gpu_uuids = gpu_uuids
+        self._summaries = SummaryMetrics(quantiles) if quantiles else None
+        self._loads = loads
+        self._counters = counters
+        # Not by model: one that is unloaded must not stay until the next scrape, which may never come.
+        self._rendered: Mapping[object, _Rendered] = {}
+
+    def render(self, step: Callable[[], None]) -> list[tuple[Family, list[str]]]:
+        """The families with their samples, as pieces of text.
+
+        Args:
+            step: Called after each model.
+        """
+        seconds = self._loads().seconds
+        rendered: dict[object, _Rendered] = {}
+        live: list[list[str]] = [[] for _ in (*_LIVE, *_WORKERS)]
+        summed: list[list[str]] = []
+        for model in self._models():
+            text = rendered[model.statistics.identity] = self._counted(model)
+            spec, statistics = model.spec, model.statistics
+            pending = model.pending
+            values = (pending, pending, statistics.gauges()[1], seconds.get((spec.identifier, spec.version)))
+            for pieces, template, value in zip(live[: len(_LIVE)], _LIVE, values, strict=True):
+                if value is not None:
+                    pieces.append(template.render(text.labels, (value,)))
+            if self._summaries is not None:
+                summed.append(self._summed(self._summaries, model, text.labels))
+            workers = model.workers
+            if workers:
+                states = [worker.state for worker in workers]
+                live[-2].append(WORKERS.render(text.labels, [states.count(state) for state in WORKER_STATES]))
+                restarts = sum(worker.restarts for worker in workers)
+                live[-1].append(WORKER_RESTARTS.render(text.labels, (restarts,)))
+            step()
+        self._rendered = rendered
+        counted = zip(*(text.chunks for text in rendered.values()), strict=True)
+        found = [
+            (family, [chunk for chunk in chunks if chunk])
+            for family, chunks in zip(_FAMILIES, counted, strict=False)
+        ]
+        if self._summaries is not None:
+            columns = zip(*summed, strict=True)
+            found += [
+                (family, [piece for piece in pieces if piece])
+                for family, pieces in zip(self._summaries.families, columns, strict=False)
+            ]
+        templates = (*_LIVE, *_WORKERS)
+        return [*found, *((each.family, pieces) for each, pieces in zip(templates, live, strict=True))]
+
+    def _summed(self, summaries: SummaryMetrics, model: Servable, labels: ModelLabels) -> list[str]:
+        """A model version's samples of the summaries; what they say of late changes without any request."""
+        statistics = model.statistics
+        quantiles = statistics.quantiles(self._clock(), summaries.quantiles)
+        if quantiles is None:
+            return [""] * len(summaries.families)
+        return summaries.render(labels, statistics.snapshot(), quantiles, model.spec.cached)
+
+    def _models(self) -> Iterator[Servable]:
+        for _, entry in sorted(self._registry.entries.items()):
+            for _, model in sorted(entry.ready.items()):
+                yield model
+
+    def _counted(self, model: Servable) -> _Rendered:
+        statistics = model.statistics
+        mark = statistics.mark  # before the snapshot: what comes in between is rendered again
+        before = self._rendered.get(statistics.identity)
+        spec = model.spec
+        if before is not None and before.mark == mark and before.groups is spec.instance_groups:
+            return before
+        groups = spec.instance_groups
+        known = before is not None and before.groups is groups
+        labels = before.labels if known and before is not None else self._labels(spec)
+        snapshot = statistics.snapshot()
+
+        def chunk(family: Counted) -> str:
+            if (family.cached_only and not spec.cached) or (not family.triton and snapshot.latencies is None):
+                return ""
+            counts = snapshot if self._counters or not family.triton else _NOTHING
+            return family.template.render(labels, family.values(counts))
+
+        firsts = snapshot.first_responses
+        first = "" if firsts is None else first_responses(labels, firsts)
+        return _Rendered(mark, groups, labels, (*map(chunk, _COUNTED), first))
+
+    def _labels(self, spec: ModelSpec) -> ModelLabels:
+        tags = spec.config.get("metric_tags")
+        gpus = {gpu for group in spec.instance_groups for gpu in (group.gpus or (-1,))}
+        number = gpus.pop() if len(gpus) == 1 else -1
+        # What is counted is counted for all instances together: there is no telling GPUs apart.
+        gpu = self._gpu_uuids[number] if 0 <= number < len(self._gpu_uuids) else ""
+        tagged = tags if isinstance(tags, Mapping) else {}
+        return ModelLabels.of(spec.name, spec.version, tagged, spec.namespace, gpu)

@@ -1,0 +1,176 @@
+"""The metrics of the server as a whole: its models' states, loads, response cache and client regions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from conch.core.loads import LoadCounts, Spread
+from conch.core.registry import Registry
+from conch.core.response_cache.local import LocalCacheStatistics
+from conch.observability.metrics.buckets import LONG_EXPONENTS, bounds, in_seconds, times
+from conch.observability.metrics.families import histogram_samples, seconds
+from conch.observability.metrics.text import Family, labels, model_labels, sample
+
+Found = list[tuple[Family, list[str]]]
+
+_BOUNDS = bounds(in_seconds(LONG_EXPONENTS))
+_STATES = ("LOADING", "READY", "UNLOADING", "UNAVAILABLE")
+_MODELS = Family(
+    "conch_model_versions", "gauge", "Model versions, by the state that the repository index shows"
+)
+_LOADS = Family(
+    "conch_model_load_duration_seconds",
+    "histogram",
+    "Time to make a model version ready: its backend, instances and warm-up",
+)
+_SWAPS = Family(
+    "conch_model_swap_duration_seconds",
+    "histogram",
+    "Time of loads that replaced versions which served, from their turn to the swap",
+)
+_FAILED_LOADS = Family("conch_model_load_failures_total", "counter", "Loads of a model that have failed")
+_FAILED = Family("conch_model_load_failed", "gauge", "1 if the newest load of a model has failed, else 0")
+_READY = Family("conch_ready", "gauge", "1 if the server is ready for requests, else 0")
+_POOLS = (
+    Family("nv_pinned_memory_pool_total_bytes", "gauge", "Pinned memory pool total memory size, in bytes"),
+    Family("nv_pinned_memory_pool_used_bytes", "gauge", "Pinned memory pool used memory size, in bytes"),
+)
+_CACHE: tuple[tuple[Family, Callable[[LocalCacheStatistics], float]], ...] = (
+    (Family("nv_cache_util", "gauge", "Cache utilization [0.0 - 1.0]"), lambda c: c.utilization),
+    (
+        Family("nv_cache_num_entries", "gauge", "Number of responses stored in response cache"),
+        lambda c: c.entries,
+    ),
+    (Family("nv_cache_num_hits", "gauge", "Number of cache hits in response cache"), lambda c: c.hits),
+    (
+        Family("nv_cache_num_misses", "gauge", "Number of cache misses in response cache"),
+        lambda c: c.lookups - c.hits,
+    ),
+    (
+        Family("nv_cache_num_lookups", "gauge", "Number of cache lookups in response cache"),
+        lambda c: c.lookups,
+    ),
+    (
+        Family("nv_cache_num_evictions", "gauge", "Number of cache evictions in response cache"),
+        lambda c: c.evictions,
+    ),
+    (
+        Family(
+            "nv_cache_lookup_duration", "gauge", "Total cache lookup duration (hit and miss), in microseconds"
+        ),
+        lambda c: c.lookup_ns // 1000,
+    ),
+    (
+        Family("nv_cache_insertion_duration", "gauge", "Total cache insertion duration, in microseconds"),
+        lambda c: c.insertion_ns // 1000,
+    ),
+    (
+        Family("conch_cache_capacity_bytes", "gauge", "Bytes that the response cache may use"),
+        lambda c: c.capacity,
+    ),
+    (Family("conch_cache_used_bytes", "gauge", "Bytes that the response cache uses"), lambda c: c.size),
+    (
+        Family("conch_cache_expirations_total", "counter", "Responses dropped because they were too old"),
+        lambda c: c.expirations,
+    ),
+    (
+        Family(
+            "conch_cache_rejections_total",
+            "counter",
+            "Responses not kept because they are larger than the cache",
+        ),
+        lambda c: c.rejections,
+    ),
+)
+_REGION_BYTES = Family(
+    "conch_shared_memory_region_bytes",
+    "gauge",
+    "Bytes of the shared-memory regions that clients have registered",
+)
+_REGIONS = Family(
+    "conch_shared_memory_regions", "gauge", "Shared-memory regions that clients have registered"
+)
+
+
+RegionSizes = Callable[[], Mapping[str, Sequence[int]]]
+"""Gives the sizes of the regions of clients by kind: ``system`` and ``cuda``."""
+
+
+class StateMetrics:
+    """Reads what the server as a whole is in.
+
+    Args:
+        registry: The models.
+        loads: What is counted of loads.
+        cache: What a local response cache counts; None without one.
+        regions: The sizes of clients' regions; None without any.
+        ready: Whether the server is ready.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        loads: Callable[[], LoadCounts],
+        cache: Callable[[], LocalCacheStatistics] | None = None,
+        regions: RegionSizes | None = None,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._ready = ready
+        self._registry = registry
+        self._loads = loads
+        self._cache = cache
+        self._regions = regions
+
+    def __call__(self) -> Found:
+        """The families with their samples."""
+        found = [(family, [sample(family.name, 0)]) for family in _POOLS]  # there is no such pool
+        found.append((_READY, [sample(_READY.name, int(self._ready()))]))
+        found += [*self._models(), *self._load_families()]
+        if self._cache is not None:
+            counts = self._cache()
+            found += [(family, [sample(family.name, value(counts))]) for family, value in _CACHE]
+        if self._regions is not None:
+            found += _region_families(self._regions())
+        return found
+
+    def _models(self) -> Found:
+        states = Counter(
+            state.state for entry in self._registry.entries.values() for state in entry.states.values()
+        )
+        known = [*_STATES, *sorted(states.keys() - {*_STATES})]
+        return [(_MODELS, [sample(_MODELS.name, states[state], {"state": state}) for state in known])]
+
+    def _load_families(self) -> Found:
+        counts = self._loads()
+        failures, failed = [], []
+        for identifier, count in sorted(counts.failures.items()):
+            labelled = model_labels(*self._registry.name_and_namespace(identifier))
+            failures.append(sample(_FAILED_LOADS.name, count, labelled))
+            failed.append(sample(_FAILED.name, int(identifier in counts.failed), labelled))
+        return [
+            (_LOADS, [_histogram(_LOADS.name, counts.loads)]),
+            (_SWAPS, [_histogram(_SWAPS.name, counts.swaps)]),
+            (_FAILED_LOADS, failures),
+            (_FAILED, failed),
+        ]
+
+
+def _histogram(name: str, spread: Spread) -> str:
+    counts = times(spread.places, LONG_EXPONENTS)
+    values = (*counts, seconds(spread.ns), counts[-1])
+    lines = []
+    for (suffix, label, bound), value in zip(histogram_samples(_BOUNDS), values, strict=True):
+        own = f"{{{labels({label: bound})}}}" if label else ""
+        lines.append(f"{name}{suffix}{own} {value}\n")
+    return "".join(lines)
+
+
+def _region_families(sizes: Mapping[str, Sequence[int]]) -> Found:
+    return [
+        (
+            _REGION_BYTES,
+            [sample(_REGION_BYTES.name, sum(each), {"kind": kind}) for kind, each in sizes.items()],
+        ),
+        (_REGIONS, [sample(_REGIONS.name, len(each), {"kind": kind}) for kind, each in sizes.items()]),
+    ]
