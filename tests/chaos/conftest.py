@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.support.servers import ServerProcess, copy_example, serving, write_probe
+from tests.support.servers import ServerProcess, copy_example, serving_process, write_probe
 
 
 @pytest.fixture(scope="module")
@@ -31,5 +31,5 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
 @pytest.fixture
 def server(repository: Path) -> Iterator[ServerProcess]:
     """A server of a test's own, with all models loaded, in explicit mode."""
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
         yield server

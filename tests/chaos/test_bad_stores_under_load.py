@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.emulators import Bucket, S3Emulator, put_tree, s3_emulator
 from tests.support.faulty_proxy import Fault, FaultyProxy, faulty_proxy
-from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving
+from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process
 from tests.support.steered import Steering, answer_of
 from tritonclient.utils import InferenceServerException
 
@@ -100,7 +100,7 @@ def followed(
             f"--storage-timeout-secs={timeout_s}",
             *more,
         ]
-        with serving(flags=flags, environment=s3.environment()) as server:
+        with serving_process(flags=flags, environment=s3.environment()) as server:
             yield place, server
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import client_of, serving, tensor, write_model
+from tests.support.servers import client_of, serving_process, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
 MODEL = """
@@ -80,7 +80,7 @@ def test_everybody_calls_somebody(
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()
 
-    with serving(tmp_path, flags=[f"--backend-config=python,placement={placement}"]) as server:
+    with serving_process(tmp_path, flags=[f"--backend-config=python,placement={placement}"]) as server:
 
         def use(number: int) -> None:
             with client_of(server) as client:

@@ -30,7 +30,7 @@ from tests.support.servers import (
     client_of,
     eventually,
     probe,
-    serving,
+    serving_process,
     simple_inputs,
     simple_request,
     started,
@@ -192,7 +192,7 @@ def test_a_slow_reader_holds_up_nobody(repository: Path, tmp_path: Path) -> None
         model_name="flood", raw_input_contents=[np.array([500], np.int32).tobytes()]
     )
     request.inputs.add(name="COUNT", datatype="INT32", shape=[1])
-    with serving(repository, tmp_path) as server, client_of(server) as client:
+    with serving_process(repository, tmp_path) as server, client_of(server) as client:
         with closing(RawClient(server.address)) as raw:
             method = raw.channel.stream_stream(
                 STREAM, response_deserializer=service_pb2.ModelStreamInferResponse.FromString
@@ -254,7 +254,7 @@ def test_a_reader_that_gives_up(repository: Path, tmp_path: Path) -> None:
         model_name="flood", raw_input_contents=[np.array([300], np.int32).tobytes()]
     )
     request.inputs.add(name="COUNT", datatype="INT32", shape=[1])
-    with serving(repository, tmp_path) as server, client_of(server) as client:
+    with serving_process(repository, tmp_path) as server, client_of(server) as client:
         process = psutil.Process(server.process.pid)
         threads = process.num_threads()
         for _ in range(5):

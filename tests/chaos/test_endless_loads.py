@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.support.servers import WAIT_S, client_of, eventually, serving, write_model
+from tests.support.servers import WAIT_S, client_of, eventually, serving_process, write_model
 from tritonclient.utils import InferenceServerException
 
 FIELDS = """
@@ -54,7 +54,7 @@ def test_they_stop(tmp_path: Path, placement: str, endless: str) -> None:
     flags = ["--model-control-mode=explicit", f"--backend-config=python,placement={placement}"]
     marker = "warm" if "warm" in endless else "m_0_0"
     with (
-        serving(repository, flags=flags) as server,
+        serving_process(repository, flags=flags) as server,
         client_of(server) as client,
         ThreadPoolExecutor() as pool,
     ):

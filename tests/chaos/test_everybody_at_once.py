@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.loading import answer, load, write_number
-from tests.support.servers import WAIT_S, RawClient, ServerProcess, eventually, serving
+from tests.support.servers import WAIT_S, RawClient, ServerProcess, eventually, serving_process
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import ConchError
@@ -83,7 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, grpc_is_warm: None) ->
     flags = ["--model-control-mode=explicit", "--load-model=*"] if own else ["--model-control-mode=poll"]
     with ExitStack() as stack:
         flags += [f"--control-address={target}", *([] if own else FOLLOW)]
-        server = stack.enter_context(serving(repository, flags=flags))
+        server = stack.enter_context(serving_process(repository, flags=flags))
         client = stack.enter_context(closing(RawClient(server.address)))
         options = ConnectionOptions(target, None, None)
         operator = stack.enter_context(closing(ModelControlClient(options, WAIT_S)))

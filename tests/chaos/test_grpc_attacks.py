@@ -29,7 +29,7 @@ from tests.support.servers import (
     client_of,
     copy_example,
     eventually,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
 )
@@ -63,7 +63,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> It
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "strings", STRINGS_CONFIG, {"model.py": STRINGS})
     copy_example(repository, "simple")
-    with serving(repository) as server:
+    with serving_process(repository) as server:
         yield server
 
 
@@ -174,7 +174,7 @@ def test_a_client_that_names_one_header_thousands_of_times_is_disconnected(attac
 @pytest.mark.slow
 def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path, grpc_is_warm: None) -> None:
     copy_example(tmp_path, "simple")
-    with serving(tmp_path, flags=["--grpc-max-connections=20"]) as server:
+    with serving_process(tmp_path, flags=["--grpc-max-connections=20"]) as server:
         connections = [RawConnection(server.address) for _ in range(20)]
         for connection in connections:
             assert connection.settings()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.chaos.test_http_requests import INFER, LIVE, check_served
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
-from tests.support.servers import ServerProcess, eventually, serving
+from tests.support.servers import ServerProcess, eventually, serving_process
 
 READY = "/v2/health/ready"
 GENERATE = "/v2/models/probe/generate"
@@ -46,7 +46,7 @@ SLOW = b'{"inputs":[' + b'["abcd",1],' * MILLION + b"1]}"
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServerProcess]:
     """A server whose clients may load."""
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
         yield server
 
 
@@ -135,7 +135,7 @@ def test_large_bodies_take_turns(server: ServerProcess) -> None:
 @pytest.mark.parametrize("path", [INFER, GENERATE])
 def test_a_body_is_not_read_on_for_a_client_that_is_gone(repository: Path, tmp_path: Path, path: str) -> None:
     log = tmp_path / "access.log"
-    with serving(repository, flags=[f"--access-log={log}"]) as server:
+    with serving_process(repository, flags=[f"--access-log={log}"]) as server:
         check_served(server)
         with raw_http(server.http_address) as connection:
             connection.send(request("POST", path, SLOW))
@@ -147,7 +147,7 @@ def test_a_body_is_not_read_on_for_a_client_that_is_gone(repository: Path, tmp_p
 def test_connections_without_end(repository: Path) -> None:
     """There are so many and no more; idle ones make room for others."""
     flags = ["--http-max-connections=50"]
-    with serving(repository, flags=flags) as server, ExitStack() as stack:
+    with serving_process(repository, flags=flags) as server, ExitStack() as stack:
         connections = [stack.enter_context(raw_http(server.http_address)) for _ in range(50)]
         for connection in connections:
             connection.send(request("GET", LIVE))
@@ -166,7 +166,7 @@ def test_connections_without_end(repository: Path) -> None:
 @pytest.mark.slow
 def test_idle_connections_go_when_their_time_is_over(repository: Path) -> None:
     with (
-        serving(repository, flags=["--http-idle-timeout-secs=1"]) as server,
+        serving_process(repository, flags=["--http-idle-timeout-secs=1"]) as server,
         raw_http(server.http_address) as silent,
         raw_http(server.http_address) as idle,
     ):

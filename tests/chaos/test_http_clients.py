@@ -14,7 +14,7 @@ import pytest
 from tests.chaos.test_clients import FLOOD, FLOOD_CONFIG, blocked, counts
 from tests.chaos.test_http_requests import INFER, LIVE, check_served, resident
 from tests.support.raw_http import RawHttp, head, infer_body, raw_http, request
-from tests.support.servers import ServerProcess, client_of, eventually, serving, write_model
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, write_model
 
 FLOATS = 1 << 20
 
@@ -113,7 +113,7 @@ def test_a_sender_a_byte_at_a_time(server: ServerProcess) -> None:
 def test_a_reader_of_a_stream_that_does_not_read(repository: Path, tmp_path: Path) -> None:
     """The model waits for it, in bounded memory, and is told when it goes."""
     write_model(tmp_path, "flood", FLOOD_CONFIG, {"model.py": FLOOD})
-    with serving(repository, tmp_path) as server:
+    with serving_process(repository, tmp_path) as server:
         check_served(server)
         before = resident(server)
         path = "/v2/models/flood/generate_stream"
@@ -172,7 +172,7 @@ def test_five_thousand_idle_connections(repository: Path) -> None:
     # The server inherits it.
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], wanted), limits[1]))
     try:
-        with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+        with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
             check_idle(server, count)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -181,7 +181,7 @@ def test_five_thousand_idle_connections(repository: Path) -> None:
 def test_a_stop_beside_clients_that_do_nothing(repository: Path) -> None:
     """Neither idle connections nor half requests keep the server from ending."""
     with (
-        serving(repository, flags=["--exit-timeout-secs=300"]) as server,
+        serving_process(repository, flags=["--exit-timeout-secs=300"]) as server,
         idle_connections(server, 20),
         raw_http(server.http_address) as half,
         raw_http(server.http_address) as body,

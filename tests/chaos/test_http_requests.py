@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tests.chaos.test_clients import counts
 from tests.support.raw_http import head, infer_body, raw_http, request
-from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving
+from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process
 
 INFER = "/v2/models/probe/infer"
 LIVE = "/v2/health/live"
@@ -28,14 +28,14 @@ BODY = infer_body("IN", "FP32", [1.0])
 @pytest.fixture
 def server(repository: Path) -> Iterator[ServerProcess]:
     """A server with a low limit for bodies."""
-    with serving(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
+    with serving_process(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def shared(repository: Path) -> Iterator[ServerProcess]:
     """The same, for tests that need none of their own: it is to be unharmed by all that it has met before."""
-    with serving(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
+    with serving_process(repository, flags=[f"--http-max-input-size={MOST_BYTES}"]) as server:
         yield server
 
 

@@ -14,7 +14,7 @@ from tests.support.servers import (
     copy_example,
     eventually,
     probe,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
     write_probe,
@@ -71,7 +71,7 @@ def test_nothing_is_left_of_them(
     if placement == "worker":  # else each load starts another process, to ask the model for its config
         flags.append("--disable-auto-complete-config")
     with (
-        serving(repository, flags=flags, environment=environment) as server,
+        serving_process(repository, flags=flags, environment=environment) as server,
         client_of(server) as client,
     ):
         process = psutil.Process(server.process.pid)
@@ -109,7 +109,7 @@ def test_models_of_the_start_give_their_memory_back_too(tmp_path: Path) -> None:
     config += 'output { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] }'
     write_model(tmp_path, "circle", config, {"model.py": CIRCLE})
     flags = ["--model-control-mode=explicit", "--load-model=circle"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         memory = psutil.Process(server.process.pid).memory_info
         loaded = memory().rss
         client.unload_model("circle")

@@ -20,7 +20,7 @@ from tests.support.servers import (
     eventually,
     probe,
     probe_inputs,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
     write_probe,
@@ -165,7 +165,7 @@ def test_versions_that_come_and_go_while_another_one_serves(tmp_path: Path, grpc
     directory = write_probe(tmp_path, extra="dynamic_batching { } version_policy { all { } }")
     second = directory / "2"
     with (
-        serving(tmp_path, flags=["--model-control-mode=explicit", "--load-model=*"]) as server,
+        serving_process(tmp_path, flags=["--model-control-mode=explicit", "--load-model=*"]) as server,
         client_of(server) as client,
     ):
         for turn in range(3):
@@ -184,7 +184,7 @@ def test_many_reloads_leak_nothing(tmp_path: Path) -> None:
     directory = write_probe(tmp_path)
     config = directory / "config.pbtxt"
     original = config.read_text()
-    with serving(tmp_path, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
+    with serving_process(tmp_path, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
         process = psutil.Process(server.process.pid)
 
         def reload(number: int, client: Any) -> None:
@@ -245,7 +245,7 @@ def test_slow_loads_hold_up_nothing_else(tmp_path: Path) -> None:
         write_model(repository, name, SLOW_CONFIG, {"model.py": code})
     flags = ["--model-control-mode=explicit", "--load-model=probe", "--model-load-thread-count=3"]
     with (
-        serving(repository, flags=flags) as server,
+        serving_process(repository, flags=flags) as server,
         client_of(server) as client,
         closing(RawClient(server.address)) as raw,
     ):

@@ -24,7 +24,7 @@ from tests.support.servers import (
     check_simple,
     client_of,
     eventually,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
 )
@@ -126,7 +126,7 @@ def flooding(repository: Path, directory: Path, how: str) -> Iterator[Flood]:
     model = MODEL.replace("{sync}", "async " if how == "async" else "")
     config = CONFIG.format(how=how, log=log)
     write_model(directory / "models", "flood", config, {"model.py": model})
-    with serving(repository, directory / "models", flags=["--exit-timeout-secs=3"]) as server:
+    with serving_process(repository, directory / "models", flags=["--exit-timeout-secs=3"]) as server:
         yield Flood(server, log)
 
 
@@ -203,7 +203,7 @@ def test_many_slow_readers_of_a_worker_hold_few_descriptors(repository: Path, tm
     config += 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
     write_model(tmp_path / "models", "flood", config, {"model.py": MODEL.replace("{sync}", "")})
     with (
-        serving(repository, tmp_path / "models", flags=["--exit-timeout-secs=3"]) as server,
+        serving_process(repository, tmp_path / "models", flags=["--exit-timeout-secs=3"]) as server,
         client_of(server) as client,
         ExitStack() as stack,
     ):

@@ -15,7 +15,7 @@ from tests.support.servers import (
     RawClient,
     ServerProcess,
     eventually,
-    serving,
+    serving_process,
     write_model,
 )
 from tritonclient.grpc import service_pb2
@@ -57,7 +57,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> Iterat
     for name in ("a", "b"):
         write_model(repository, name, _CONFIG, {"model.py": _MODEL})
     write_model(repository, "two", _CONFIG + "instance_group { count: 2 }", {"model.py": _MODEL})
-    with serving(repository) as server:
+    with serving_process(repository) as server:
         yield server
 
 

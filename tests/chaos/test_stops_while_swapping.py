@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.draining import Load
 from tests.support.loading import load as load_model
-from tests.support.servers import RawClient, ServerProcess, eventually, serving
+from tests.support.servers import RawClient, ServerProcess, eventually, serving_process
 from tests.support.steered import Steering
 
 MODES = {
@@ -48,7 +48,7 @@ class Place:
     def serving(self, mode: str, *more: str) -> Iterator[ServerProcess]:
         """A server of it."""
         flags = [f"--model-control-mode={mode}", *MODES[mode], *more]
-        with serving(self.path / "models", flags=flags) as server:
+        with serving_process(self.path / "models", flags=flags) as server:
             yield server
 
 

@@ -21,7 +21,7 @@ from tests.support.servers import (
     client_of,
     eventually,
     free_port,
-    serving,
+    serving_process,
     tensor,
     write_model,
 )
@@ -153,7 +153,7 @@ def test_a_server_ends_though_nobody_reads(repository: Path, tmp_path: Path) -> 
 
 
 def test_a_disk_that_is_full(repository: Path) -> None:
-    with serving(repository, flags=["--log-file=/dev/full", "--access-log=/dev/full"]) as server:
+    with serving_process(repository, flags=["--log-file=/dev/full", "--access-log=/dev/full"]) as server:
         with client_of(server) as client:
             send(client, 100)
         assert server.errors == server.output, "there is nothing on standard error but the tables"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import of_model, scrape
-from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving, tensor
+from tests.support.servers import WAIT_S, ServerProcess, client_of, eventually, serving_process, tensor
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -35,7 +35,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, grpc_is_warm: None) -> 
 
 @pytest.fixture(scope="module")
 def shared(repository: Path) -> Iterator[ServerProcess]:
-    with serving(repository, flags=["--model-control-mode=explicit"]) as server:
+    with serving_process(repository, flags=["--model-control-mode=explicit"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -245,7 +245,7 @@ def test_random_workers_are_killed_under_load(shared: ServerProcess, kills: int)
 
 def test_workers_end_with_their_server(repository: Path, tmp_path: Path) -> None:
     """Also one that hangs in C code and holds the interpreter's lock."""
-    with serving(repository) as server:  # with all models
+    with serving_process(repository) as server:  # with all models
         workers = workers_of(server)
         assert len(workers) == 5
         started = tmp_path / "started"

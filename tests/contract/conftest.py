@@ -13,7 +13,7 @@ from tests.support.servers import (
     RawClient,
     ServerProcess,
     client_of,
-    serving,
+    serving_process,
     write_model,
     write_probe,
 )
@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_probe(repository, "versions", "version_policy { all { } }", versions=(1, 3))
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
-    with serving(EXAMPLES, repository, flags=[f"--grpc-max-message-bytes={MOST_BYTES}"]) as server:
+    with serving_process(EXAMPLES, repository, flags=[f"--grpc-max-message-bytes={MOST_BYTES}"]) as server:
         # gRPC keeps some file descriptors and threads from its first call on.
         with client_of(server) as client:
             assert client.is_server_ready()

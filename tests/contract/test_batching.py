@@ -19,7 +19,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     tensor,
     write_model,
     write_probe,
@@ -77,7 +77,7 @@ def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     write_model(repository, "repeater", REPEATER_CONFIG + ordered, {"model.py": REPEATER})
     write_model(repository, "ragged", RAGGED_CONFIG, {"model.onnx": RAGGED})
     write_model(repository, "padded", PADDED_CONFIG, {"model.onnx": MEAN})
-    with serving(repository, flags=[f"--max-queue-size={BOUND}"]) as server:
+    with serving_process(repository, flags=[f"--max-queue-size={BOUND}"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.calling import run, write_callers, write_script, write_until_cancelled
-from tests.support.servers import ServerProcess, client_of, eventually, serving, tensor, write_model
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
 NOT_READY = "Failed for execute the inference request. Model '{0}' is not ready."
@@ -119,7 +119,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server
 
 
@@ -433,7 +433,7 @@ def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
         write_model(tmp_path, name, PLAIN, {"model.py": INITIALIZES.format(other=other)})
     write_script(tmp_path, "c")
     flags = ["--model-control-mode=explicit", "--model-load-thread-count=1", placement]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         client.load_model("a", client_timeout=20)
         assert [client.is_model_ready(name) for name in "abc"] == [True] * 3
         for name in ("self", "x"):
@@ -443,7 +443,7 @@ def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
 
 def test_loading_is_not_always_allowed(tmp_path: Path) -> None:
     write_script(tmp_path)
-    with serving(tmp_path) as server, client_of(server) as client:
+    with serving_process(tmp_path) as server, client_of(server) as client:
         said = run(client, "result = raised(lambda: pb_utils.load_model('script'))")
     assert said.endswith(
         "explicit model load / unload is not allowed if polling is enabled; the model control mode is "

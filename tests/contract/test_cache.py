@@ -20,7 +20,7 @@ from tests.support.servers import (
     eventually,
     probe,
     probe_inputs,
-    serving,
+    serving_process,
     started,
     tensor,
     write_model,
@@ -54,7 +54,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving(repository, flags=[f"--cache-config=local,size={SIZE}"]) as server:
+    with serving_process(repository, flags=[f"--cache-config=local,size={SIZE}"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -255,7 +255,7 @@ def test_streams_keep_their_order(client: triton.InferenceServerClient, tmp_path
 def test_a_reloaded_model_gives_its_own_answers(tmp_path: Path) -> None:
     directory = write_probe(tmp_path, "probe", BATCHED)
     flags = ["--model-control-mode=explicit", "--load-model=*", f"--cache-config=local,size={SIZE}"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert probe(client, 1.0, request_id="old")["ids"] == ["old"]
         assert probe(client, 1.0, request_id="x")["ids"] == ["old"]
         os.utime(directory / "1" / "model.py", (1, 1))
@@ -269,7 +269,7 @@ def test_a_reloaded_model_gives_its_own_answers(tmp_path: Path) -> None:
 
 def test_without_a_cache_the_config_is_ignored(tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
-    with serving(tmp_path) as server, client_of(server) as client:
+    with serving_process(tmp_path) as server, client_of(server) as client:
         for request_id in ("one", "two"):
             assert probe(client, 1.0, request_id=request_id)["ids"] == [request_id]
         assert client.get_model_config("probe").config.response_cache.enable
@@ -342,7 +342,7 @@ def test_flags_that_end_the_start(tmp_path: Path, flags: list[str], text: str) -
 def test_the_old_flag_is_a_local_cache(tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
     flags = [f"--response-cache-byte-size={SIZE}", f"--cache-directory={tmp_path}"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert [probe(client, 1.0, request_id=name)["ids"] for name in ("one", "two")] == [["one"]] * 2
         eventually(lambda: "--response-cache-byte-size is deprecated" in server.errors, "it is logged")
 
@@ -368,8 +368,8 @@ def test_servers_share_a_redis(redis: RedisServer, tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", ttl("600"))
     wait_entries(redis, 0)
     flags = redis_flags(redis.port)
-    with serving(tmp_path, flags=flags) as one, client_of(one) as client:
-        with serving(tmp_path, flags=flags) as two, client_of(two) as other:
+    with serving_process(tmp_path, flags=flags) as one, client_of(one) as client:
+        with serving_process(tmp_path, flags=flags) as two, client_of(two) as other:
             assert probe(client, 1.0, request_id="one")["ids"] == ["one"]
             wait_entries(redis, 1)
             counts = Counts(other, "probe")
@@ -379,7 +379,7 @@ def test_servers_share_a_redis(redis: RedisServer, tmp_path: Path) -> None:
             (key,) = look.keys()
             assert 0 < look.pttl(key) <= 600_000
     (tmp_path / "probe" / "1" / "more.txt").write_text("another model")
-    with serving(tmp_path, flags=flags) as three, client_of(three) as client:
+    with serving_process(tmp_path, flags=flags) as three, client_of(three) as client:
         assert probe(client, 1.0, request_id="three")["ids"] == ["three"]
 
 
@@ -387,7 +387,7 @@ def test_a_redis_that_goes_away_is_done_without(tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
     with (
         redis_server() as redis,
-        serving(tmp_path, flags=redis_flags(redis.port)) as server,
+        serving_process(tmp_path, flags=redis_flags(redis.port)) as server,
         client_of(server) as client,
     ):
         assert probe(client, 1.0, request_id="one")["ids"] == ["one"]
@@ -416,7 +416,7 @@ def test_a_redis_that_hangs_delays_nobody_for_long(tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
     with redis_server() as redis:
         flags = redis_flags(redis.port, socket_timeout=200)
-        with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+        with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
             probe(client, 1.0)
             wait_entries(redis, 1)
             redis.stop()
@@ -434,7 +434,7 @@ def test_passwords_do_not_reach_the_log(redis: RedisServer, tmp_path: Path) -> N
     write_probe(tmp_path, "probe", BATCHED)
     environment = {"TRITONCACHE_REDIS_PASSWORD": "from-environment"}
     for settings in ({"password": "from-flag"}, {}):
-        with serving(
+        with serving_process(
             tmp_path, flags=[*redis_flags(redis.port, **settings), "--log-verbose=1"], environment=environment
         ) as server:
             eventually(lambda: "response cache 'redis'" in server.errors, "it is logged")

@@ -28,7 +28,7 @@ from tests.support.servers import (
     client_of,
     eventually,
     probe,
-    serving,
+    serving_process,
     tensor,
     write_model,
     write_probe,
@@ -147,7 +147,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         "--rate-limit=execution_count",
         f"--cache-config=local,size={SIZE}",
     ]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server

@@ -24,7 +24,7 @@ from tests.support.servers import (
     eventually,
     probe,
     probe_inputs,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
     write_probe,
@@ -47,7 +47,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerP
     write_probe(repository)
     copy_example(repository, "simple")
     flags = ["--model-control-mode=explicit", "--load-model=simple"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server, repository
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tests.support.cuda import FakeCuda, build, without_gpu
 from tests.support.cuda_client import CudaClient, DeviceArray
 from tests.support.cuda_models import MADE
-from tests.support.servers import client_of, copy_example, serving, tensor, write_model
+from tests.support.servers import client_of, copy_example, serving_process, tensor, write_model
 from tests.unit.backends.test_onnxruntime import ADD_SUB
 
 from conch.memory.cuda_driver import LIBRARY
@@ -156,7 +156,7 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         write_models(repository, driver == "real")
         flags = [f"--backend-config=python,placement={placement}"]
         flags.append("--backend-config=python,pass-environment=FAKE_CUDA_*")
-        server = stack.enter_context(serving(repository, flags=flags, environment=environment))
+        server = stack.enter_context(serving_process(repository, flags=flags, environment=environment))
         client = stack.enter_context(client_of(server))
         assert client.is_server_ready()
         yield Setting(CudaClient(library), client)

@@ -22,7 +22,7 @@ from tests.support.servers import (
     client_of,
     copy_example,
     eventually,
-    serving,
+    serving_process,
     tensor,
     write_model,
 )
@@ -71,7 +71,7 @@ def server(cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     for name, kind, cpu in (("host", "FP32", "yes"), ("near", "FP32", "no"), ("texts", "STRING", "no")):
         code = ECHO.replace("WHERE_IT_IS", str(name == "near"))
         write_model(repository, name, CONFIG.format(kind=kind, cpu=cpu), {"model.py": code})
-    with serving(repository, environment=cuda.environment) as server:
+    with serving_process(repository, environment=cuda.environment) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -321,7 +321,7 @@ def test_without_cuda_and_when_clients_may_not(tmp_path: Path) -> None:
     copy_example(tmp_path / "models", "simple")
     empty = {"LD_LIBRARY_PATH": str(tmp_path)}
     (tmp_path / "libcuda.so.1").write_text("no library")
-    with serving(tmp_path / "models", environment=empty) as server, client_of(server) as client:
+    with serving_process(tmp_path / "models", environment=empty) as server, client_of(server) as client:
         assert refusal(client.register_cuda_shared_memory, "n", handle, 0, 64) == (
             "INVALID_ARGUMENT",
             "failed to register CUDA shared memory region: 'n', GPUs not supported",
@@ -329,7 +329,7 @@ def test_without_cuda_and_when_clients_may_not(tmp_path: Path) -> None:
         assert not client.get_cuda_shared_memory_status().regions
         client.unregister_cuda_shared_memory("n")
     flags = ["--allow-client-shm=false"]
-    with serving(tmp_path / "models", flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path / "models", flags=flags) as server, client_of(server) as client:
         text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
         assert refusal(client.register_cuda_shared_memory, "n", handle, 0, 64) == ("UNIMPLEMENTED", text)
         assert refusal(client.unregister_cuda_shared_memory, "n") == ("UNIMPLEMENTED", text)

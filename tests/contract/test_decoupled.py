@@ -19,7 +19,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     write_steps,
 )
 from tritonclient.grpc import service_pb2
@@ -37,7 +37,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
     write_steps(repository)
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -257,7 +257,7 @@ def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path, placement:
     finalized, go, begun = tmp_path / "finalized", tmp_path / "go", tmp_path / "begun"
     repository = tmp_path / "models"
     write_steps(repository, finalized=finalized)
-    with serving(repository, flags=[placement]) as server, closing(RawClient(server.address)) as raw:
+    with serving_process(repository, flags=[placement]) as server, closing(RawClient(server.address)) as raw:
         request = steps("ok", "later", f"touch:{begun}", f"wait:{go}", "ok", "final")
         call = open_stream(raw, iter([request]))
         assert number(next(call).infer_response) == 0

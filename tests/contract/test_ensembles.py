@@ -29,7 +29,7 @@ from tests.support.servers import (
     client_of,
     copy_example,
     eventually,
-    serving,
+    serving_process,
     tensor,
     write_model,
     write_probe,
@@ -157,7 +157,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServerProcess]:
     """A server with them."""
-    with serving(repository) as server:
+    with serving_process(repository) as server:
         yield server
 
 
@@ -432,7 +432,10 @@ def test_loading_unloading_and_what_is_wrong(tmp_path: Path) -> None:
     write_ensembles(tmp_path)
     write_model(tmp_path, "wrong", ensemble_config([plain("spy", "X", "t")]))
     write_model(tmp_path, "wrong again", ensemble_config([plain("nothere", "X", "Y")]))
-    with serving(tmp_path, flags=["--model-control-mode=explicit"]) as server, client_of(server) as client:
+    with (
+        serving_process(tmp_path, flags=["--model-control-mode=explicit"]) as server,
+        client_of(server) as client,
+    ):
         client.load_model("outer")
         for name in ("outer", "chain", "spy", "spy2"):
             assert client.is_model_ready(name), "it was loaded as it is needed"
@@ -462,7 +465,11 @@ def test_requests_through_a_reload_of_a_step(tmp_path: Path) -> None:
     """While a model inside is replaced again and again, no request of the ensemble fails."""
     write_ensembles(tmp_path)
     flags = ["--model-control-mode=explicit", "--load-model=chain"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client, client_of(server) as manager:
+    with (
+        serving_process(tmp_path, flags=flags) as server,
+        client_of(server) as client,
+        client_of(server) as manager,
+    ):
         failed: list[Exception] = []
         stop = threading.Event()
 

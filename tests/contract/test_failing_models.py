@@ -16,7 +16,7 @@ from tests.support.servers import (
     copy_example,
     probe,
     probe_inputs,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
     write_probe,
@@ -61,7 +61,7 @@ def broken(
     fails = 'class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError("cold")\n'
     write_model(repository, "bad_warmup", FIELDS + WARMUP, {"model.py": fails})
     flags = ["--exit-on-error=false", f"--backend-config=python,placement={request.param}"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server
 
 
@@ -208,7 +208,10 @@ def test_a_failed_batch_fails_all_its_requests(server: ServerProcess, order: str
 
 def test_a_model_that_failed_can_be_repaired(tmp_path: Path) -> None:
     directory = write_probe(tmp_path, extra='parameters { key: "fail" value { string_value: "no weights" } }')
-    with serving(tmp_path, flags=["--model-control-mode=explicit"]) as server, client_of(server) as client:
+    with (
+        serving_process(tmp_path, flags=["--model-control-mode=explicit"]) as server,
+        client_of(server) as client,
+    ):
         with pytest.raises(InferenceServerException) as raised:
             client.load_model("probe")
         assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"

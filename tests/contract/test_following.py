@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import ServerProcess, client_of, eventually, serving, tensor, write_model
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
 from conch_control.planner.filesystems import file_system, is_silent
@@ -96,7 +96,7 @@ def flags(mode: str) -> list[str]:
 @contextmanager
 def following(mode: str, repository: Path, *more: str) -> Iterator[Following]:
     """A server in one of the modes."""
-    with serving(repository, flags=[*flags(mode), *more]) as server, client_of(server) as client:
+    with serving_process(repository, flags=[*flags(mode), *more]) as server, client_of(server) as client:
         yield Following(repository, server, client)
 
 

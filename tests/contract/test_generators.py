@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, eventually, serving
+from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, eventually, serving_process
 from tritonclient.grpc import service_pb2
 
 STREAM = """
@@ -70,7 +70,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
         (root / name / "1").mkdir(parents=True)
         (root / name / "1/model.py").write_text(source)
         (root / name / "config.pbtxt").write_text(CONFIG + config)
-    with serving(root, flags=["--disable-auto-complete-config", placement]) as server:
+    with serving_process(root, flags=["--disable-auto-complete-config", placement]) as server:
         yield server
 
 

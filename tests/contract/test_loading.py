@@ -24,7 +24,7 @@ from tests.support.loading import (
     unload,
     write_number,
 )
-from tests.support.servers import RawClient, ServerProcess, client_of, eventually, serving
+from tests.support.servers import RawClient, ServerProcess, client_of, eventually, serving_process
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProce
     repository = tmp_path_factory.mktemp("models")
     temporary = tmp_path_factory.mktemp("temporary")
     write_number(repository, "m")
-    with serving(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
+    with serving_process(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
         with closing(RawClient(server.address)) as client:
             index(client)  # gRPC keeps what it makes for its first call
         yield server, repository, temporary
@@ -200,7 +200,7 @@ def test_the_end_of_the_server_removes_the_files(tmp_path: Path) -> None:
     repository, temporary = tmp_path / "models", tmp_path / "temporary"
     repository.mkdir()
     temporary.mkdir()
-    with serving(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
+    with serving_process(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
         with closing(RawClient(server.address)) as client:
             assert load(client, "m", files(v1=1)) == {}
         assert len(os.listdir(temporary)) == 1
@@ -215,7 +215,7 @@ def test_the_operator_forbids_loading(tmp_path: Path) -> None:
         "UNAVAILABLE",
         "model load / unload is not allowed on this port: the server runs with --allow-model-control=false",
     )
-    with serving(tmp_path, flags=flags) as server, closing(RawClient(server.address)) as client:
+    with serving_process(tmp_path, flags=flags) as server, closing(RawClient(server.address)) as client:
         assert load(client, "n") == refused
         assert load(client, "n", files(v1=2)) == refused
         assert load(client, "") == refused
@@ -230,7 +230,7 @@ def test_the_operator_forbids_loading(tmp_path: Path) -> None:
 def test_the_mode_forbids_loading(tmp_path: Path) -> None:
     write_number(tmp_path, "m")
     refused = ("UNAVAILABLE", NOT_ALLOWED)
-    with serving(tmp_path) as server, closing(RawClient(server.address)) as client:
+    with serving_process(tmp_path) as server, closing(RawClient(server.address)) as client:
         assert load(client, "m") == refused
         assert load(client, "m", files(v1=2)) == refused
         assert load(client, "..") == refused

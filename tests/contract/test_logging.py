@@ -25,7 +25,7 @@ from tests.support.servers import (
     eventually,
     probe,
     probe_inputs,
-    serving,
+    serving_process,
     started,
     tensor,
     write_model,
@@ -75,7 +75,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     """A server whose model logs."""
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "speaker", SPEAKER_CONFIG, {"model.py": SPEAKER})
-    with serving(repository, flags=["--log-json=false"]) as server:
+    with serving_process(repository, flags=["--log-json=false"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -127,7 +127,7 @@ def test_log_settings_that_can_not_be(
 
 def test_verbose_lines_of_requests(tmp_path: Path) -> None:
     write_probe(tmp_path)
-    with serving(tmp_path) as server, client_of(server) as client:
+    with serving_process(tmp_path) as server, client_of(server) as client:
         probe(client, request_id="quiet")
         client.update_log_settings({"log_verbose_level": 1})
         probe(client, request_id="r1", parameters={"own": 1})
@@ -192,7 +192,7 @@ def recorded(tmp_path: Path, *flags: str) -> Iterator[tuple[ServerProcess, Calla
         assert len(found) == count, found
         return found
 
-    with serving(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
+    with serving_process(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
         yield server, lines
 
 
@@ -325,7 +325,7 @@ def test_calls_of_models_have_lines_if_asked(tmp_path: Path) -> None:
 
 def test_text_on_standard_output(tmp_path: Path) -> None:
     write_probe(tmp_path)
-    with serving(tmp_path, flags=["--access-log=-", "--access-log-format=text"]) as server:
+    with serving_process(tmp_path, flags=["--access-log=-", "--access-log-format=text"]) as server:
         with client_of(server) as client:
             probe(client, request_id="one")
         eventually(lambda: re.search(r" grpc ipv4:\S+ probe/1 OK id=one rows=1 ", server.output), "a line")

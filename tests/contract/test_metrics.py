@@ -26,7 +26,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     started,
     write_model,
     write_probe,
@@ -88,7 +88,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
     path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE]
-    with serving(repository, flags=flags, environment={"PYTHONPATH": path}) as server:
+    with serving_process(repository, flags=flags, environment={"PYTHONPATH": path}) as server:
         # gRPC and HTTP keep some file descriptors and threads from their first calls on.
         with client_of(server) as client:
             infer(client, "m", 1)
@@ -171,7 +171,7 @@ def test_what_waits_and_what_runs(
 ) -> None:
     write_probe(tmp_path, "slow")
     begun, go = tmp_path / "begun", tmp_path / "go"
-    with serving(tmp_path) as server, client_of(server) as slow:
+    with serving_process(tmp_path) as server, client_of(server) as slow:
         tensor = triton.InferInput("IN", [1, 1], "FP32")
         tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
         parameters = {"started": str(begun), "wait_for": str(go)}
@@ -264,7 +264,7 @@ def test_the_first_failed_load_is_an_increase_and_lasts(
 def test_a_failed_load_is_over_when_one_succeeds(tmp_path: Path) -> None:
     code = write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": "nonsense("}) / "1" / "model.py"
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         found = scrape(server.metrics_url)
         assert value(found, "conch_model_load_failed", model="m") == 1
         assert value(found, "conch_ready") == 0
@@ -361,7 +361,7 @@ def test_many_at_once_and_some_who_leave(everything: ServerProcess) -> None:
 
 def test_flags(tmp_path: Path) -> None:
     write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": MODEL})
-    with serving(tmp_path, flags=["--allow-metrics=false"]) as server:
+    with serving_process(tmp_path, flags=["--allow-metrics=false"]) as server:
         assert "Metrics" not in server.output
     flags = [
         "--allow-cpu-metrics=false",
@@ -369,7 +369,7 @@ def test_flags(tmp_path: Path) -> None:
         "--metrics-config=counter_latencies=false",
         "--metrics-address=localhost",
     ]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         infer(client, "m", 1)
         found = scrape(server.metrics_url)
         assert "| Metrics | http://localhost:" in server.output
@@ -391,7 +391,7 @@ def test_summaries(tmp_path: Path) -> None:
         "--metrics-config=summary_latencies=true",
         "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.01",
     ]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         found = scrape(server.metrics_url)
         assert of_model(found, "m", "nv_inference_request_summary_us_count") == 0
         empty = of_model(found, "m", "nv_inference_request_summary_us", quantile="0.5")
@@ -420,7 +420,7 @@ def test_first_responses(tmp_path: Path) -> None:
         write_model(tmp_path, model, CONFIG.format(extra=extra), {"model.py": MODEL})
     write_steps(tmp_path, "steps")
     flags = ["--metrics-config=histogram_latencies=true"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert of_model(scrape(server.metrics_url), "own", f"{name}_count") == 0
         infer(client, "own", 1)
         with pytest.raises(InferenceServerException, match="negative"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.environments import make_venv, numpy_wheel, packed, wheel
-from tests.support.servers import ServerProcess, client_of, eventually, serving, tensor, write_model
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -56,7 +56,7 @@ def repository(tmp_path: Path) -> Path:
 def server(repository: Path, tmp_path: Path) -> Iterator[ServerProcess]:
     """A server that loads what it is told."""
     flags = ["--model-control-mode=explicit", f"--backend-config=python,environment-cache={tmp_path}/cache"]
-    with serving(repository, flags=flags, environment={"PATH": "/usr/bin:/bin"}) as server:
+    with serving_process(repository, flags=flags, environment={"PATH": "/usr/bin:/bin"}) as server:
         yield server
 
 
@@ -124,7 +124,7 @@ def test_a_list_that_changes_reloads_the_model(repository: Path, wheels: Path, t
         "--repository-settle-secs=0.5",
         f"--backend-config=python,environment-cache={tmp_path}/cache",
     ]
-    with serving(repository, flags=flags) as server, client_of(server) as client:
+    with serving_process(repository, flags=flags) as server, client_of(server) as client:
 
         def answers(version: int) -> bool:
             try:

@@ -19,7 +19,7 @@ from tests.support.servers import (
     copy_example,
     eventually,
     probe_inputs,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
 )
@@ -67,7 +67,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_model(repository, "odd", _CONFIG, {"model.py": _MODEL})
     write_model(repository, "unloadable", _CONFIG, {"model.py": _UNLOADABLE})
     flags = ["--model-control-mode=explicit", "--load-model=odd", "--load-model=simple"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server
 
 
@@ -128,7 +128,7 @@ def test_a_directory_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> Non
         os.mkdir(os.fsencode(repository) + directory)
     Path(os.fsdecode(os.fsencode(repository) + b"/simple/1/\xfe")).write_text("a file")
     flags = ["--model-control-mode=explicit", "--load-model=*"]
-    with serving(repository, flags=flags) as server, client_of(server) as client:
+    with serving_process(repository, flags=flags) as server, client_of(server) as client:
         index = client.get_model_repository_index(client_timeout=WAIT_S).models
         assert [(line.name, line.state) for line in index] == [("simple", "READY")]
         client.unload_model("simple", client_timeout=WAIT_S)

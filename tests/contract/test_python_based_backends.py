@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import CONCH, ServerProcess, client_of, serving, started
+from tests.support.servers import CONCH, ServerProcess, client_of, serving_process, started
 
 BACKEND = """
 import json
@@ -86,7 +86,7 @@ def test_models_share_the_code_and_have_their_own_files(
     (named / "config.pbtxt").unlink()
     (named / "1/model.scaling").write_text("weights, which are no Python")
     flags = [f"--backend-directory={backends}"]
-    with serving(models, flags=[*flags, placement.replace("python", "scaling")]) as server:
+    with serving_process(models, flags=[*flags, placement.replace("python", "scaling")]) as server:
         results = [infer(server, name) for name in ("half", "triple", "own", "beside", "named.scaling")]
         with client_of(server) as client:
             configs: list[Any] = [

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.support.hazards import ask, workers_of, write_hazards
 from tests.support.metrics import get, of_model, scrape
-from tests.support.servers import ServerProcess, client_of, eventually, serving, started
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, started
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
@@ -26,7 +26,7 @@ EXPLICIT = ["--model-control-mode=explicit"]
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
     """A server without models, and its repository."""
     repository = tmp_path_factory.mktemp("models")
-    with serving(repository, flags=EXPLICIT) as server, client_of(server) as client:
+    with serving_process(repository, flags=EXPLICIT) as server, client_of(server) as client:
         assert client.is_server_live()
         yield server, repository
 
@@ -215,7 +215,7 @@ def test_the_option_of_the_backend(tmp_path: Path) -> None:
     lines = [line for line in config.read_text().splitlines() if "CONCH_PLACEMENT" not in line]
     config.write_text("\n".join(lines))
     flags = ["--backend-config=python,placement=worker"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert ask(client, "here") == server.process.pid
         assert ask(client, "there") == workers_of(server)[0].pid
     with started(

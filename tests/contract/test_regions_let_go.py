@@ -22,7 +22,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     write_probe,
     write_steps,
 )
@@ -50,7 +50,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving(EXAMPLES, repository, flags=FLAGS) as server:
+    with serving_process(EXAMPLES, repository, flags=FLAGS) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -190,7 +190,7 @@ def test_a_server_that_stops_answers_first(repository: Path, tmp_path: Path) -> 
         "outputs": [{"name": "OUT", "parameters": {**place, "shared_memory_offset": 8192}}],
         "parameters": {"started": str(tmp_path / "rest"), "wait_for": str(go)},
     }
-    with shared_object(SIZE) as memory, serving(repository) as server:
+    with shared_object(SIZE) as memory, serving_process(repository) as server:
         memory.write(np.full(4, 9, np.float32))
         with client_of(server) as client, raw_http(server.http_address) as raw, ThreadPoolExecutor(1) as pool:
             client.register_system_shared_memory("r", memory.key, SIZE)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import ServerProcess, client_of, eventually, serving, started
+from tests.support.servers import ServerProcess, client_of, eventually, serving_process, started
 
 MODEL = """
 import triton_python_backend_utils as pb_utils
@@ -59,7 +59,7 @@ def messages(server: ServerProcess, start: str) -> list[str]:
 
 
 def test_saved_files_are_served(model: Path) -> None:
-    with serving(model.parent, flags=["--reload"]) as server, client_of(server) as client:
+    with serving_process(model.parent, flags=["--reload"]) as server, client_of(server) as client:
         assert added(client) == 1
         save(model / "1/model.py", MODEL.replace("helper.ADDED", "5"))
         eventually(lambda: added(client) == 5, "the model is loaded again")
@@ -81,7 +81,7 @@ def test_saved_files_are_served(model: Path) -> None:
 
 
 def test_an_error_keeps_the_old_model_serving(model: Path) -> None:
-    with serving(model.parent, flags=["--reload"]) as server, client_of(server) as client:
+    with serving_process(model.parent, flags=["--reload"]) as server, client_of(server) as client:
         save(model / "1/model.py", MODEL.replace("import helper", "import helper)"))
         eventually(lambda: messages(server, "failed to load 'm', what served before goes on"), "it fails")
         (line,) = (line for line in server.logs() if line["message"] == "model 'm' can't be imported")
@@ -94,7 +94,7 @@ def test_an_error_keeps_the_old_model_serving(model: Path) -> None:
 
 def test_a_model_that_is_broken_at_the_start_can_be_mended(model: Path) -> None:
     (model / "1/model.py").write_text("import nothing_of_that_name\n")
-    with serving(model.parent, flags=["--reload"]) as server, client_of(server) as client:
+    with serving_process(model.parent, flags=["--reload"]) as server, client_of(server) as client:
         assert not client.is_model_ready("m")
         save(model / "1/model.py", MODEL)
         eventually(lambda: client.is_model_ready("m"), "it is mended")

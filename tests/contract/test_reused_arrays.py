@@ -22,7 +22,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     write_model,
     write_probe,
 )
@@ -100,7 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
     steps = [plain("spy", "X", "t"), plain("overwrites", "t", "u")]
     write_model(repository, "forked", ensemble_config([*steps, ("join", {"A": "t", "B": "u"}, {"OUT": "Y"})]))
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server
 
 

@@ -35,7 +35,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     tensor,
     write_model,
 )
@@ -107,7 +107,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
     """A server of them."""
     flags = ["--model-control-mode=explicit", "--load-model=*", placement]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server

@@ -28,7 +28,7 @@ from tests.support.servers import (
     client_of,
     eventually,
     probe,
-    serving,
+    serving_process,
     tensor,
     write_model,
     write_probe,
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_probe(repository, "cached", "response_cache { enable: true }")
     write_steps(repository)
     write_model(repository, "returning", RETURNING_CONFIG, {"model.py": RETURNING})
-    with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
+    with serving_process(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
@@ -191,7 +191,7 @@ def test_nothing_is_shared_where_that_is_not_allowed() -> None:
     text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
     with (
         shared_object(SIZE) as memory,
-        serving(EXAMPLES, flags=["--allow-client-shm=false"]) as server,
+        serving_process(EXAMPLES, flags=["--allow-client-shm=false"]) as server,
         client_of(server) as client,
     ):
         assert refusal(client.register_system_shared_memory, "r", memory.key, 1) == ("UNIMPLEMENTED", text)

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, serving, write_model
+from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, serving_process, write_model
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -84,7 +84,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
     write_model(repository, "one", config, {"model.py": START + TOGETHER})
     decoupled = config + "model_transaction_policy { decoupled: true }"
     write_model(repository, "sender", decoupled, {"model.py": START + SENDER})
-    with serving(repository, flags=[placement]) as server:
+    with serving_process(repository, flags=[placement]) as server:
         yield server
 
 

@@ -24,7 +24,7 @@ from tests.support.servers import (
     check_simple,
     client_of,
     free_port,
-    serving,
+    serving_process,
     simple_inputs,
     started,
     without_models,
@@ -225,14 +225,14 @@ def test_a_model_that_fails_ends_the_start(repository: Path) -> None:
 
 def test_a_model_that_fails_can_be_tolerated(repository: Path) -> None:
     write_probe(repository, "broken", 'parameters { key: "fail" value { string_value: "no weights" } }')
-    with serving(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
+    with serving_process(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
         assert re.search(
             r"\| broken +\| 1 +\| UNAVAILABLE \| Internal: ValueError: no weights", server.output
         )
         assert client.is_server_live() and not client.is_server_ready()
         check_simple(client.infer("simple", simple_inputs()))
     with (
-        serving(repository, flags=["--exit-on-error=false", "--strict-readiness=false"]) as server,
+        serving_process(repository, flags=["--exit-on-error=false", "--strict-readiness=false"]) as server,
         client_of(server) as client,
     ):
         assert client.is_server_ready()
@@ -240,13 +240,13 @@ def test_a_model_that_fails_can_be_tolerated(repository: Path) -> None:
 
 def test_a_model_with_a_broken_config_does_not_make_the_server_unready(repository: Path) -> None:
     write_model(repository, "broken", "max_batch: 1", {"model.py": ""})
-    with serving(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
+    with serving_process(repository, flags=["--exit-on-error=false"]) as server, client_of(server) as client:
         assert client.is_server_ready() and not client.is_model_ready("broken")
 
 
 def test_without_a_repository_the_server_can_stay_up_and_say_so(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    with serving(nowhere, flags=["--exit-on-error=false", "--model-control-mode=explicit"]) as server:
+    with serving_process(nowhere, flags=["--exit-on-error=false", "--model-control-mode=explicit"]) as server:
         assert any(str(nowhere) in line["message"] for line in server.logs() if line["level"] == "error")
         for path, code in (("health/live", 400), ("health/ready", 400), ("", 200), ("models/m", 503)):
             assert rest_get(f"http://{server.http_address}/v2/{path}".rstrip("/"))[0] == code, path
@@ -276,15 +276,17 @@ def test_startup_model_that_does_not_exist(repository: Path) -> None:
 
 
 def test_startup_models(repository: Path) -> None:
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=simple"]) as server:
+    with serving_process(
+        repository, flags=["--model-control-mode=explicit", "--load-model=simple"]
+    ) as server:
         assert re.search(r"\| simple +\| 1 +\| READY +\|", server.output)
         assert re.search(r"\| probe +\| - +\| not loaded \|", server.output)
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
+    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=*"]) as server:
         assert server.output.count("| READY") == 2
 
 
 def test_table(repository: Path) -> None:
-    with serving(repository) as server:
+    with serving_process(repository) as server:
         lines = server.output.splitlines()
         assert len({len(line) for line in lines[:6]}) == 1
         assert lines[1].split("|")[1:-1] == [" Model  ", " Version ", " Status ", " Reason "]
@@ -355,7 +357,7 @@ def test_logs_are_json_unless_on_a_terminal(repository: Path) -> None:
 
 
 def test_a_variable_that_looks_misspelt_is_warned_of(repository: Path) -> None:
-    with serving(repository, environment={"CONCH_GRPC_PROT": "1"}) as server:
+    with serving_process(repository, environment={"CONCH_GRPC_PROT": "1"}) as server:
         warnings = [line["message"] for line in server.logs() if line["level"] == "warning"]
     assert warnings == [
         "environment variable CONCH_GRPC_PROT is unknown and has no effect; did you mean 'CONCH_GRPC_PORT'?"
@@ -364,14 +366,14 @@ def test_a_variable_that_looks_misspelt_is_warned_of(repository: Path) -> None:
 
 def test_log_flags(repository: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(repository, flags=[f"--log-file={log}", "--log-format=ISO8601"]) as server:
+    with serving_process(repository, flags=[f"--log-file={log}", "--log-format=ISO8601"]) as server:
         assert server.errors == server.output, "people see the tables, and nothing else"
     pattern = re.compile(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\] ".*"')
     lines = log.read_text().splitlines()
     tables = [line for line in lines if line.startswith(("+", "|", "open: "))]
     lines = [line for line in lines if line not in tables]
     assert tables and lines and all(pattern.fullmatch(line) for line in lines), lines
-    with serving(repository, flags=["--log-info=false"]) as server:
+    with serving_process(repository, flags=["--log-info=false"]) as server:
         (line,) = server.logs()
         assert line["message"] + "\n" == server.output
 
@@ -419,7 +421,7 @@ def test_a_free_port_that_was_asked_for(repository: Path) -> None:
 def test_two_repositories(repository: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_probe(other, "second")
-    with serving(repository, other) as server, client_of(server) as client:
+    with serving_process(repository, other) as server, client_of(server) as client:
         assert client.is_model_ready("second") and client.is_model_ready("probe")
     write_probe(other, "probe")
     errors = fails(f"--model-repository={repository}", f"--model-repository={other}", "--grpc-port=0")
@@ -435,7 +437,7 @@ def test_backend_that_is_not_there(tmp_path: Path) -> None:
 def test_nothing_is_written_to_the_home_directory(repository: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    with serving(repository, environment={"HOME": str(home)}) as server, client_of(server) as client:
+    with serving_process(repository, environment={"HOME": str(home)}) as server, client_of(server) as client:
         check_simple(client.infer("simple", simple_inputs()))
     assert list(home.rglob("*")) == []
 
@@ -466,5 +468,5 @@ def test_models_do_not_see_the_arguments_of_the_server(tmp_path: Path, placement
     config += 'output { name: "B" data_type: TYPE_FP32 dims: [ 1 ] }\n'
     write_model(tmp_path, "parses", config, {"model.py": source})
     flags = [f"--backend-config=python,placement={placement}"]
-    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
         assert client.is_model_ready("parses")

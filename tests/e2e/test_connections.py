@@ -23,7 +23,7 @@ from tests.support.servers import (
     check_simple,
     client_of,
     probe,
-    serving,
+    serving_process,
     simple_inputs,
     simple_request,
     started,
@@ -74,7 +74,7 @@ def unavailable(port: int, **settings: Any) -> None:
 def test_tls(repository: Path, ours: Authority, theirs: Authority) -> None:
     key, certificate = ours.issue("server")
     flags = ["--grpc-use-ssl", f"--grpc-server-key={key}", f"--grpc-server-cert={certificate}"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         (line,) = (line for line in server.output.splitlines() if line.startswith("| gRPC "))
         assert line.split("|")[4].strip() == "TLS"
         settings = {"ssl": True, "root_certificates": str(ours.root)}
@@ -92,7 +92,7 @@ def test_mutual_tls(repository: Path, ours: Authority, theirs: Authority) -> Non
         f"--grpc-server-cert={certificate}",
         f"--grpc-root-cert={ours.root}",
     ]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         settings = {"ssl": True, "root_certificates": str(ours.root)}
 
         def own(authority: Authority) -> dict[str, str]:
@@ -120,7 +120,7 @@ def test_broken_certificate(repository: Path, tmp_path: Path, ours: Authority) -
 
 def test_unix_socket(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "conch.sock"
-    with serving(repository, flags=[f"--grpc-address=unix:{path}"]) as server:
+    with serving_process(repository, flags=[f"--grpc-address=unix:{path}"]) as server:
         assert server.address == f"unix:{path}"
         assert path.is_socket()
         with client_of(server) as client:
@@ -137,7 +137,7 @@ def large(tmp_path: Path) -> Path:
 def round_trip(repository: Path, size: int) -> None:
     data = np.arange(size, dtype=np.uint8) if size < 2**28 else np.zeros(size, np.uint8)
     data[-1] = 77
-    with serving(repository) as server, client_of(server) as client:
+    with serving_process(repository) as server, client_of(server) as client:
         answer = client.infer("identity", [tensor("IN", data, "UINT8")]).as_numpy("OUT")
         assert answer.nbytes == size
         assert np.array_equal(answer, data)
@@ -158,7 +158,7 @@ def test_message_limit_to_the_byte(repository: Path) -> None:
     request = simple_request()
     limit = request.ByteSize()
     with (
-        serving(repository, flags=[f"--grpc-max-message-bytes={limit}"]) as server,
+        serving_process(repository, flags=[f"--grpc-max-message-bytes={limit}"]) as server,
         closing(RawClient(server.address)) as raw,
     ):
         check_simple(triton.InferResult(raw.infer(request)))
@@ -182,7 +182,7 @@ def test_keep_alive_flags(repository: Path) -> None:
         keepalive_time_ms=1000, keepalive_permit_without_calls=True, http2_max_pings_without_data=0
     )
     with (
-        serving(repository, flags=flags) as server,
+        serving_process(repository, flags=flags) as server,
         closing(triton.InferenceServerClient(server.address, keepalive_options=options)) as client,
     ):
         check_simple(client.infer("simple", simple_inputs()))
@@ -192,7 +192,7 @@ def test_connection_age(repository: Path) -> None:
     """Connections are closed as they age; their clients open new ones and lose nothing."""
     ports: set[int] = set()  # of clients: one for each connection
     with (
-        serving(repository, flags=["--grpc-max-connection-age=300"]) as server,
+        serving_process(repository, flags=["--grpc-max-connection-age=300"]) as server,
         closing(RawClient(server.address)) as raw,
     ):
         deadline = time.monotonic() + WAIT_S
@@ -211,7 +211,7 @@ def test_restricted_protocols(repository: Path) -> None:
         "--grpc-restricted-protocol=inference,model-repository:secret=pearl",
         "--grpc-restricted-protocol=health:Key=k",
     ]
-    with serving(repository, flags=flags) as server, client_of(server) as client:
+    with serving_process(repository, flags=flags) as server, client_of(server) as client:
         text = "This protocol is restricted, expecting header 'triton-grpc-protocol-secret'"
         for headers in (None, {"triton-grpc-protocol-secret": "wrong"}, {"secret": "pearl"}):
             with pytest.raises(InferenceServerException) as raised:
@@ -241,7 +241,7 @@ def test_restricted_protocols(repository: Path) -> None:
 
 def test_header_forwarding(repository: Path) -> None:
     with (
-        serving(repository, flags=["--grpc-header-forward-pattern=^(x-|priority)"]) as server,
+        serving_process(repository, flags=["--grpc-header-forward-pattern=^(x-|priority)"]) as server,
         client_of(server) as client,
     ):
         headers = {"x-team": "shells", "x-upper": "U", "other": "o"}
@@ -261,7 +261,7 @@ def test_header_forwarding_on_a_stream(repository: Path) -> None:
     request = service_pb2.ModelInferRequest(model_name="probe", raw_input_contents=[b"\0" * 4])
     request.inputs.add(name="IN", datatype="FP32", shape=[1, 1])
     with (
-        serving(repository, flags=["--grpc-header-forward-pattern=x-.*"]) as server,
+        serving_process(repository, flags=["--grpc-header-forward-pattern=x-.*"]) as server,
         closing(RawClient(server.address)) as raw,
     ):
         method = raw.channel.stream_stream(
@@ -310,7 +310,7 @@ def counting_relay(port: int) -> Iterator[tuple[int, list[int]]]:
 def test_compressed_responses(large: Path, level: str) -> None:
     zeros = np.zeros(1_000_000, np.uint8)
     with (
-        serving(large, flags=[f"--grpc-infer-response-compression-level={level}"]) as server,
+        serving_process(large, flags=[f"--grpc-infer-response-compression-level={level}"]) as server,
         counting_relay(server.port) as (port, received),
         closing(triton.InferenceServerClient(f"127.0.0.1:{port}")) as client,
     ):
@@ -324,7 +324,7 @@ def test_compressed_responses_on_streams(large: Path, level: str) -> None:
     zeros = np.zeros(1_000_000, np.uint8)
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with (
-        serving(large, flags=[f"--grpc-infer-response-compression-level={level}"]) as server,
+        serving_process(large, flags=[f"--grpc-infer-response-compression-level={level}"]) as server,
         counting_relay(server.port) as (port, received),
         closing(triton.InferenceServerClient(f"127.0.0.1:{port}")) as client,
     ):
@@ -340,9 +340,9 @@ def test_compressed_responses_on_streams(large: Path, level: str) -> None:
 
 def test_two_servers_on_one_port(repository: Path) -> None:
     with ExitStack() as stack:
-        first = stack.enter_context(serving(repository, flags=["--reuse-grpc-port", "--id=a"]))
+        first = stack.enter_context(serving_process(repository, flags=["--reuse-grpc-port", "--id=a"]))
         flags = ["--reuse-grpc-port=true", "--id=b", f"--grpc-port={first.port}"]
-        second = stack.enter_context(serving(repository, flags=flags))
+        second = stack.enter_context(serving_process(repository, flags=flags))
         assert first.port == second.port
         seen: set[str] = set()
         deadline = time.monotonic() + WAIT_S

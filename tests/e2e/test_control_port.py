@@ -22,7 +22,7 @@ from tests.support.servers import (
     copy_example,
     eventually,
     free_port,
-    serving,
+    serving_process,
     simple_inputs,
     started,
 )
@@ -53,7 +53,7 @@ def test_index_load_and_unload(tmp_path: Path) -> None:
     copy_example(repository, "simple")
     target = f"unix:{tmp_path}/control.sock"
     flags = ["--model-control-mode=explicit", f"--control-address={target}"]
-    with serving(repository, flags=flags) as server, connected(target) as client:
+    with serving_process(repository, flags=flags) as server, connected(target) as client:
         assert re.search(r"\| Control +\| unix:\S+ +\| unix:\S+ +\| plain text +\|", server.output)
         (model,) = client.models().models
         assert (model.name, model.location, model.versions) == ("simple", str(repository / "simple"), ())
@@ -74,7 +74,7 @@ def test_the_control_mode_is_for_the_data_port(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     copy_example(repository, "simple")
     target = f"unix:{tmp_path}/control.sock"
-    with serving(repository, flags=[f"--control-address={target}"]), connected(target) as client:
+    with serving_process(repository, flags=[f"--control-address={target}"]), connected(target) as client:
         client.unload("simple", False)
         eventually(lambda: phases(client, "simple") == [Phase.UNLOADED], "it is unloaded")
         client.load("simple", {})
@@ -85,7 +85,7 @@ def test_a_watch_does_not_hold_up_the_end(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     copy_example(repository, "simple")
     port = free_port()
-    with serving(repository, flags=[f"--control-port={port}"]) as server:
+    with serving_process(repository, flags=[f"--control-port={port}"]) as server:
         with connected(f"127.0.0.1:{port}") as client:
             updates = iter(client.watch(whole_state=True))
             state = next(updates).state
@@ -112,7 +112,7 @@ def test_token_and_tls(tmp_path: Path) -> None:
         f"--control-server-cert={certificate}",
         f"--control-token-file={tmp_path}/token",
     ]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         assert f"| Control | 127.0.0.1:{port} | 0.0.0.0:{port} | TLS, token |" in re.sub(
             " +", " ", server.output
         )
@@ -169,7 +169,7 @@ def test_a_planner_in_another_process(tmp_path: Path, mode: str) -> None:
     copy_example(repository, "simple")
     target = f"unix:{tmp_path}/control.sock"
     flags = ["--model-control-mode=explicit", f"--control-address={target}"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         arguments = [
             f"--target={target}",
             f"--model-repository={repository}",
@@ -222,7 +222,7 @@ def test_a_planner_that_is_refused(tmp_path: Path) -> None:
     target = f"unix:{tmp_path}/control.sock"
     flags = [f"--control-address={target}", f"--control-token-file={tmp_path}/token"]
     with (
-        serving(repository, flags=flags),
+        serving_process(repository, flags=flags),
         planning(f"--target={target}", f"--model-repository={repository}") as p,
     ):
         output, errors = p.communicate(timeout=WAIT_S)

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.support.draining import NOT_SERVING, SERVING, Client, Load, outcome, request_for
-from tests.support.servers import WAIT_S, ServerProcess, eventually, serving, started, write_model
+from tests.support.servers import WAIT_S, ServerProcess, eventually, serving_process, started, write_model
 from tritonclient.grpc import service_pb2
 
 MODEL = """
@@ -88,7 +88,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Site) -> None:
-    with serving(site.models, flags=["--drain-delay=1.5"]) as server:
+    with serving_process(site.models, flags=["--drain-delay=1.5"]) as server:
         load = Load(server.address, "a", polite=True)
         eventually(lambda: load.answered > 50, "there is load")
         before = time.monotonic()
@@ -102,7 +102,7 @@ def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Sit
 
 
 def test_no_request_that_was_accepted_fails(site: Site) -> None:
-    with serving(site.models) as server:
+    with serving_process(site.models) as server:
         load = Load(server.address, "a", polite=False)
         eventually(lambda: load.answered > 50, "there is load")
         server.signal(signal.SIGTERM)
@@ -115,7 +115,10 @@ def test_no_request_that_was_accepted_fails(site: Site) -> None:
 
 def test_everything_is_served_during_the_drain_delay(site: Site) -> None:
     site.model("chat", SEQUENCES)
-    with serving(site.models, flags=["--drain-delay=2"]) as server, closing(Client(server.address)) as client:
+    with (
+        serving_process(site.models, flags=["--drain-delay=2"]) as server,
+        closing(Client(server.address)) as client,
+    ):
         assert (client.health(), client.probes()) == (SERVING, [True, True, True])
         server.signal(signal.SIGTERM)
         eventually(lambda: client.health() == NOT_SERVING, "readiness goes off")
@@ -134,7 +137,7 @@ def test_everything_is_served_during_the_drain_delay(site: Site) -> None:
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_drain_delay(site: Site, second: signal.Signals) -> None:
     with (
-        serving(site.models, flags=["--drain-delay=600"]) as server,
+        serving_process(site.models, flags=["--drain-delay=600"]) as server,
         closing(Client(server.address)) as client,
     ):
         server.signal(signal.SIGTERM)
@@ -167,7 +170,7 @@ def ready_address(server: ServerProcess) -> str:
 
 def test_a_stream_gets_its_answers_and_then_a_status(site: Site) -> None:
     site.tell("busy-a")
-    with serving(site.models) as server, closing(Client(server.address)) as client:
+    with serving_process(site.models) as server, closing(Client(server.address)) as client:
         release = threading.Event()
 
         def requests() -> Iterator[Any]:
@@ -199,7 +202,7 @@ def test_what_was_sent_on_a_stream_before_the_signal_is_answered(site: Site) -> 
     request.raw_input_contents[:] = [bytes(1 << 20)]
     config = site.models / "a" / "config.pbtxt"
     config.write_text(config.read_text().replace("dims: [ 1 ]", "dims: [ -1 ]"))
-    with serving(site.models) as server, closing(Client(server.address)) as client:
+    with serving_process(site.models) as server, closing(Client(server.address)) as client:
         sent, release = threading.Event(), threading.Event()
 
         def requests() -> Iterator[Any]:
@@ -241,7 +244,7 @@ def test_a_watch_is_told_of_every_change(site: Site, early: tuple[ServerProcess,
 
 def test_live_sequences_are_gone_on_with_until_they_end(site: Site) -> None:
     site.model("chat", SEQUENCES)
-    with serving(site.models) as server, closing(Client(server.address)) as client:
+    with serving_process(site.models) as server, closing(Client(server.address)) as client:
         to_send: queue.Queue[Any] = queue.Queue()
         call = client.stream(iter(to_send.get, None))
         for number in (1, 2):

@@ -15,7 +15,7 @@ from tests.support.servers import (
     client_of,
     copy_example,
     eventually,
-    serving,
+    serving_process,
     simple_inputs,
     write_model,
 )
@@ -61,7 +61,7 @@ def dump_with(server: ServerProcess, text: str) -> str:
 def test_a_server_and_its_worker(tmp_path: Path) -> None:
     copy_example(tmp_path, "simple")
     write_model(tmp_path, "holds", CONFIG + IN_WORKER, {"model.py": HOLDS})
-    with serving(tmp_path) as server, client_of(server) as client:
+    with serving_process(tmp_path) as server, client_of(server) as client:
         call = client.async_infer("holds", simple_inputs(), lambda result, error: None)
         output = dump_with(server, "in forever")
         ours, theirs = output.split("== pid ")[1:]
@@ -76,7 +76,7 @@ def test_a_server_and_its_worker(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_hangs(tmp_path: Path) -> None:
     write_model(tmp_path, "holds", CONFIG + IN_PROCESS, {"model.py": HOLDS})
-    with serving(tmp_path) as server, client_of(server) as client:
+    with serving_process(tmp_path) as server, client_of(server) as client:
         client.async_infer("holds", simple_inputs(), lambda result, error: None)
         assert "in execute" in dump_with(server, "in forever")
         server.kill()

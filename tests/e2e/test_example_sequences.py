@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.servers import ROOT, WAIT_S, client_of, copy_example, serving
+from tests.support.servers import ROOT, WAIT_S, client_of, copy_example, serving_process
 
 CLIENT = ROOT / "examples" / "clients" / "anomaly.py"
 
@@ -18,7 +18,7 @@ def run(address: str) -> subprocess.CompletedProcess[str]:
 
 def test_anomalies_are_found(tmp_path: Path) -> None:
     copy_example(tmp_path, "anomaly")
-    with serving(tmp_path) as server:
+    with serving_process(tmp_path) as server:
         for _ in range(2):  # sequences of the same names begin anew
             result = run(server.address)
             assert (result.returncode, result.stderr) == (0, "")

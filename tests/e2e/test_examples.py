@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.support.servers import EXAMPLES, PYTHON_EXAMPLES, ROOT, ServerProcess, serving
+from tests.support.servers import EXAMPLES, PYTHON_EXAMPLES, ROOT, ServerProcess, serving_process
 
 CLIENTS = sorted(
     path.name
@@ -28,7 +28,7 @@ SAYS = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """What `make serve` starts."""
-    with serving(EXAMPLES, PYTHON_EXAMPLES) as server:
+    with serving_process(EXAMPLES, PYTHON_EXAMPLES) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.calling import run, write_script
-from tests.support.servers import WAIT_S, client_of, free_port, serving
+from tests.support.servers import WAIT_S, client_of, free_port, serving_process
 
 STARTED = {
     "forks": "import os\nresult = os.fork()\nif not result:\n    time.sleep(600)\n    os._exit(0)",
@@ -25,7 +25,7 @@ def test_a_process_of_a_model_holds_no_port(tmp_path: Path, how: str) -> None:
     flags = [f"--metrics-port={metrics}", f"--control-address=unix:{control}"]
     pid = 0
     try:
-        with serving(tmp_path / "models", flags=flags) as server:
+        with serving_process(tmp_path / "models", flags=flags) as server:
             addresses = [server.address, server.http_address, f"127.0.0.1:{metrics}"]
             places = [(host, int(port)) for host, port in (each.rsplit(":", 1) for each in addresses)]
             kept = socket.create_connection(places[1])

@@ -19,7 +19,7 @@ from tests.support.servers import (
     WAIT_S,
     ServerProcess,
     eventually,
-    serving,
+    serving_process,
     started,
     write_model,
     write_probe,
@@ -47,7 +47,7 @@ def infer(
 
 def test_without_http(tmp_path: Path) -> None:
     write_probe(tmp_path)
-    with serving(tmp_path, flags=["--allow-http=false"]) as server:
+    with serving_process(tmp_path, flags=["--allow-http=false"]) as server:
         assert "HTTP" not in server.output
 
 
@@ -95,10 +95,10 @@ def test_tls(tmp_path: Path) -> None:
         with closing(HTTPSConnection("localhost", port, timeout=WAIT_S, context=context)) as secure:
             return infer(secure)
 
-    with serving(tmp_path / "models", flags=flags) as server:
+    with serving_process(tmp_path / "models", flags=flags) as server:
         assert ask(server, None)[0] == 200
         assert "| TLS" in server.output
-    with serving(tmp_path / "models", flags=[*flags, f"--http-root-cert={ours.root}"]) as server:
+    with serving_process(tmp_path / "models", flags=[*flags, f"--http-root-cert={ours.root}"]) as server:
         assert ask(server, ours.issue("client"))[0] == 200
         for wrong in (None, theirs.issue("client")):
             with pytest.raises(OSError):
@@ -112,7 +112,7 @@ def test_metrics_over_tls(tmp_path: Path, mutual: bool) -> None:
     (tmp_path / "models").mkdir()
     flags = ["--http-use-ssl", f"--http-server-key={key}", f"--http-server-cert={certificate}"]
     flags += ["--metrics-use-ssl", *([f"--http-root-cert={ours.root}"] if mutual else [])]
-    with serving(tmp_path / "models", flags=flags) as server:
+    with serving_process(tmp_path / "models", flags=flags) as server:
         url = server.metrics_url.replace("http://", "https://").replace("127.0.0.1", "localhost")
         assert len(re.findall(r"\| Metrics +\| \S+ +\| \S+ +\| TLS +\|", server.output)) == 1
 
@@ -133,7 +133,7 @@ def test_metrics_over_tls(tmp_path: Path, mutual: bool) -> None:
 def test_restricted_inference(tmp_path: Path) -> None:
     write_probe(tmp_path)
     flags = ["--http-restricted-api=inference,health:X-Token=secret"]
-    with serving(tmp_path, flags=flags) as server, closing(connection(server)) as client:
+    with serving_process(tmp_path, flags=flags) as server, closing(connection(server)) as client:
         for headers in ({}, {"x-token": "wrong"}):
             assert infer(client, headers) == (
                 403,
@@ -144,10 +144,10 @@ def test_restricted_inference(tmp_path: Path) -> None:
 
 def test_other_processes_may_listen_too(tmp_path: Path) -> None:
     write_probe(tmp_path)
-    with serving(tmp_path, flags=["--reuse-http-port"]) as first:
+    with serving_process(tmp_path, flags=["--reuse-http-port"]) as first:
         port = int(first.http_address.rpartition(":")[2])
         flags = ["--reuse-http-port", f"--http-port={port}"]
-        with serving(tmp_path, flags=flags) as second, closing(connection(second)) as client:
+        with serving_process(tmp_path, flags=flags) as second, closing(connection(second)) as client:
             assert infer(client)[0] == 200
 
 
@@ -155,7 +155,7 @@ def test_what_is_in_flight_is_finished_and_what_is_new_refused(tmp_path: Path) -
     write_probe(tmp_path)
     begun, go = tmp_path / "begun", tmp_path / "go"
     answers: list[tuple[int, Any]] = []
-    with serving(tmp_path) as server, ExitStack() as stack:
+    with serving_process(tmp_path) as server, ExitStack() as stack:
         busy, idle, late = (stack.enter_context(closing(connection(server))) for _ in range(3))
         for client in (idle, late):
             assert infer(client)[0] == 200
@@ -196,7 +196,7 @@ def test_a_request_that_does_not_end_is_given_up(tmp_path: Path) -> None:
 def test_a_full_queue_says_when_to_try_again(tmp_path: Path) -> None:
     write_probe(tmp_path, extra="")
     begun, go = tmp_path / "begun", tmp_path / "go"
-    with serving(tmp_path, flags=["--max-queue-size=1"]) as server, ExitStack() as stack:
+    with serving_process(tmp_path, flags=["--max-queue-size=1"]) as server, ExitStack() as stack:
         clients = [stack.enter_context(closing(connection(server))) for _ in range(3)]
         clients[0].request("POST", "/v2/models/probe/infer", body(started=str(begun), wait_for=str(go)))
         eventually(begun.exists, "the model runs")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.servers import CONCH, WAIT_S, client_of, serving, tensor
+from tests.support.servers import CONCH, WAIT_S, client_of, serving_process, tensor
 
 
 def new(directory: Path, *arguments: str) -> tuple[int, str, str]:
@@ -39,7 +39,7 @@ def test_a_new_model_serves_and_passes_its_test(tmp_path: Path) -> None:
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
     checked = subprocess.run([CONCH, "check", "--strict", tmp_path / "models"], check=False)
     assert checked.returncode == 0
-    with serving(tmp_path / "models") as server, client_of(server) as client:
+    with serving_process(tmp_path / "models") as server, client_of(server) as client:
         result = client.infer("first", [tensor("INPUT", np.full((1, 3), 4, np.float32))])
         assert result.as_numpy("OUTPUT").tolist() == [[8, 8, 8]]
 

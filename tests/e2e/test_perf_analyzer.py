@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.servers import EXAMPLES, PEERS, serving
+from tests.support.servers import EXAMPLES, PEERS, serving_process
 
 ANALYZER = PEERS / "perf" / "bin" / "perf_analyzer"
 
@@ -34,7 +34,7 @@ ANALYZER = PEERS / "perf" / "bin" / "perf_analyzer"
 )
 def test_perf_analyzer(mode: list[str], tmp_path: Path) -> None:
     protocol, *more = mode
-    with serving(EXAMPLES) as server:
+    with serving_process(EXAMPLES) as server:
         address = server.address if protocol == "grpc" else server.http_address
         result = subprocess.run(
             [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support import curls
 from tests.support.peers import NEEDS_TRITON, triton_serving
-from tests.support.servers import EXAMPLES, ROOT, WAIT_S, copy_example, free_port, serving
+from tests.support.servers import EXAMPLES, ROOT, WAIT_S, copy_example, free_port, serving_process
 
 from conch.protocol import inference_pb2
 
@@ -40,7 +40,7 @@ def flags(addresses: Mapping[str, str]) -> list[str]:
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[Mapping[str, str]]:
     """Those of a server."""
-    with serving(EXAMPLES, flags=flags(ports := free_ports())):
+    with serving_process(EXAMPLES, flags=flags(ports := free_ports())):
         yield ports
 
 

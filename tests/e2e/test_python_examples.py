@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.support.servers import PYTHON_EXAMPLES, ROOT, ServerProcess, serving
+from tests.support.servers import PYTHON_EXAMPLES, ROOT, ServerProcess, serving_process
 
 MODELS = sorted(path.name for path in PYTHON_EXAMPLES.iterdir())
 CLIENT = ROOT / "examples" / "clients" / "python_models.py"
@@ -16,7 +16,9 @@ CLIENT = ROOT / "examples" / "clients" / "python_models.py"
 @pytest.fixture(scope="module", params=["in_process", "worker"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server of them, placed as the parameter says."""
-    with serving(PYTHON_EXAMPLES, flags=[f"--backend-config=python,placement={request.param}"]) as server:
+    with serving_process(
+        PYTHON_EXAMPLES, flags=[f"--backend-config=python,placement={request.param}"]
+    ) as server:
         yield server
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.json_format import MessageToDict
-from tests.support.servers import PEERS, WAIT_S, RawClient, eventually, free_port, serving
+from tests.support.servers import PEERS, WAIT_S, RawClient, eventually, free_port, serving_process
 from tritonclient.grpc import service_pb2
 
 SITE = PEERS / "triton" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -83,7 +83,7 @@ def triton_serving(repository: Path, *more: str) -> Iterator[RawClient]:
 def serving_both(repository: Path, *flags: str) -> Iterator[Both]:
     """Both servers, with the same flags and the models of a repository, which are written in Python."""
     with (
-        serving(repository, flags=flags) as server,
+        serving_process(repository, flags=flags) as server,
         closing(RawClient(server.address)) as conch,
         triton_serving(repository, *flags) as triton,
     ):

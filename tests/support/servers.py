@@ -21,8 +21,10 @@ import grpc
 import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
+from tests.support.leaks import no_leaks
 from tritonclient.grpc import service_pb2
 
+import conch
 from conch.observability.logs import ANNOUNCEMENTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,6 +188,56 @@ def _announced(errors: str) -> str:
     return "".join(found)
 
 
+class LocalServer:
+    """A server in the test's own process, on free ports.
+
+    Args:
+        repositories: Its model repositories.
+        flags: Flags as on the command line, but for those of logs, which belong to a process.
+    """
+
+    def __init__(self, repositories: Sequence[Path], flags: Sequence[str]) -> None:
+        self.server = conch.Server(*repositories, **_keywords(flags))
+
+    @property
+    def address(self) -> str:
+        """Host and port of gRPC."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The port of gRPC."""
+        port = self.server.grpc_port
+        assert port is not None
+        return port
+
+    @property
+    def http_address(self) -> str:
+        """Host and port of HTTP."""
+        return f"127.0.0.1:{self.server.http_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the metrics."""
+        url = self.server.metrics_url
+        assert url is not None
+        return url
+
+
+AnyServer = LocalServer | ServerProcess
+"""What clients can be made for."""
+
+
+def _keywords(flags: Sequence[str]) -> dict[str, Any]:
+    """Command line flags as keywords of `conch.Server`."""
+    keywords: dict[str, Any] = {"grpc_port": 0, "http_port": 0, "metrics_port": 0}
+    given: dict[str, list[str]] = {}
+    for flag in flags:
+        name, _, value = flag.removeprefix("--").partition("=")
+        given.setdefault(name.replace("-", "_"), []).append(value if "=" in flag else "true")
+    return keywords | {name: values if len(values) > 1 else values[0] for name, values in given.items()}
+
+
 _MODELS = re.compile(r'"logger": "conch\.(backends\.python|python_model)[."]')
 """Of a model, in process or in a worker, and not of the server or of a worker's own code."""
 
@@ -202,7 +254,16 @@ def started(*arguments: str, environment: Mapping[str, str] | None = None) -> It
 
 
 @contextmanager
-def serving(
+def serving(*repositories: Path, flags: Sequence[str] = ()) -> Iterator[LocalServer]:
+    """A server in this process, until the end of the block; it must leave nothing behind."""
+    with no_leaks():
+        local = LocalServer(repositories, flags)
+        with local.server:
+            yield local
+
+
+@contextmanager
+def serving_process(
     *repositories: Path, flags: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> Iterator[ServerProcess]:
     """A `conch serve` that listens on a port of its own; after the block it must end well."""
@@ -221,7 +282,7 @@ def without_models(errors: str) -> str:
 
 
 @contextmanager
-def client_of(server: ServerProcess, **settings: Any) -> Iterator[triton.InferenceServerClient]:
+def client_of(server: AnyServer, **settings: Any) -> Iterator[triton.InferenceServerClient]:
     """A client of a server with a connection of its own."""
     most = 2**31 - 1
     channel = [

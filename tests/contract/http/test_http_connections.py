@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.raw_http import Response, head, infer_body, raw_http, request
-from tests.support.servers import ServerProcess, eventually, serving, write_probe
+from tests.support.servers import ServerProcess, eventually, serving_process, write_probe
 
 INFER = "/v2/models/probe/infer"
 GENERATE = "/v2/models/probe/generate"
@@ -21,7 +21,7 @@ UPGRADE = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Setting
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server with one model."""
     write_probe(tmp_path / "models")
-    with serving(tmp_path / "models") as server:
+    with serving_process(tmp_path / "models") as server:
         yield server
 
 
@@ -110,7 +110,7 @@ def test_a_long_answer_and_what_comes_behind_it(tmp_path: Path, restricted: bool
     body, length = binary_body(3 << 20)
     infer = request("POST", INFER, body, length, "key: secret")
     with (
-        serving(tmp_path / "models", flags=flags) as server,
+        serving_process(tmp_path / "models", flags=flags) as server,
         raw_http(server.http_address, receive_buffer=64 << 10) as connection,
     ):
         for _ in range(2):

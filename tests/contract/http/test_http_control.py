@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from tests.support.names import new_name
-from tests.support.servers import ServerProcess, client_of, serving, write_model, write_probe
+from tests.support.servers import ServerProcess, client_of, serving_process, write_model, write_probe
 from tritonclient.utils import InferenceServerException, shared_memory
 
 NUMBER = """
@@ -46,7 +46,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     write_probe(repository)
     write_model(repository, "number", NUMBER_PBTXT, {"model.py": NUMBER.replace("VALUE", "1")})
     flags = ["--model-control-mode=explicit", "--load-model=probe"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         # gRPC and gevent keep some file descriptors and threads from their first call on.
         with client_of(server) as grpc, closing(triton.InferenceServerClient(server.http_address)) as client:
             assert grpc.is_server_ready()

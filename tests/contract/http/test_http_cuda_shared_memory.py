@@ -21,7 +21,7 @@ from tests.support.servers import (
     client_of,
     copy_example,
     eventually,
-    serving,
+    serving_process,
     write_probe,
 )
 from tritonclient.utils import InferenceServerException
@@ -40,7 +40,7 @@ def server(cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     repository = tmp_path_factory.mktemp("models")
     copy_example(repository, "simple")
     write_probe(repository)
-    with serving(repository, environment=cuda.environment) as server:
+    with serving_process(repository, environment=cuda.environment) as server:
         with client_of(server) as grpc, closing(Client(server.http_address)) as client:
             assert grpc.is_server_ready() and client.is_server_ready()
         yield server

@@ -14,7 +14,14 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from tests.support.servers import ServerProcess, eventually, serving, write_model, write_probe, write_steps
+from tests.support.servers import (
+    ServerProcess,
+    eventually,
+    serving_process,
+    write_model,
+    write_probe,
+    write_steps,
+)
 
 FLOOD = """
 import numpy as np
@@ -58,7 +65,7 @@ def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     write_probe(repository)
     write_steps(repository)
     write_model(repository, "flood", FLOOD_CONFIG, {"model.py": FLOOD})
-    with serving(repository) as server:
+    with serving_process(repository) as server:
         yield server
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 import tritonclient.http.aio as http_aio
-from tests.support.servers import WAIT_S, ServerProcess, eventually, serving, write_model, write_probe
+from tests.support.servers import WAIT_S, ServerProcess, eventually, serving_process, write_model, write_probe
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -81,7 +81,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_models(repository)
     write_probe(repository)
     flags = ["--http-max-input-size=65536", "--http-header-forward-pattern=^x-.*|^timeout$"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server
 
 
@@ -637,7 +637,7 @@ def test_the_loop_goes_on_while_a_large_body_is_read(tmp_path: Path) -> None:
     write_models(tmp_path)
     body = f'{{"inputs":[{{"name":"IN","datatype":"FP32","shape":[1,4000000],"data":[{"1.5," * 3999999}2]}}],'
     body += '"outputs":[{"name":"OIN","parameters":{"binary_data":true}}]}'
-    with serving(tmp_path) as server:
+    with serving_process(tmp_path) as server:
         answers: list[Reply] = []
         sender = threading.Thread(
             target=lambda: answers.append(ask(server.http_address, body, path="batched"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.loading import files, write_number
-from tests.support.servers import ServerProcess, serving, started
+from tests.support.servers import ServerProcess, serving_process, started
 
 from conch.frontends.http.origins import foreign_page
 
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("models")
     write_number(repository, "m")
     flags = ["--model-control-mode=explicit", "--load-model=m", f"--http-cors-origin={APP}"]
-    with serving(repository, flags=flags) as running:
+    with serving_process(repository, flags=flags) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 import tritonclient.http as triton
-from tests.support.servers import EXAMPLES, serving, started
+from tests.support.servers import EXAMPLES, serving_process, started
 from tritonclient.utils import InferenceServerException
 
 PATHS = {
@@ -35,7 +35,7 @@ def test_each_category_has_its_secret() -> None:
         f"--http-restricted-api={','.join(restricted[3:])}:other=o=o",
     ]
     with (
-        serving(EXAMPLES, flags=flags) as server,
+        serving_process(EXAMPLES, flags=flags) as server,
         httpx.Client(base_url=f"http://{server.http_address}") as client,
     ):
         for category, paths in PATHS.items():

@@ -13,7 +13,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
-from tests.support.servers import ServerProcess, serving, write_probe
+from tests.support.servers import ServerProcess, serving_process, write_probe
 
 from conch.frontends.http.openapi import document
 
@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with one model."""
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
-    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
+    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
         yield server
 
 

@@ -20,7 +20,7 @@ from tests.support.servers import (
     ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     write_model,
     write_probe,
     write_steps,
@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_probe(repository, "cached", "response_cache { enable: true }")
     write_steps(repository)
     write_model(repository, "two", TWO_CONFIG, {"model.py": TWO})
-    with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
+    with serving_process(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
         with client_of(server) as grpc, closing(Client(server.http_address)) as client:
             assert grpc.is_server_ready() and client.is_server_ready()
         yield server
