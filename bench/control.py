@@ -28,8 +28,8 @@ import psutil
 from bench import facts
 from bench.protocol import Probe
 from bench.servers import REPOSITORIES, ROOT, Server, conch_command
-from conch_control.planner.look import Looker
 from conch_control.planner.plan import Plan
+from conch_control.planner.snapshot import Looker
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.options import ConnectionOptions
 from conch_control.repository.local import LocalRepository

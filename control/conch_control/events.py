@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from conch.core.errors import OutOfRangeError
-from conch_control.states import Phase
+from conch_control.lifecycle.version_phase import Phase
 
 KEPT = 10_000
 """Most events that a log keeps."""

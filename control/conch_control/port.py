@@ -10,9 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from conch.core.server_core import LoadParameter
+from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
+from conch.core.server_state import LoadParameter
 from conch_control.events import EventLog
-from conch_control.states import Phase
+from conch_control.lifecycle.version_phase import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +138,15 @@ class AgentPort(Protocol):
 
     def drain(self) -> None:
         """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+
+
+_WILL_FAIL_AGAIN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error, or what has caused it, may be gone later although nothing is done about it."""
+    return any(
+        isinstance(each, UnavailableError | DeadlineExceededError | ResourceExhaustedError)
+        or (isinstance(each, OSError) and not isinstance(each, _WILL_FAIL_AGAIN))
+        for each in (error, error.__cause__)
+    )

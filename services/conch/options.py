@@ -19,7 +19,7 @@ from conch.frontends.http.server import HttpOptions
 from conch.observability.metrics.options import MetricsOptions, read_settings
 from conch.observability.options import AccessLogOptions, LogOptions
 from conch_control.options import ControlMode
-from conch_control.planner.driver import PlannerOptions
+from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.repository.storage.options import StorageOptions
 
 _RELOAD_SETTLE_S = 0.2

@@ -22,10 +22,10 @@ from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
 from conch.core.registry import Registry
+from conch.core.request_log import RequestLog
 from conch.core.response_cache.service import CacheService
-from conch.core.server_core import IndexEntry, ServerCore
-from conch.core.stage import Stage
-from conch.core.watch import RequestLog
+from conch.core.server_stage import Stage
+from conch.core.server_state import IndexEntry, ServerCore
 from conch.exposure import exposure
 from conch.forks import ListeningAddresses
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
@@ -42,10 +42,10 @@ from conch.observability.settings import LogControl
 from conch.observability.trace import TraceSettings
 from conch.options import ServerOptions
 from conch.slow_loads import SlowLoads
-from conch_control.agent import Agent, LoadFailure
-from conch_control.gate import Gate
+from conch_control.lifecycle.access_policy import Gate
+from conch_control.lifecycle.agent import Agent, LoadFailure
 from conch_control.options import ControlOptions
-from conch_control.planner.driver import Planner, PlannerOptions
+from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.remote_api.options import ControlPortOptions
 from conch_control.remote_api.server import ControlPort
 from conch_control.repository.source import Repository

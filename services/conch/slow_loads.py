@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable
 
 from conch.core.clock import wall_seconds
-from conch_control.book import UNFINISHED
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.lifecycle.version_states import UNFINISHED
 from conch_control.port import ModelStatus, VersionStatus
-from conch_control.states import Phase
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import tritonclient.grpc as triton
 from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
-from conch_control.planner.filesystems import file_system, is_silent
+from conch_control.planner.watch_paths import file_system, is_silent
 
 SETTLE_S = 0.3
 

@@ -28,11 +28,11 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.protocol import model_control_pb2 as pb
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import After, ModelControlClient, Update, Watching
-from conch_control.remote_api.errors import UnreachableError
 from conch_control.remote_api.options import ClientTls, ConnectionOptions, ControlPortOptions, ServerTls
 from conch_control.remote_api.server import ControlPort
-from conch_control.states import Phase
+from conch_control.remote_api.status_codes import UnreachableError
 
 SERVICE = "/conch.control.v1.ModelControl/"
 

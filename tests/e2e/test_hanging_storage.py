@@ -22,10 +22,10 @@ from conch.frontends.grpc.server import GrpcOptions
 from conch.options import ServerOptions
 from conch.running import run
 from conch.server import Server
-from conch_control.definition import PollError
+from conch_control.lifecycle.model_definition import PollError
 from conch_control.options import ControlOptions
-from conch_control.planner.driver import outcome_of
 from conch_control.planner.plan import Outcome
+from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.options import ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.server import ControlPort

@@ -22,8 +22,8 @@ from tests.support.servers import CONCH, WAIT_S, free_port
 
 from conch.commands.models import run
 from conch.core.errors import InvalidArgumentError
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.options import ControlPortOptions, ServerTls
-from conch_control.states import Phase
 
 SINCE = "2023-11-14 22:13:20Z"
 

@@ -16,7 +16,7 @@ from conch_control.repository.source import ModelSource
 from conch_control.repository.storage import open_repository
 from conch_control.repository.storage.objects import ObjectRepository
 from conch_control.repository.storage.options import StorageOptions
-from conch_control.repository.storage.staging import StagedModel
+from conch_control.repository.storage.stager import StagedModel
 
 _numbers = itertools.count()
 

@@ -18,11 +18,10 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_cache.base import ResponseCache
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
+from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import parse_config
 from conch_control.config.ragged import validate_ragged
-from conch_control.config.spec import build_spec
-from conch_control.config.support import check_supported
-from conch_control.config.validate import validate_config, validate_tensors
+from conch_control.config.validate import check_supported, validate_config, validate_tensors
 
 _DOCS = Path(__file__).parents[2] / "docs"
 

@@ -231,7 +231,7 @@ def test_all_packages_are_read() -> None:
         "conch.core.model",
         "conch.frontends.grpc.adapter",
         "conch.server",
-        "conch_control.agent",
+        "conch_control.lifecycle.agent",
     } <= names
 
 

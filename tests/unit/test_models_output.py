@@ -19,9 +19,9 @@ from conch.commands.show import (
     staged,
 )
 from conch_control.events import Event
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, ModelDescription, ModelStatus, VersionStatus
 from conch_control.remote_api.client import Update
-from conch_control.states import Phase
 
 
 @pytest.mark.parametrize(

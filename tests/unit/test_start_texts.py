@@ -14,8 +14,8 @@ from tests.support.servers import eventually
 
 from conch.hints import cause_line, hint_for, listener_of, repository_hint
 from conch.slow_loads import SlowLoads
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import ModelStatus, VersionStatus
-from conch_control.states import Phase
 
 
 def test_slow_loads_say_what_they_are_doing(caplog: pytest.LogCaptureFixture) -> None:

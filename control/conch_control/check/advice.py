@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conch.protocol.model_config_pb2 import ModelConfig, ModelQueuePolicy
-from conch_control.config.problems import Problem, Problems, entry_path
-from conch_control.config.suggest import nearest
+from conch_control.config.problems import Problem, Problems, entry_path, nearest
 
 _OWN = "CONCH_"
 _PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")

@@ -17,8 +17,8 @@ from google.protobuf import text_encoding
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.fieldpaths import is_map, part_of_entry
 from conch_control.config.problems import entry_path
+from conch_control.config.schema import is_map, part_of_entry
 
 _TOKEN = re.compile(
     r"""

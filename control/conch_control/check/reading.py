@@ -16,8 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.positions import Positions, Span, parent
-from conch_control.config.problems import Problem
-from conch_control.config.suggest import unknown_name
+from conch_control.config.problems import Problem, unknown_name
 
 _MOST = 100
 _POSITION = re.compile(r"^\d+:\d+ : ")

@@ -20,10 +20,10 @@ from conch_control.config.problems import (
     Problems,
     attempt,
     entry_path,
+    nearest,
     raise_first,
     result_or_raise,
 )
-from conch_control.config.suggest import nearest
 
 FindModel = Callable[[EnsembleStep], ModelSpec]
 """The model of a step as it is loaded now."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.fieldpaths import leaves
 from conch_control.config.normalize import normalize
+from conch_control.config.schema import leaves
 
 CONFIG_FILE = "config.pbtxt"
 """The value stands in the model's config file."""

@@ -10,9 +10,8 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.padding import PARAMETER, PaddedInput, PaddedOutput, Padding, parse_padding
 from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
-from conch_control.config.datatypes import WIRE_NAMES
-from conch_control.config.problems import Checked, Problem, entry_path, result_or_raise
-from conch_control.config.suggest import nearest
+from conch_control.config.problems import Checked, Problem, entry_path, nearest, result_or_raise
+from conch_control.config.schema import WIRE_NAMES
 
 _LARGEST = 2**64  # of whole numbers, which JSON has of any size
 _T = TypeVar("_T")

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.suggest import with_suggestion
+from conch_control.config.problems import with_suggestion
 
 _POSITION = re.compile(r"^\d+:\d+ : ")
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.problems import Problem, Problems, raise_first
-from conch_control.config.suggest import nearest
+from conch_control.config.problems import Problem, Problems, nearest, raise_first
 
 ENSEMBLE = "ensemble"
 

@@ -14,8 +14,6 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.spec import ControlTensor, SequenceBatching, StateSpec
 from conch.core.tensor import ELEMENT_SIZES, decode_bytes
 from conch.protocol.model_config_pb2 import ModelConfig, ModelSequenceBatching
-from conch_control.config.datatypes import WIRE_NAMES
-from conch_control.config.paths import stays_within
 from conch_control.config.problems import (
     Checked,
     Problem,
@@ -24,6 +22,8 @@ from conch_control.config.problems import (
     raise_first,
     result_or_raise,
 )
+from conch_control.config.schema import WIRE_NAMES
+from conch_control.repository.layout import stays_within
 
 _IDLE_US = 1_000_000
 _FOLDER = "initial_state"

@@ -10,21 +10,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from conch.core.errors import UnsupportedError
 from conch.core.execution.placement import Devices
 from conch.protocol.model_config_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
     ModelInput,
+    ModelInstanceGroup,
     ModelMetrics,
     ModelOutput,
     ModelQueuePolicy,
 )
-from conch_control.config.datatypes import WIRE_NAMES
 from conch_control.config.ensembles import ensemble_problems
-from conch_control.config.groups import group_problems
+from conch_control.config.instance_groups import group_problems
 from conch_control.config.platforms import is_ensemble, pair_problems
 from conch_control.config.problems import Problem, Problems, entry_path, raise_first
 from conch_control.config.ragged import ragged_problems
+from conch_control.config.schema import WIRE_NAMES
 from conch_control.config.sequences import sequence_problems
 
 _DIMENSION_RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -292,3 +294,60 @@ def _chunk_sizes(dims: Iterable[int]) -> list[int]:
 
 def _bad_dimensions(dims: Iterable[int]) -> Iterator[tuple[int, int]]:
     return ((number, dim) for number, dim in enumerate(dims) if dim < 1 and dim != -1)
+
+
+_MOST_LEVELS = 1000
+_MOST_ROWS = 100_000
+
+
+def check_supported(config: ModelConfig, namespaces: bool = False) -> None:
+    """Checks that everything a config asks for is there.
+
+    Args:
+        config: The config.
+        namespaces: Whether models have namespaces.
+
+    Raises:
+        UnsupportedError: Something is not; the text names the fields.
+    """
+    fields = list(_unsupported(config, namespaces))
+    if fields:
+        names = ", ".join(f"'{name}'" for _, name in fields)
+        raise UnsupportedError(f"model '{config.name}' uses {names}: not supported yet")
+
+
+def support_problems(config: ModelConfig) -> Problems:
+    """What a config asks for that is not there, each thing by itself."""
+    for path, name in _unsupported(config, False):
+        yield Problem(
+            path,
+            f"model '{config.name}' uses '{name}': not supported yet",
+            expected=f"a version of conch that has it; this one is without '{name}'",
+            kind=UnsupportedError,
+        )
+
+
+def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, str]]:
+    """Paths of fields and what messages call them; a name for each thing, if many fields ask for it."""
+    for number, step in enumerate(config.ensemble_scheduling.step):
+        if step.model_namespace and not namespaces:
+            path = f"ensemble_scheduling.step[{number}].model_namespace"
+            yield path, "ensemble_scheduling.step.model_namespace"
+            break
+    kinds: dict[str, Sequence[ModelInput | ModelOutput]] = {"input": config.input, "output": config.output}
+    for kind, tensors in kinds.items():
+        for number, tensor in enumerate(tensors):
+            for field in ("is_shape_tensor", "is_non_linear_format_io"):
+                if getattr(tensor, field):
+                    yield f"{kind}[{number}].{field}", f"{kind}[{tensor.name}].{field}"
+    # Each level has queues of its own, so their number must not be a client's free choice.
+    if config.HasField("dynamic_batching") and config.dynamic_batching.priority_levels > _MOST_LEVELS:
+        path = "dynamic_batching.priority_levels"
+        yield path, f"{path} > {_MOST_LEVELS}"
+    # Each row has a place of its own.
+    direct = config.HasField("sequence_batching") and not config.sequence_batching.HasField("oldest")
+    if direct and config.max_batch_size > _MOST_ROWS:
+        yield "max_batch_size", f"sequence_batching.direct with max_batch_size > {_MOST_ROWS}"
+    on_gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    if on_gpu and config.cc_model_filenames:
+        yield "cc_model_filenames", "cc_model_filenames"

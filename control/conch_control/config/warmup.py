@@ -10,9 +10,9 @@ from conch.core.errors import InternalError, InvalidArgumentError
 from conch.core.spec import WarmupInput, WarmupSample
 from conch.core.tensor import ELEMENT_SIZES
 from conch.protocol.model_config_pb2 import ModelConfig, ModelWarmup
-from conch_control.config.datatypes import WIRE_NAMES
-from conch_control.config.paths import stays_within
 from conch_control.config.problems import Checked, Problem, attempt, entry_path, result_or_raise
+from conch_control.config.schema import WIRE_NAMES
+from conch_control.repository.layout import stays_within
 
 _FOLDER = "warmup"
 

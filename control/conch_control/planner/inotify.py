@@ -23,7 +23,7 @@ from watchdog.observers.inotify_c import (
     WatchDescriptor,
 )
 
-from conch_control.planner.watch import Identity, WatchError
+from conch_control.planner.watcher import Identity, WatchError
 
 Touched = Callable[[Identity, str], None]
 """Told of a directory and the name of its entry that has changed; empty for the directory itself."""

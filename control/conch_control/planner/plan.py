@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from conch_control.planner.changed import differing
-from conch_control.repository.layout import Fingerprint
+from conch_control.repository.layout import Fingerprint, differing
 from conch_control.repository.markers import is_incomplete, vouched_for
 
 FIRST_RETRY_NS = 1_000_000_000

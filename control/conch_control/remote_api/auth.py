@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from conch.core.errors import UnauthenticatedError
-from conch_control.remote_api.errors import abort
+from conch_control.remote_api.status_codes import abort
 
 AUTHORIZATION = "authorization"
 SCHEME = "Bearer "

@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc
 
-from conch.core.server_core import LoadParameter
+from conch.core.server_state import LoadParameter
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.auth import AUTHORIZATION, SCHEME
-from conch_control.remote_api.convert import description_of, event_of, index_of, load_request, status_of
-from conch_control.remote_api.errors import error_of
 from conch_control.remote_api.handlers import SERVICE
+from conch_control.remote_api.messages import description_of, event_of, index_of, load_request, status_of
 from conch_control.remote_api.options import ConnectionOptions
+from conch_control.remote_api.status_codes import error_of
 
 TIMEOUT_S = 60.0
 """For what the agent answers at once unless its storage hangs."""

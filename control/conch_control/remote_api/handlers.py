@@ -20,11 +20,10 @@ from conch.core.errors import (
     without_traceback,
 )
 from conch.protocol import model_control_pb2 as pb
-from conch_control.port import AgentPort
-from conch_control.remote_api.convert import description_message, index_message, load_parameters
-from conch_control.remote_api.errors import abort
-from conch_control.remote_api.watching import STOPPED, Watch
-from conch_control.retrying import may_pass
+from conch_control.port import AgentPort, may_pass
+from conch_control.remote_api.messages import description_message, index_message, load_parameters
+from conch_control.remote_api.status_codes import abort
+from conch_control.remote_api.watch_stream import STOPPED, Watch
 
 log = logging.getLogger(__name__)
 

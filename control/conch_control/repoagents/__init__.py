@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conch_control.repoagents.base import ModelContext, RepositoryHook
 from conch_control.repoagents.chain import AgentChain, make_chain
+from conch_control.repoagents.hooks import ModelContext, RepositoryHook
 
 __all__ = ["AgentChain", "ModelContext", "RepositoryHook", "make_chain"]

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, as_conch_error
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.jsonform import to_json
-from conch_control.repoagents.base import ModelContext, RepositoryHook
-from conch_control.repoagents.checksum import Checksum
+from conch_control.config.json_format import to_json
+from conch_control.repoagents.hooks import Checksum, ModelContext, RepositoryHook
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from conch.core.errors import InvalidArgumentError
+from conch.protocol.model_config_pb2 import ModelConfig
+
 log = logging.getLogger(__name__)
+
 
 CONFIG_FILE = "config.pbtxt"
 _CONFIGS = "configs"
@@ -147,3 +152,76 @@ def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator
         if entry.name != "__pycache__":
             yield f"{path}/", 0, 0, 0  # an empty version directory counts too
             yield from _files(entry.path, f"{path}/", above | {identity})
+
+
+def select_versions(config: ModelConfig, available: Collection[int]) -> list[int]:
+    """The versions to load, ascending.
+
+    Args:
+        config: A normalised config.
+        available: Versions that have a directory.
+
+    Raises:
+        InvalidArgumentError: There are none.
+    """
+    policy = config.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "specific":
+        for version in policy.specific.versions:
+            if version not in available:
+                log.error(
+                    "version %d is specified for model '%s', but the version directory is not present",
+                    version,
+                    config.name,
+                )
+        selected = sorted(set(policy.specific.versions).intersection(available))
+    elif choice == "latest":
+        selected = sorted(available)[-policy.latest.num_versions :]
+    else:
+        selected = sorted(available)
+    if not selected:
+        raise InvalidArgumentError(
+            f"at least one version must be available under the version policy of model '{config.name}'"
+        )
+    return selected
+
+
+def stays_within(directory: Path, relative: str) -> bool:
+    """Whether a path is relative and stays in a directory by its text.
+
+    Links are followed wherever they lead, as repositories use them to share files; they are the
+    operator's. The text of a config may be a client's. Nothing is looked up, so that what is refused tells
+    neither where the directory is nor what is outside of it.
+
+    Args:
+        directory: The directory.
+        relative: The path, as `Path` and `os.path.join` append it to the directory.
+    """
+    if os.path.isabs(relative):
+        return False
+    root = os.path.abspath(directory)
+    path = os.path.abspath(os.path.join(root, relative))
+    return os.path.commonpath([root, path]) == root
+
+
+_MOST_SHOWN = 3
+
+# Vim asks with 4913 whether it may write to a directory; emacs locks files with links named .#*.
+_EDITORS = re.compile(r"(?:^|/)(?:\.[^/]*\.sw[a-z]|4913|[^/]*~|\.?#[^/]*#?|[^/]*\.(?:tmp|bak|orig))$")
+
+
+def differing(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
+    """The paths of files that are not the same in both states, sorted."""
+    return tuple(sorted({path for path, *_ in set(before) ^ set(after)}))
+
+
+def some(paths: Sequence[str]) -> str:
+    """Paths for a log line, not too many of them."""
+    more = len(paths) - _MOST_SHOWN
+    shown = ", ".join(paths[:_MOST_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def without_editors(state: Fingerprint) -> Fingerprint:
+    """A state without what editors keep beside the files that they have open."""
+    return tuple(entry for entry in state if not _EDITORS.search(entry[0]))

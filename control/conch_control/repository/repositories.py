@@ -14,11 +14,15 @@ from dataclasses import replace
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
+from conch_control.options import ControlOptions
+from conch_control.repository.dependency_graph import read_parts
 from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
 from conch_control.repository.namespaces import ReadParts, namespaced
 from conch_control.repository.source import ModelSource, Repository, Scan
+from conch_control.repository.storage import open_repository
 
 log = logging.getLogger(__name__)
+
 
 PATIENCE_S = 1.0
 """How long a repository may take when another one has answered."""
@@ -237,3 +241,20 @@ def _unique(found: Iterable[Mapping[str, ModelSource]]) -> Scan:
     for name in duplicates:
         del models[name]
     return Scan(models, frozenset(duplicates))
+
+
+def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()) -> Repositories:
+    """Opens all repositories; nothing of them is read yet.
+
+    Args:
+        options: What names them.
+        others: Repositories that are open already.
+
+    Raises:
+        InvalidArgumentError: A location makes no sense, or what it needs is not installed.
+    """
+    opened = [open_repository(location, options.storage) for location in options.repositories]
+    opened += others
+    if not options.namespacing:
+        return Repositories(opened)
+    return Repositories(opened, lambda source: read_parts(source, options))

@@ -13,7 +13,7 @@ from google.protobuf import text_format
 from conch.api.decorators import Function
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig as ConfigMessage
-from conch_control.overrides import Given
+from conch_control.lifecycle.load_overrides import Given
 from conch_control.repository.source import ModelSource
 
 FILE = "function"

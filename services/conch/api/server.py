@@ -21,10 +21,10 @@ from conch.api.repository import BoundModel, BoundRepository
 from conch.api.results import Result
 from conch.banner import local_address
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
-from conch.core.server_core import IndexEntry, LoadParameter
+from conch.core.server_state import IndexEntry, LoadParameter
 from conch.running import Signals, Task
 from conch.server import Server as Composition
-from conch_control.definition import PollError
+from conch_control.lifecycle.model_definition import PollError
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from conch.core.execution.placement import Devices
 from conch.flags import FlagError
 from conch.gpus import find_gpus
 from conch.options import backend_options
-from conch_control.check.model import Rules
-from conch_control.check.output import as_json, as_text, is_clean
-from conch_control.check.repositories import UnknownModelError, check_repositories
+from conch_control.check.model_checks import Rules
+from conch_control.check.report import as_json, as_text, is_clean
+from conch_control.check.repository_checks import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
 from conch_control.repository.storage import open_repository
 

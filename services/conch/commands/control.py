@@ -24,14 +24,13 @@ from conch.commands.parser import CommandParser
 from conch.core.errors import ConchError
 from conch.observability.logs import configure, unconfigure
 from conch.observability.options import LogOptions
-from conch_control.opening import open_repositories
 from conch_control.options import ControlOptions
-from conch_control.planner.driver import Planner, PlannerOptions
-from conch_control.remote import RemoteAgent
+from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.errors import UnreachableError
 from conch_control.remote_api.options import ConnectionOptions
-from conch_control.repository.repositories import Repositories
+from conch_control.remote_api.remote_agent import RemoteAgent
+from conch_control.remote_api.status_codes import UnreachableError
+from conch_control.repository.repositories import Repositories, open_repositories
 
 log = logging.getLogger(__name__)
 

@@ -36,10 +36,10 @@ from conch.commands.show import (
     models_table,
 )
 from conch.core.errors import ConchError
-from conch.core.server_core import LoadParameter
+from conch.core.server_state import LoadParameter
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import ModelStatus
 from conch_control.remote_api.client import After, ModelControlClient
-from conch_control.states import Phase
 
 _MOST_BYTES = 2**31 - 2**16
 """Of all files in one load: a gRPC message has no room for more."""

@@ -9,8 +9,8 @@ from typing import TextIO
 
 from conch.commands.show import staged
 from conch.core.errors import ConchError
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient, Update, Watching
-from conch_control.states import Phase
 
 _EVERY_MS = 500
 _BEGIN_S = 5.0

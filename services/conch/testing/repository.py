@@ -66,10 +66,10 @@ class Repository:
             FileNotFoundError: There is no such directory, or no such version.
         """
         # The planes meet here only.
-        from conch_control.config.jsonform import to_json
+        from conch_control.config.json_format import to_json
         from conch_control.config.parse import read_config
-        from conch_control.definition import read_definition
-        from conch_control.loader import Loader
+        from conch_control.lifecycle.model_definition import read_definition
+        from conch_control.lifecycle.model_loader import Loader
         from conch_control.options import ControlOptions
         from conch_control.repository.layout import config_file
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from conch.core.admission import Dispatcher
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.calls import ServerCalls
-from conch.core.dispatch import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
@@ -22,7 +22,7 @@ from conch.core.scheduling.base import Batch
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch_control.agent import Agent
+from conch_control.lifecycle.agent import Agent
 from conch_control.options import ControlOptions
 
 CONFIG = """

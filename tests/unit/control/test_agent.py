@@ -10,9 +10,9 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from conch.core.server_core import IndexEntry, RepositoryAgent
-from conch_control.gate import Gate
-from conch_control.states import Phase
+from conch.core.server_state import IndexEntry, RepositoryAgent
+from conch_control.lifecycle.access_policy import Gate
+from conch_control.lifecycle.version_phase import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

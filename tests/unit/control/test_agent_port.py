@@ -13,13 +13,13 @@ from tests.unit.control.test_lifecycle import drained
 from conch.core.errors import ConchError, NotFoundError
 from conch.core.execution.placement import Devices
 from conch.core.registry import Registry
-from conch.core.server_core import ServerCore
+from conch.core.server_state import ServerCore
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.agent import Agent
-from conch_control.gate import Gate
+from conch_control.lifecycle.access_policy import Gate
+from conch_control.lifecycle.agent import Agent
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.options import ControlOptions
 from conch_control.port import AgentPort, InstanceStatus
-from conch_control.states import Phase
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

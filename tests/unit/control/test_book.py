@@ -8,9 +8,9 @@ import pytest
 
 from conch.core.registry import Registry, VersionState
 from conch.core.servable import Servable
-from conch_control.book import FORGOTTEN, UNLOADED, Book, Change
 from conch_control.events import EventLog
-from conch_control.states import Phase
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.lifecycle.version_states import FORGOTTEN, UNLOADED, Book, Change
 
 MODEL = cast(Servable, object())
 

@@ -17,8 +17,8 @@ from conch.core.model import Model
 from conch.core.response_cache.cached import CachedModel
 from conch.core.response_cache.local import LocalCache
 from conch.core.response_cache.service import CacheService
-from conch_control.caching import PartsIdentity, content_digest
-from conch_control.ensemble_loader import EnsembleError
+from conch_control.lifecycle.cache_identity import PartsIdentity, content_digest
+from conch_control.lifecycle.ensemble_loader import EnsembleError
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

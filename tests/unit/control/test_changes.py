@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.changes import Origin, Treatment, treat
 from conch_control.config.parse import parse_config
-from conch_control.definition import Definition
+from conch_control.lifecycle.model_definition import Definition
+from conch_control.lifecycle.version_diff import Origin, Treatment, treat
 from conch_control.repository.layout import Fingerprint, versions_in
 
 FILES = (

@@ -18,9 +18,9 @@ from tests.unit.control.conftest import Site as MakeSite
 from conch.core.execution.placement import Devices
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.findings import Checkup, Finding, Report
-from conch_control.check.model import Rules
-from conch_control.check.output import as_json, as_text, is_clean
-from conch_control.check.repositories import UnknownModelError, check_repositories
+from conch_control.check.model_checks import Rules
+from conch_control.check.report import as_json, as_text, is_clean
+from conch_control.check.repository_checks import UnknownModelError, check_repositories
 from conch_control.options import ControlOptions
 from conch_control.repoagents import chain
 from conch_control.repository.local import LocalRepository

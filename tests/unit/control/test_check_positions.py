@@ -8,7 +8,7 @@ from tests.support.configs import Layout, configs, layouts
 
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.positions import Positions, parent
-from conch_control.config.fieldpaths import leaves
+from conch_control.config.schema import leaves
 
 
 @given(layouts())

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.servers import eventually
 
-from conch.core.dispatch import Dispatcher
+from conch.core.admission import Dispatcher
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.server_core import LoadParameter
+from conch.core.server_state import LoadParameter
 from conch.core.tensor import Tensor
-from conch_control.config.jsonform import to_json
+from conch_control.config.json_format import to_json
 from conch_control.config.parse import decode_config
-from conch_control.dependencies import circles, run_in_order
-from conch_control.ensemble_loader import EnsembleError
-from conch_control.operations import SupersededError
+from conch_control.lifecycle.ensemble_loader import EnsembleError
+from conch_control.lifecycle.load_queue import SupersededError
+from conch_control.repository.dependency_graph import circles, run_in_order
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

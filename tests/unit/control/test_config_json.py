@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.jsonform import from_json, parse_override, to_json
-from conch_control.config.lenient import parse_lenient
+from conch_control.config.json_format import from_json, parse_override, to_json
+from conch_control.config.lenient_json import parse_lenient
 from conch_control.config.parse import parse_config
 
 EVERYTHING = """

@@ -8,9 +8,9 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.spec import BatchInput, BatchOutput
+from conch_control.config.model_spec import build_spec
 from conch_control.config.parse import parse_config
 from conch_control.config.ragged import validate_ragged
-from conch_control.config.spec import build_spec
 
 BASE = """
     name: "m" max_batch_size: 8

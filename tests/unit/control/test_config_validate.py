@@ -4,8 +4,7 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 from conch_control.config.parse import parse_config
-from conch_control.config.support import check_supported
-from conch_control.config.validate import validate_config, validate_tensors
+from conch_control.config.validate import check_supported, validate_config, validate_tensors
 
 RULE = "must be integer >= 1, or -1 to indicate a variable-size dimension"
 

@@ -17,9 +17,9 @@ from tests.support.servers import eventually
 from tests.support.stores import WAIT_S, HangingStore
 
 from conch.core.errors import ConchError
-from conch.core.server_core import IndexEntry
-from conch_control.agent import Agent
-from conch_control.planner.driver import Planner, PlannerOptions
+from conch.core.server_state import IndexEntry
+from conch_control.lifecycle.agent import Agent
+from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 

@@ -20,14 +20,14 @@ from conch.core.model import Model
 from conch.core.scheduling.base import Batch
 from conch.core.scheduling.rate import ResourceLimit
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.definition import read_definition
-from conch_control.loader import Loader
+from conch_control.lifecycle.model_definition import read_definition
+from conch_control.lifecycle.model_loader import Loader
 from conch_control.options import ControlOptions
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
 
-    from conch_control.agent import Agent
+    from conch_control.lifecycle.agent import Agent
 
 ALL = "version_policy { all {} }"
 

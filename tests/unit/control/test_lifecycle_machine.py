@@ -29,14 +29,14 @@ from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError, Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
-from conch_control import draining
-from conch_control.book import FORGOTTEN, Book, Snapshot
 from conch_control.events import EventLog
-from conch_control.lifecycle import Lifecycle
-from conch_control.loader import Loader
-from conch_control.operations import SupersededError
+from conch_control.lifecycle import draining
+from conch_control.lifecycle.load_queue import SupersededError
+from conch_control.lifecycle.model_lifecycle import Lifecycle
+from conch_control.lifecycle.model_loader import Loader
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.lifecycle.version_states import FORGOTTEN, Book, Snapshot
 from conch_control.options import ControlOptions
-from conch_control.states import Phase
 
 WAIT_S = 30.0
 WAIT_A_MOMENT_S = 0.005

@@ -19,9 +19,10 @@ from tests.unit.control.test_composition import chain, send
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
-from conch_control.planner.driver import Planner, PlannerOptions, outcome_of
+from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner.plan import Operation, Outcome
-from conch_control.remote_api.watching import Watch
+from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
+from conch_control.remote_api.watch_stream import Watch
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
@@ -32,9 +33,8 @@ from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.listing import contents_of
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.staging import Stager
+from conch_control.repository.storage.stager import Stager
 from conch_control.repository.storage.stores import StoredObject
-from conch_control.states import Phase
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -71,7 +71,7 @@ class Store:
 def with_store(site: Site, monkeypatch: pytest.MonkeyPatch, store: Store, mode: str = "explicit") -> Any:
     """An agent with a store besides the repository."""
     monkeypatch.setattr(
-        "conch_control.opening.open_repository",
+        "conch_control.repository.repositories.open_repository",
         lambda location, *rest: store if location == store.location else open_repository(location, *rest),
     )
     return site.agent(mode, repositories=(site.repository, store.location))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conch_control import memory
-from conch_control.memory import MemoryMeter, give_back, resident_bytes
+from conch_control.lifecycle import memory_usage
+from conch_control.lifecycle.memory_usage import MemoryMeter, give_back, resident_bytes
 
 
 def test_growth() -> None:
@@ -31,7 +31,7 @@ def test_two_at_once_can_not_be_told_apart() -> None:
 
 def test_a_platform_that_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (resident_bytes() or 0) > 1 << 20
-    monkeypatch.setattr(memory, "_STATM", tmp_path / "none")
+    monkeypatch.setattr(memory_usage, "_STATM", tmp_path / "none")
     assert resident_bytes() is None
     meter = MemoryMeter()
     assert meter.end(meter.begin()) is None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conch_control.dependencies import read_parts
 from conch_control.options import ControlOptions
+from conch_control.repository.dependency_graph import read_parts
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.namespaces import Names
 from conch_control.repository.repositories import Repositories

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conch.core.errors import UnavailableError
-from conch_control.operations import Operation, Operations, SupersededError
+from conch_control.lifecycle.load_queue import Operation, Operations, SupersededError
 from conch_control.repository.layout import Fingerprint
 
 OLD: Fingerprint = (("f", 1, 1, 1),)

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import CancelledError, ConchError, InternalError, InvalidArgumentError
-from conch.core.server_core import IndexEntry
-from conch_control.folders import Folder, remove_abandoned
-from conch_control.overrides import Given, Overrides, arranged, placed, read_overrides
+from conch.core.server_state import IndexEntry
+from conch_control.lifecycle.load_overrides import Given, Overrides, arranged, placed, read_overrides
+from conch_control.lifecycle.uploaded_files import Folder, remove_abandoned
 from conch_control.repository.layout import fingerprint
 
 if TYPE_CHECKING:
@@ -226,7 +226,10 @@ def test_a_disk_that_is_full_leaves_nothing() -> None:
 
 
 def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) -> None:
-    program = "from conch_control.folders import Folder\nkept = Folder(())\nprint(kept.directory.is_dir())"
+    program = (
+        "from conch_control.lifecycle.uploaded_files import Folder\n"
+        "kept = Folder(())\nprint(kept.directory.is_dir())"
+    )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "temporary")}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
@@ -236,7 +239,7 @@ def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) ->
 
 FORKING = """
 import multiprocessing
-from conch_control.folders import Folder
+from conch_control.lifecycle.uploaded_files import Folder
 
 folder = Folder(())
 child = multiprocessing.get_context("fork").Process(target=folder.release)
@@ -257,7 +260,7 @@ def test_a_process_that_was_forked_removes_nothing() -> None:
 
 def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
     program = (
-        "import os, signal\nfrom conch_control.folders import Folder\nkept = Folder(())\n"
+        "import os, signal\nfrom conch_control.lifecycle.uploaded_files import Folder\nkept = Folder(())\n"
         "(kept.directory / 'x').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folders)}

@@ -15,20 +15,19 @@ import pytest
 from tests.support.servers import eventually
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
-from conch.core.server_core import LoadParameter
+from conch.core.server_state import LoadParameter
 from conch_control.events import EventLog
-from conch_control.planner import driver as driver_module
-from conch_control.planner.driver import Planner, PlannerOptions, outcome_of
-from conch_control.planner.filesystems import file_system, is_silent
-from conch_control.planner.look import Looker
-from conch_control.planner.paths import resolve
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.planner import planner_loop as driver_module
 from conch_control.planner.plan import Outcome
-from conch_control.planner.watch import Watcher
+from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
+from conch_control.planner.snapshot import Looker
+from conch_control.planner.watch_paths import file_system, is_silent, resolve
+from conch_control.planner.watcher import Watcher
 from conch_control.port import Index, ModelStatus, VersionStatus
 from conch_control.repository.local import LocalModel, LocalRepository
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
-from conch_control.states import Phase
 
 WAIT_S = 20.0
 SETTLE_S = 0.25
@@ -611,7 +610,7 @@ def test_many_models_are_looked_at_without_reading_them(
         reads.append("x")
         return ()
 
-    monkeypatch.setattr("conch_control.planner.look.read_parts", read_parts)
+    monkeypatch.setattr("conch_control.planner.snapshot.read_parts", read_parts)
     looker = Looker(Repositories([LocalRepository(place.repository)]), "", lambda source: None)
     first = looker.look(None, lambda: False)
     assert len(first.models) == len(reads) == 500

@@ -13,9 +13,9 @@ from tests.unit.control.conftest import Site
 
 from conch.core.errors import UnavailableError
 from conch.core.registry import Entry, VersionState
-from conch.core.server_core import ServerCore
-from conch_control.agent import Agent
-from conch_control.gate import Gate
+from conch.core.server_state import ServerCore
+from conch_control.lifecycle.access_policy import Gate
+from conch_control.lifecycle.agent import Agent
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
 READY = VersionState("READY")

@@ -8,10 +8,9 @@ import pytest
 
 from conch.core.errors import InvalidArgumentError
 from conch_control.config.parse import parse_config
-from conch_control.repository.layout import config_file, fingerprint, version_numbers
+from conch_control.repository.layout import config_file, fingerprint, select_versions, version_numbers
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.versions import select_versions
 
 
 def test_version_directories(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.stores import HangingStore
 
-from conch_control.planner.look import Looker
+from conch_control.planner.snapshot import Looker
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Repository
 from conch_control.repository.storage.cache import ModelCache

@@ -18,15 +18,15 @@ from tests.unit.control.test_lifecycle import drained
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.registry import VersionState
 from conch.core.stopping import load_stopped
-from conch_control.book import Book
-from conch_control.definition import PollError
 from conch_control.events import EventLog
-from conch_control.lifecycle import Lifecycle
-from conch_control.loader import Loader
-from conch_control.operations import SupersededError
+from conch_control.lifecycle.load_queue import SupersededError
+from conch_control.lifecycle.model_definition import PollError
+from conch_control.lifecycle.model_lifecycle import Lifecycle
+from conch_control.lifecycle.model_loader import Loader
+from conch_control.lifecycle.version_diff import STALE
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.lifecycle.version_states import Book
 from conch_control.options import ControlOptions
-from conch_control.outcomes import STALE
-from conch_control.states import Phase
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

@@ -14,7 +14,7 @@ from conch_control.repository.source import ModelSource, Progress
 from conch_control.repository.storage.cache import ModelCache
 from conch_control.repository.storage.connection import Connection
 from conch_control.repository.storage.listing import Contents, by_model, contents_of
-from conch_control.repository.storage.staging import StagedModel, Stager
+from conch_control.repository.storage.stager import StagedModel, Stager
 from conch_control.repository.storage.stores import Store, StoredObject
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,413 @@
+"""Checks one model: what its load would do, up to where something would be loaded.
+
+Each step runs the check that the load runs, and goes on after its first problem.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from conch.core.backend import Backend
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError
+from conch.core.execution.warmup import Warmup
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.check.advice import idle_settings
+from conch_control.check.findings import Checkup, Notes
+from conch_control.check.reading import read_text
+from conch_control.check.user_code import PythonFile, agent_notes, agent_problems, read_python
+from conch_control.config.completion import checked_model_file, complete, runtime_problems
+from conch_control.config.instance_groups import resolving_groups
+from conch_control.config.model_spec import assemble_spec, read_extras
+from conch_control.config.normalize import normalize
+from conch_control.config.origins import config_origins
+from conch_control.config.platforms import filling_backend, is_ensemble
+from conch_control.config.problems import Problem, Problems, attempt, collect, nearest
+from conch_control.config.ragged import ragged_problems
+from conch_control.config.schema import is_map, leaves, value_at
+from conch_control.config.validate import config_problems, support_problems, tensor_problems
+from conch_control.config.warmup import checked_warmup
+from conch_control.options import ControlOptions
+from conch_control.repository.layout import CONFIG_FILE, select_versions, split_versions, variant_path
+from conch_control.repository.source import ModelSource
+
+log = logging.getLogger(__name__)
+
+_PYTHON = "python"
+_COMPLETED = ("input", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How models are checked.
+
+    Attributes:
+        options: Settings of the control plane that is to serve them.
+        get_backend: Finds a backend by name; raises InvalidArgumentError for one that does not exist.
+        backends: Names of the backends there are, for suggestions.
+        run_code: Whether models may run code of their own to complete their configs.
+    """
+
+    options: ControlOptions
+    get_backend: Callable[[str], Backend]
+    backends: Sequence[str] = ()
+    run_code: bool = False
+
+
+class ModelCheck:
+    """The check of one model, and what is needed to go on with it.
+
+    Args:
+        source: The model.
+        rules: How to check.
+
+    Attributes:
+        checkup: What has been found.
+        report: Adds problems to that.
+        sort: Puts it in the order of the config.
+        config: The config with its defaults, not completed; None if it can't be read.
+    """
+
+    def __init__(self, source: ModelSource, rules: Rules) -> None:
+        self.checkup = Checkup(source.name, source.location)
+        self._notes = Notes(self.checkup)
+        self.report = self._notes.report
+        self.sort = self._notes.sort
+        self.config: ModelConfig | None = None
+        self._directory = Path()  # where its files are
+        self._parameters: tuple[str, ...] = ()  # those that its backend reads
+        self._source = source
+        self._rules = rules
+
+    def run(self) -> None:
+        """Checks what can be checked without other models."""
+        try:
+            self._run()
+        except Exception as error:  # the load would fail of it as well
+            log.debug("checking '%s' failed", self.checkup.name, exc_info=True)
+            self.report([Problem("", f"{type(error).__name__}: {error}")])
+
+    def _run(self) -> None:
+        try:
+            written = self._read()
+            if written is None:
+                self._find_versions([entry[0] for entry in self._source.fingerprint()])
+                return
+            staged = self._source.stage(lambda done, total: None, lambda: False)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            self.report([Problem("", f"{self.checkup.location} can't be read: {reason}")])
+            return
+        try:
+            self._directory = staged.directory
+            self._check(written, [entry[0] for entry in staged.fingerprint])
+        finally:
+            staged.release()
+
+    def _check(self, written: ModelConfig, paths: Sequence[str]) -> None:
+        """Does what a load of the config does; the paths are those of the model's files."""
+        versions = self._find_versions(paths)
+        config = ModelConfig()
+        config.CopyFrom(written)
+        self._define(config, paths, versions)
+        self.config = config
+        self.report(_missing_versions(config, versions), "warning")
+        self._select(config, versions)
+        self.report(support_problems(config))
+        if is_ensemble(config):
+            self._finish_ensemble(config, written)
+        else:
+            self._finish(config, written)
+        effective = self.checkup.config
+        if effective is not None and self.checkup.certain:
+            self.report(idle_settings(effective, self._parameters), "warning")
+        wrong = {finding.path for finding in self.checkup.findings}
+        self.report((each for each in _odd_numbers(written) if each.path not in wrong), "warning")
+
+    def _select(self, config: ModelConfig, versions: Sequence[int]) -> None:
+        """Finds the versions that would be loaded."""
+        policy = ModelConfig(name=config.name, version_policy=config.version_policy)
+        if policy.version_policy.HasField("specific"):  # without those whose lack has been reported
+            specific = policy.version_policy.specific.versions
+            specific[:] = [version for version in specific if version in versions]
+        problems: list[Problem] = []
+        selected = collect(attempt("version_policy", partial(select_versions, policy, versions)), problems)
+        self.report(
+            replace(
+                each,
+                expected="" if versions else "a directory named with a number, such as 1",
+                found=f"version directories {', '.join(map(str, versions))}" if versions else "none",
+            )
+            for each in problems
+        )
+        self.checkup.versions = tuple(selected or ())
+
+    def _read(self) -> ModelConfig | None:
+        """The config as it is written, without what is wrong in it."""
+        content = self._content()
+        if content is None:
+            if self._rules.options.strict_model_config:
+                path = f"{self._source.location}/{CONFIG_FILE}"
+                message = f"failed to open text file for read {path}: No such file or directory"
+                self.report([Problem("", message)])
+                return None
+            return ModelConfig()
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            before = content[: error.start].decode()
+            line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+            self._notes.add("error", self._notes.file, line, column, f"not UTF-8 text: {error}")
+            return None
+        reading = self._notes.reading = read_text(text)
+        self._notes.mistakes(reading)
+        return reading.config
+
+    def _content(self) -> bytes | None:
+        """The config file, None where there is none; notes which one it is."""
+        variant = self._rules.options.model_config_name
+        for path in (variant_path(variant), CONFIG_FILE) if variant else (CONFIG_FILE,):
+            try:
+                content = self._source.read(path)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except IsADirectoryError:
+                if path != CONFIG_FILE:
+                    continue
+                raise
+            self._notes.file = f"{self._source.location}/{path}"
+            return content
+        return None
+
+    def _find_versions(self, paths: Sequence[str]) -> list[int]:
+        names = {path.partition("/")[0] for path in paths if "/" in path}
+        versions, ignored = split_versions(names)
+        for name, reason in ignored.items():
+            place = f"{self._source.location}/{name}"
+            self._notes.add("warning", place, 0, 0, f"ignored as a version directory: its name {reason}")
+        return versions
+
+    def _define(self, config: ModelConfig, paths: Sequence[str], versions: Sequence[int]) -> None:
+        """What reading the model's definition does and finds."""
+        name = self._source.name
+        if config.name and config.name != name:
+            self.report(
+                [
+                    Problem(
+                        "name",
+                        f"unexpected directory name '{name}' for model '{config.name}', directory name must "
+                        f"equal model name",
+                        expected=f"'{name}', or none at all",
+                    )
+                ]
+            )
+        config.name = name
+        start = f"{versions[0]}/" if versions else "/"
+        content = {path.removeprefix(start).partition("/")[0] for path in paths if path.startswith(start)}
+        unknown = list(filling_backend(config, content.__contains__))
+        self.report(unknown)
+        self.report(agent_problems(config, name, self._directory))
+        self.report(agent_notes(config), "note")
+        normalize(config)
+        problems = list(config_problems(config))
+        if unknown:  # that it says no backend has been said
+            self._notes.known.update((each.path, each.message) for each in problems if each.path == "backend")
+        self.report(problems)
+        if self._rules.options.strict_model_config:
+            self.report(tensor_problems(config))
+
+    def _finish_ensemble(self, config: ModelConfig, written: ModelConfig) -> None:
+        self.report(tensor_problems(config))
+        problems: list[Problem] = []
+        extras = collect(read_extras(config, self._directory), problems)
+        self.report(problems)
+        self._show(written, config, config)
+        if not self.checkup.failed:
+            for version in self.checkup.versions:
+                spec = assemble_spec(config, self._directory, version, "", {}, extras)
+                self.checkup.specs[version] = spec
+
+    def _finish(self, config: ModelConfig, written: ModelConfig) -> None:
+        backend = self._backend(config)
+        if backend is not None:
+            self._parameters = backend.parameters
+        self.report(runtime_problems(config))
+        for version in reversed(self.checkup.versions):  # what is shown of the newest is shown first
+            self._finish_version(config, written, backend, version)
+
+    def _backend(self, config: ModelConfig) -> Backend | None:
+        if not config.backend:
+            return None  # reported already
+        try:
+            return self._rules.get_backend(config.backend)
+        except ConchError as error:
+            near = nearest(config.backend, self._rules.backends)
+            known = config.backend in self._rules.backends
+            self.report(
+                [
+                    Problem(
+                        "backend",
+                        error.message,
+                        expected="" if known else f"one of {', '.join(self._rules.backends)}",
+                        found=f"'{config.backend}'",
+                        nearest="" if known else near,
+                    )
+                ]
+            )
+            return None
+
+    def _finish_version(
+        self, config: ModelConfig, written: ModelConfig, backend: Backend | None, version: int
+    ) -> None:
+        """What making a version ready does and finds, without the backend's part of it."""
+        options = self._rules.options
+        completed = ModelConfig()
+        completed.CopyFrom(config)
+        final = completed
+        directory = self._directory / str(version)
+        model_file, certain = "", False
+        if backend is not None:
+            problems: list[Problem] = []
+            model_file = collect(checked_model_file(config, backend, self._directory, directory), problems)
+            self.report(problems)
+            completed.platform = completed.platform or backend.platform
+            if not problems:
+                completed, certain = self._complete(completed, backend, directory, model_file)
+        elif options.strict_model_config:
+            certain = True
+        final = ModelConfig()
+        final.CopyFrom(completed)
+        normalize(final)
+        self.report(config_problems(final))
+        if backend is not None:
+            self.report(resolving_groups(final, options.devices, backend))
+        self.report(
+            problem for problem in tensor_problems(final) if certain or not _completable(problem.path, final)
+        )
+        # What names tensors that only completion would add can't be told.
+        whole = certain or all(getattr(final, field) for field in _COMPLETED)
+        if whole:
+            self.report(ragged_problems(final))
+        self.report(support_problems(final))
+        problems = []
+        extras = collect(read_extras(final, self._directory, options.max_queue_size), problems)
+        self.report(each for each in problems if whole or "CONCH_PADDING" not in each.path)
+        problems = []
+        samples = collect(checked_warmup(final, self._directory), problems)
+        self.report(problems)
+        if not self.checkup.origins:
+            self._show(written, completed, final)
+        self.checkup.certain &= certain
+        if backend is None or self.checkup.failed or not whole:
+            return
+        spec = assemble_spec(
+            final, self._directory, version, model_file, options.options_of(final.backend), extras
+        )
+        self.checkup.specs[version] = spec
+        problems = []
+        collect(attempt("", partial(backend.check, spec)), problems)
+        self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
+        if not problems:
+            self.report((Problem("", doubt) for doubt in backend.doubts(spec)), "warning")
+        for number, sample in samples:
+            problems = []
+            collect(
+                attempt(f"model_warmup[{number}]", partial(Warmup, spec, [sample], monotonic_ns)), problems
+            )
+            self.report(problems, "error" if certain else "warning")
+
+    def _complete(
+        self, config: ModelConfig, backend: Backend, directory: Path, model_file: str
+    ) -> tuple[ModelConfig, bool]:
+        """The config as the backend completes it, and whether that is all there is to complete."""
+        options = self._rules.options
+        runs_code = type(backend).completion_runs_code
+        source = None
+        if config.backend == _PYTHON:
+            source = self._python_file(directory / model_file)
+            if source.error:
+                return config, False
+        if options.strict_model_config:
+            return config, True
+        if runs_code and not self._rules.run_code:
+            if source is not None and not source.may_complete:
+                return config, True
+            self.report(
+                [
+                    Problem(
+                        "",
+                        "the config is not completed: that would run the model's own code, which --run-code "
+                        "allows",
+                    )
+                ],
+                "note",
+            )
+            return config, False
+        try:
+            return complete(config, backend, directory, options.options_of(config.backend)), True
+        except ConchError as error:
+            self.report([Problem("", error.message)])
+        except (Exception, SystemExit) as error:  # models are other people's code
+            self.report([Problem("", f"completing the config failed: {error}")])
+        return config, False
+
+    def _python_file(self, path: Path) -> PythonFile:
+        try:
+            source = read_python(path.read_bytes(), str(path))
+        except OSError as error:
+            source = PythonFile(f"{path} can't be read: {error.strerror}")
+        if source.error:
+            self._notes.add("error", str(path), source.line, source.column, source.error)
+        return source
+
+    def _show(self, written: ModelConfig, completed: ModelConfig, final: ModelConfig) -> None:
+        checkup = self.checkup
+        checkup.config = final
+        checkup.origins = config_origins(written, completed, final)
+        if self._notes.reading is not None:
+            checkup.place = self._notes.reading.place
+
+
+def _completable(path: str, config: ModelConfig) -> bool:
+    """Whether a problem is that something of a tensor is missing, which completion might add."""
+    return path.startswith(_COMPLETED) and value_at(config, path) is None
+
+
+def _tensor_in(message: str, config: ModelConfig) -> str:
+    """Path of the tensor that a backend's message names, if there is one."""
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        for number, name in enumerate([tensor.name for tensor in tensors]):
+            if f"{kind} '{name}'" in message or f"tensor '{name}'" in message:
+                return f"{kind}[{number}]"
+    return ""
+
+
+def _missing_versions(config: ModelConfig, versions: Sequence[int]) -> Problems:
+    for number, version in enumerate(config.version_policy.specific.versions):
+        if version not in versions:
+            yield Problem(
+                f"version_policy.specific.versions[{number}]",
+                f"version {version} is specified for model '{config.name}', but the version directory is not "
+                f"present",
+                expected=f"one of {', '.join(map(str, versions))}" if versions else "",
+            )
+
+
+def _odd_numbers(config: ModelConfig) -> Problems:
+    """Numbers in place of names, as the text format allows, that are nobody's."""
+    for path, field, value in leaves(config):
+        if field.enum_type is None or is_map(field):
+            continue
+        known = field.enum_type.values_by_number
+        for number in value if isinstance(value, list) else [value]:
+            if number not in known:
+                yield Problem(
+                    path,
+                    f"{number} is no value of {field.enum_type.name}",
+                    expected=f"one of {', '.join(each.name for each in known.values())}",
+                )

@@ -1,0 +1,271 @@
+"""Checks repositories: every model by itself, then what they have to do with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.spec import EnsembleScheduling, EnsembleStep, ModelSpec
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.check.findings import Report
+from conch_control.check.model_checks import ModelCheck, Rules
+from conch_control.config.ensembles import checked_plan, step_path
+from conch_control.config.platforms import is_ensemble
+from conch_control.config.problems import Problem, Problems, collect, entry_path, nearest
+from conch_control.config.validate import config_problems, uncacheable_text
+from conch_control.lifecycle.ensemble_loader import circle_text
+from conch_control.repository.dependency_graph import Graph, build_graph, circles
+from conch_control.repository.source import ModelSource, Repository
+
+
+class UnknownModelError(LookupError):
+    """A model to be checked is in none of the repositories."""
+
+
+def check_repositories(
+    repositories: Iterable[Repository], rules: Rules, only: Collection[str] = ()
+) -> Report:
+    """Checks all models of some repositories.
+
+    Args:
+        repositories: The repositories.
+        rules: How to check.
+        only: Names of the models to report; all of them if empty. What they are made of is checked for them.
+
+    Returns:
+        What was found.
+
+    Raises:
+        UnknownModelError: None of the repositories has one of the models to report.
+    """
+    unique = {each.location: each for each in repositories}
+    report = Report(tuple(unique))
+    sources: dict[str, list[ModelSource]] = {}
+    unreadable: dict[str, str] = {}
+    for location, repository in unique.items():
+        try:
+            found = repository.models()
+        except OSError as error:
+            unreadable[location] = error.strerror or str(error)
+            continue
+        for name, source in found.items():
+            sources.setdefault(name, []).append(source)
+    report.unreadable = unreadable
+    for name in only:
+        if name not in sources and not unreadable:
+            near = nearest(name, sources)
+            raise UnknownModelError(
+                f"no repository has a model '{name}'{f'; did you mean {near!r}?' if near else ''}"
+            )
+    names = sorted(set(only).intersection(sources) if only else sources)
+    checks: dict[str, list[ModelCheck]] = {}
+
+    def check(name: str) -> tuple[str, ...]:
+        """Checks the models of a name; returns what they are made of."""
+        made = checks[name] = [ModelCheck(source, rules) for source in sources.get(name, ())]
+        parts: dict[str, None] = {}
+        for each in made:
+            each.run()
+            if each.config is not None:
+                parts.update(dict.fromkeys(step.model_name for step in each.config.ensemble_scheduling.step))
+        return tuple(part for part in parts if part)
+
+    build_graph(names, check)
+    for name, each in checks.items():
+        for one in each if len(each) > 1 else ():
+            others = [other.checkup.location for other in each if other is not one]
+            one.report(
+                [
+                    Problem(
+                        "",
+                        f"model '{name}' appears in two or more repositories",
+                        expected="a name of its own",
+                        found=f"also in {', '.join(others)}",
+                    )
+                ]
+            )
+    alone = {name: each[0] for name, each in checks.items() if len(each) == 1}
+    check_ensembles(alone, {name for name, each in sources.items() if len(each) > 1})
+    for each in checks.values():
+        for one in each:
+            one.sort()
+    report.models = [each.checkup for name in names for each in checks[name]]
+    return report
+
+
+_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
+
+
+class _UnknownError(InvalidArgumentError):
+    """A model's tensors can't be known, which has been told of the model."""
+
+
+def check_ensembles(checks: Mapping[str, ModelCheck], duplicates: Collection[str]) -> None:
+    """Checks all ensembles, those that others are made of first.
+
+    Args:
+        checks: All models whose names are unique, each checked by itself.
+        duplicates: Names that more than one model has.
+    """
+
+    def parts(name: str) -> tuple[str, ...]:
+        config = None if name not in checks else checks[name].config
+        steps = () if config is None else config.ensemble_scheduling.step
+        return tuple(dict.fromkeys(step.model_name for step in steps if step.model_name))
+
+    graph = build_graph(checks, parts)
+    turning = circles(graph)
+    done: set[str] = set()
+    # Those that can't be loaded whatever they are made of come first, which is last.
+    unseen = sorted((name for name in graph if graph[name]), key=lambda name: (name in turning, name))
+    while unseen:
+        name = unseen[-1]
+        waiting = [part for part in graph[name] if graph[part] and part not in done and part not in turning]
+        if waiting and name not in done and name not in turning:
+            unseen += waiting
+            continue
+        unseen.pop()
+        if name not in done:
+            done.add(name)
+            _EnsembleCheck(checks, duplicates, graph).run(name, turning.get(name))
+
+
+class _EnsembleCheck:
+    """The check of one ensemble."""
+
+    def __init__(self, checks: Mapping[str, ModelCheck], duplicates: Collection[str], graph: Graph) -> None:
+        self._checks = checks
+        self._duplicates = duplicates
+        self._graph = graph
+
+    def run(self, name: str, turns: str | None) -> None:
+        """Checks an ensemble.
+
+        Args:
+            name: The ensemble.
+            turns: The last of the models on the way from the ensemble back to it; None if there is no way.
+        """
+        check = self._checks[name]
+        checkup, config = check.checkup, check.config
+        if config is None or not is_ensemble(config):
+            return
+        # What is known only in part may be made whole by what was not looked at.
+        parts = (self._checks[part].checkup for part in self._graph[name] if part in self._checks)
+        certain = all(part.certain for part in parts)
+        if turns is not None:
+            check.report([self._circle(config, turns)])
+        check.report(self._step_problems(config))
+        if turns is not None or not checkup.specs:
+            checkup.specs.clear()
+            return
+        spec = checkup.specs[max(checkup.specs)]
+        problems: list[Problem] = []
+        plan = collect(checked_plan(spec, self._find), problems)
+        check.report(
+            (each for each in problems if each.kind is not _UnknownError), "error" if certain else "warning"
+        )
+        checkup.certain = certain
+        if plan is not None:
+            check.report(self._whole_problems(config, spec, plan.decoupled))
+        for version, made in list(checkup.specs.items()):
+            if checkup.failed or plan is None:
+                del checkup.specs[version]
+            else:
+                checkup.specs[version] = replace(made, decoupled=plan.decoupled)
+
+    def _circle(self, config: ModelConfig, turns: str) -> Problem:
+        number = next(
+            (
+                number
+                for number, step in enumerate(config.ensemble_scheduling.step)
+                if config.name in self._reach(step.model_name)
+            ),
+            0,
+        )
+        return Problem(
+            f"{step_path(number)}.model_name",
+            circle_text(config.name, turns),
+            expected="a model that is not made of this one",
+        )
+
+    def _reach(self, name: str) -> set[str]:
+        """A model and all that it is made of."""
+        seen: set[str] = set()
+        unseen = [name]
+        while unseen:
+            current = unseen.pop()
+            if current not in seen:
+                seen.add(current)
+                unseen += self._graph.get(current, ())
+        return seen
+
+    def _step_problems(self, config: ModelConfig) -> Problems:
+        """Models that are not there."""
+        name = config.name
+        for number, step in enumerate(config.ensemble_scheduling.step):
+            path, part = step_path(number), step.model_name
+            if not part:
+                continue  # reported by itself
+            if part not in self._checks:
+                yield Problem(
+                    f"{path}.model_name",
+                    f"ensemble {name} contains models that are not available or ambiguous: {part}",
+                    expected="a model that is in one of the repositories"
+                    if part in self._duplicates
+                    else "a model of the repositories",
+                    found=f"'{part}', which is in two or more repositories"
+                    if part in self._duplicates
+                    else f"'{part}'",
+                    nearest=nearest(part, set(self._checks) - {name}),
+                )
+                continue
+            checkup = self._checks[part].checkup
+            if checkup.failed and part != name:
+                yield Problem(
+                    f"{path}.model_name",
+                    f"ensemble '{name}' depends on '{part}' which has no loaded version: it has errors "
+                    f"itself",
+                    expected="a model without errors",
+                )
+            elif step.model_version >= 0 and step.model_version not in checkup.versions:
+                yield Problem(
+                    f"{path}.model_version",
+                    f"ensemble '{name}' depends on '{part}' whose required version {step.model_version} is "
+                    f"not loaded.",
+                    expected=f"-1 for the newest, or one of {', '.join(map(str, checkup.versions))}",
+                )
+
+    def _find(self, step: EnsembleStep) -> ModelSpec:
+        check = self._checks.get(step.model_name)
+        specs = {} if check is None else check.checkup.specs
+        version = max(specs, default=0) if step.model_version < 0 else step.model_version
+        if version not in specs:
+            raise _UnknownError(step.model_name)
+        return specs[version]
+
+    def _whole_problems(self, config: ModelConfig, spec: ModelSpec, decoupled: bool) -> Problems:
+        """What is known only with the models."""
+        whole = ModelConfig()
+        whole.CopyFrom(config)
+        whole.model_transaction_policy.decoupled = decoupled
+        yield from config_problems(whole)
+        if spec.max_queue_size:
+            yield Problem(
+                f"{entry_path('parameters', _QUEUE_SIZE)}.string_value",
+                f"a maximum queue size can not be specified for ensemble '{config.name}': its models have "
+                f"the queues",
+                expected="nothing",
+            )
+        if spec.cached and any(part.sequence is not None for part in self._all_parts(spec.ensemble)):
+            yield Problem(
+                "response_cache.enable",
+                uncacheable_text(config.name, "sequence batching scheduler"),
+                expected="false",
+            )
+
+    def _all_parts(self, scheduling: EnsembleScheduling | None) -> Iterator[ModelSpec]:
+        for step in () if scheduling is None else scheduling.steps:
+            spec = self._find(step)
+            yield spec
+            yield from self._all_parts(spec.ensemble)

@@ -1,0 +1,97 @@
+"""What can be told of a Python model without running it."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.problems import Problem, Problems, attempt
+from conch_control.repoagents import ModelContext
+from conch_control.repoagents.chain import agent_names, find_hook, is_built_in
+from conch_control.repoagents.hooks import Checksum
+
+_CLASS = "TritonPythonModel"
+_COMPLETES = "auto_complete_config"
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFile:
+    """A model's source file.
+
+    Attributes:
+        error: Why it can't be run at all; empty if it can.
+        line: Where that is, counted from 1; 0 for nowhere.
+        column: Its column, counted from 1; 0 for nowhere.
+        may_complete: Whether it may fill in its config when it is run.
+    """
+
+    error: str = ""
+    line: int = 0
+    column: int = 0
+    may_complete: bool = True
+
+
+def read_python(content: bytes, name: str) -> PythonFile:
+    """Looks at a source file.
+
+    Args:
+        content: The file.
+        name: Its name, for messages.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what the model's author writes
+            tree = ast.parse(content, name)
+    except SyntaxError as error:
+        return PythonFile(f"{type(error).__name__}: {error.msg}", error.lineno or 0, error.offset or 0, False)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return PythonFile(str(error) or type(error).__name__, may_complete=False)
+    return PythonFile(may_complete=_may_complete(tree))
+
+
+def _may_complete(tree: ast.Module) -> bool:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
+    if len(classes) != 1 or classes[0].bases or classes[0].decorator_list or classes[0].keywords:
+        return True  # from somewhere else, and what that has nobody knows
+    for node in ast.walk(tree):
+        name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "id", None)
+        if name in (_COMPLETES, "setattr"):
+            return True
+    return False
+
+
+def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:
+    """What keeps the repository agents of a model from letting it be loaded.
+
+    Args:
+        config: The config as it is written.
+        model: Model name.
+        directory: The model's directory.
+    """
+    for number, agent in enumerate(config.model_repository_agents.agents):
+        path = f"model_repository_agents.agents[{number}]"
+        if _is_theirs(agent.name):
+            return  # it may leave anything to those that come after it
+        found = yield from attempt(f"{path}.name", partial(find_hook, agent.name))
+        if found is Checksum:
+            checksum = Checksum(ModelContext(model, {}, dict(agent.parameters)))
+            yield from attempt(f"{path}.parameters", partial(checksum.load, directory))
+
+
+def agent_notes(config: ModelConfig) -> Problems:
+    """Which repository agents of a model are not looked at."""
+    for number, agent in enumerate(config.model_repository_agents.agents):
+        if _is_theirs(agent.name):
+            yield Problem(
+                f"model_repository_agents.agents[{number}].name",
+                f"repository agent '{agent.name}' is not run: what it makes of the model is not checked",
+            )
+
+
+def _is_theirs(name: str) -> bool:
+    """Whether an agent comes with another package."""
+    return not is_built_in(name) and name in agent_names()

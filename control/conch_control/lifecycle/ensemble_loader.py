@@ -1,0 +1,159 @@
+"""Makes versions of ensembles ready: checked against the models they are made of, without a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from conch.core.ensembles.model import EnsembleModel
+from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.registry import Entry, Registry
+from conch.core.response_cache.service import CacheService
+from conch.core.servable import Servable
+from conch.core.spec import EnsembleStep, ModelSpec
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.ensembles import completed, plan_ensemble
+from conch_control.config.model_spec import build_spec
+from conch_control.config.normalize import normalize
+from conch_control.config.validate import check_supported, uncacheable_text, validate_config, validate_tensors
+from conch_control.lifecycle.cache_identity import PartsIdentity, all_parts, put_behind
+from conch_control.lifecycle.model_definition import Definition
+
+
+class EnsembleError(InvalidArgumentError):
+    """An ensemble can't be loaded as its models are.
+
+    Attributes:
+        reason: Why; the message is that and what clients are told around it.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"load failed for model '{name}': {reason}\n")
+        self.reason = reason
+
+
+class EnsembleLoader:
+    """Loads ensembles.
+
+    Args:
+        registry: Where their models are, loaded before them.
+        cache: The response cache for ensembles that want one; None for none.
+    """
+
+    def __init__(self, registry: Registry, cache: CacheService | None = None) -> None:
+        self._registry = registry
+        self._cache = cache
+
+    def check(self, definition: Definition) -> None:
+        """Checks that an ensemble's models are there and fit, so that its versions can be loaded.
+
+        Raises:
+            EnsembleError: They do not; the text is Triton's.
+        """
+        try:
+            self._prepare(definition, 0)
+        except ConchError as error:
+            raise EnsembleError(definition.name, error.message) from error
+
+    def load(self, definition: Definition, version: int) -> Servable:
+        """Loads a version.
+
+        Raises:
+            ConchError: Its models do not fit any more, or its config can't be served.
+        """
+        ensemble = self._prepare(definition, version)
+        return put_behind(self._cache, ensemble, PartsIdentity(ensemble.spec, self._registry))
+
+    def _prepare(self, definition: Definition, version: int) -> EnsembleModel:
+        config = ModelConfig()
+        config.CopyFrom(definition.config)
+        check_supported(config, namespaces=bool(definition.namespace))
+        normalize(config)
+        validate_config(config)
+        validate_tensors(config)
+        name = definition.name
+        self._check_circle(
+            name, definition.parts or [step.model_name for step in config.ensemble_scheduling.step]
+        )
+
+        def find_model(step: EnsembleStep) -> ModelSpec:
+            return self._find(name, step)
+
+        spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
+        plan = plan_ensemble(spec, find_model)
+        # Known only now, whatever the config says; Triton prints it so.
+        config.model_transaction_policy.decoupled = plan.decoupled
+        validate_config(config)
+        if spec.max_queue_size:
+            raise InvalidArgumentError(
+                f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"
+            )
+        if spec.cached and any(part.spec.sequence is not None for part in all_parts(spec, self._registry)):
+            raise InvalidArgumentError(uncacheable_text(name, "sequence batching scheduler"))
+        spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
+        spec = completed(spec, plan, find_model)
+        return EnsembleModel(spec, plan, self._registry)
+
+    def _find(self, ensemble: str, step: EnsembleStep) -> ModelSpec:
+        entry = self._registry.entries.get(step.model_name, Entry())
+        if entry.latest is None:
+            raise InvalidArgumentError(
+                f"ensemble '{ensemble}' depends on '{step.model_name}' which has no loaded version."
+                f"{_because(step.model_name, entry)}"
+            )
+        model = entry.latest if step.model_version < 0 else entry.ready.get(step.model_version)
+        if model is None:
+            raise InvalidArgumentError(
+                f"ensemble '{ensemble}' depends on '{step.model_name}' whose required version "
+                f"{step.model_version} is not loaded."
+            )
+        return model.spec
+
+    def _check_circle(self, name: str, parts: Iterable[str]) -> None:
+        """Checks that none of the loaded models contains the ensemble, as a version loaded before may."""
+        seen: set[str] = set()
+        unseen = list(parts)
+        while unseen:
+            model = unseen.pop()
+            if model in seen:
+                continue
+            seen.add(model)
+            below = set(parts_of(self._registry.entries.get(model, Entry())))
+            if name in below:
+                raise InvalidArgumentError(circle_text(name, model))
+            unseen += below
+
+
+def _identified(spec: ModelSpec, definition: Definition) -> ModelSpec:
+    """A spec that says which models are meant where names do not."""
+    if not definition.namespace or spec.ensemble is None:
+        return spec
+    steps = zip(spec.ensemble.steps, definition.parts, strict=True)
+    ensemble = replace(spec.ensemble, steps=tuple(replace(step, model_name=part) for step, part in steps))
+    return replace(spec, ensemble=ensemble, namespace=definition.namespace)
+
+
+def parts_of(entry: Entry) -> Iterator[str]:
+    """Names of the models that a loaded ensemble is made of; nothing for other models."""
+    for model in entry.ready.values():
+        if model.spec.ensemble is not None:
+            yield from (step.model_name for step in model.spec.ensemble.steps)
+
+
+def circle_text(first: str, last: str) -> str:
+    """What Triton says of ensembles that contain each other."""
+    return f"circular dependency between ensembles: {first} -> ... -> {last} -> {first}"
+
+
+def failure_text(entry: Entry) -> str:
+    """Why versions of a model are not there, as Triton says it of an ensemble's part; empty for no reason."""
+    return "".join(
+        f"version {version} is at UNAVAILABLE state: {state.reason};"
+        for version, state in sorted(entry.states.items())
+        if state.reason and state.reason != "unloaded"
+    )
+
+
+def _because(name: str, entry: Entry) -> str:
+    reasons = failure_text(entry)
+    return f" Model '{name}' loading failed with error: {reasons}" if reasons else ""

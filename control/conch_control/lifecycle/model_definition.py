@@ -1,0 +1,155 @@
+"""A model as its repository defines it: config and versions, read before anything is loaded.
+
+What fails here is what Triton calls a failure to poll: clients get one text for all of it, the log and
+the index say why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError
+from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.config.json_format import parse_override
+from conch_control.config.normalize import normalize
+from conch_control.config.parse import read_config
+from conch_control.config.platforms import fill_backend
+from conch_control.config.problems import raise_first
+from conch_control.config.validate import validate_config, whole_problems
+from conch_control.options import ControlOptions
+from conch_control.repoagents import AgentChain, make_chain
+from conch_control.repoagents.chain import FindHook, find_hook
+from conch_control.repository.layout import config_file, version_numbers
+
+log = logging.getLogger(__name__)
+
+
+class PollError(InternalError):
+    """A model's definition can't be had.
+
+    Attributes:
+        reason: Why, for operators; the message is the one for clients.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"failed to load '{name}', failed to poll from model repository")
+        self.reason = reason
+
+
+class NoVersionError(InvalidArgumentError):
+    """None of a model's versions is to be loaded.
+
+    Attributes:
+        reason: Why; the message is that and what clients are told around it.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"load failed for model '{name}': {reason}\n")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a repository says of a model.
+
+    Attributes:
+        name: Model name.
+        directory: The model's directory, where its repository agents have it if there are any.
+        config: Its config, normalised but not completed; never changed.
+        versions: Versions that have a directory, ascending.
+        written: Its config as somebody has written it; never changed.
+        agents: Its repository agents, to be told what becomes of the load.
+        namespace: Its namespace; empty where models have none, and part of the name where they have.
+        parts: If it is an ensemble of models with namespaces, the identifiers of those of its steps.
+    """
+
+    name: str
+    directory: Path
+    config: ModelConfig
+    versions: tuple[int, ...]
+    written: ModelConfig = field(default_factory=ModelConfig, compare=False)
+    agents: AgentChain = field(default_factory=AgentChain, compare=False)
+    namespace: str = ""
+    parts: tuple[str, ...] = ()
+
+
+def read_definition(
+    name: str,
+    directory: Path,
+    options: ControlOptions,
+    override: str | None = None,
+    find: FindHook = find_hook,
+    namespace: str = "",
+) -> Definition:
+    """Reads a model's definition, after its repository agents have seen to its directory.
+
+    Whoever asks for it tells the definition's agents what becomes of the load.
+
+    Args:
+        name: Name of the model's directory, or the model's identifier.
+        directory: That directory.
+        options: Settings of the control plane.
+        override: A config in JSON that replaces the file, if any.
+        find: Finds repository agents by name.
+        namespace: The model's namespace, if models have one.
+
+    Raises:
+        PollError: The config is missing or wrong, the directory can't be read, or an agent does not allow the
+            load.
+    """
+    try:
+        config = _read_config(directory, options, override)
+        agents = make_chain(config, name, find)
+        if not agents:
+            return _read(name, namespace, directory, options, config, agents)
+        prepared = agents.load(directory)
+        try:
+            if prepared != directory and override is None:
+                config = _read_config(prepared, options, None)
+            return _read(name, namespace, prepared, options, config, agents)
+        except BaseException:
+            agents.completed(False)
+            raise
+    except (ConchError, OSError) as error:
+        reason = error.message if isinstance(error, ConchError) else str(error)
+        log.error("Poll failed for model directory '%s': %s", name, reason)
+        raise PollError(name, reason) from error
+
+
+def _read_config(directory: Path, options: ControlOptions, override: str | None) -> ModelConfig:
+    if override is not None:
+        return parse_override(override)
+    path = config_file(directory, options.model_config_name)
+    # With completion, no file is as good as an empty one.
+    has_config = options.strict_model_config or path.exists()
+    return read_config(path) if has_config else ModelConfig()
+
+
+def _read(
+    identifier: str,
+    namespace: str,
+    directory: Path,
+    options: ControlOptions,
+    config: ModelConfig,
+    agents: AgentChain,
+) -> Definition:
+    name = identifier.removeprefix(f"{namespace}::") if namespace else identifier
+    if config.name and config.name != name:
+        raise InvalidArgumentError(
+            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model "
+            f"name"
+        )
+    written = ModelConfig.FromString(config.SerializeToString())
+    config.name = name
+    versions = version_numbers(directory)
+    # One version tells the format of all of them.
+    content = frozenset(os.listdir(directory / str(versions[0]))) if versions else frozenset[str]()
+    fill_backend(config, content.__contains__)
+    normalize(config)
+    validate_config(config)
+    if options.strict_model_config:
+        raise_first(whole_problems(config, options.devices))  # else it may be completed later
+    return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

@@ -1,0 +1,427 @@
+"""Runs the plan: looks at the repositories when it is time to, and has the agent do what follows from it.
+
+One thread looks and decides. It may hang with the storage without anybody else noticing; loads and unloads
+have threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import (
+    ConchError,
+    OutOfRangeError,
+    as_conch_error,
+)
+from conch.core.server_state import LoadParameter
+from conch_control.events import Event, EventLog
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.planner.plan import Operation, Outcome, Plan
+from conch_control.planner.snapshot import Looker
+from conch_control.planner.watcher import Touched, Watcher
+from conch_control.port import Index, may_pass
+from conch_control.repository.layout import some
+from conch_control.repository.local import LocalModel
+from conch_control.repository.namespaces import in_repository
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import Announced, ModelSource
+
+log = logging.getLogger(__name__)
+
+
+class Running:
+    """Which models have a version that is ready.
+
+    Args:
+        index: What was known at one moment; events come from its revision on.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.epoch = index.epoch
+        self.revision = index.revision
+        self._ready = {
+            model.name: {version.version for version in model.versions if version.phase is Phase.READY}
+            for model in index.models
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The models that run."""
+        return frozenset(name for name, versions in self._ready.items() if versions)
+
+    def take_in(self, events: Iterable[Event]) -> dict[str, bool]:
+        """Takes in events; returns the models that run since or do not any more."""
+        before = self.names
+        for event in events:
+            self.revision = event.revision
+            versions = self._ready.setdefault(event.model, set())
+            if event.phase is Phase.READY:
+                versions.add(event.version)
+            elif event.version:
+                versions.discard(event.version)
+        now = self.names
+        return {name: name in now for name in before ^ now}
+
+
+_S = 1_000_000_000
+_DEBOUNCE_NS = _S // 10
+_REST = 10
+"""Looks are so many times their own CPU time apart, so that they use little of it all in all."""
+_RECHECK_S = 300.0
+"""How often everything is looked at although it is watched: not every change is promised to be an event."""
+_OUTDATED = "Newer operation has been applied to the model lifecycle"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """What the operator decides about the planner.
+
+    Attributes:
+        mode: ``poll``, or ``watch`` to be told of changes where that can be had.
+        poll_s: Seconds between looks.
+        settle_s: Seconds that nothing must have changed of a model before it is loaded.
+        operations: Most loads and unloads under way at the same time.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
+        development: Whether models are being edited: what editors leave beside a file is no change.
+    """
+
+    mode: Literal["poll", "watch"]
+    poll_s: float = 15.0
+    settle_s: float = 1.0
+    operations: int = 4
+    model_config_name: str = ""
+    development: bool = False
+
+
+class PlannersPort(Protocol):
+    """What a planner needs of an `AgentPort`."""
+
+    @property
+    def events(self) -> EventLog:
+        """What has happened to the models."""
+
+    def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
+        """Loads or reloads a model, and returns when it is ready; nothing happens if nothing has changed."""
+
+    def unload(self, name: str, unload_dependents: bool) -> None:
+        """Takes a model out of service."""
+
+    def models(self) -> Index:
+        """All models with their states."""
+
+
+class Planner:
+    """Has an agent run what is in repositories.
+
+    Args:
+        port: The agent.
+        repositories: The repositories.
+        options: What the operator has decided.
+        clock: Monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        port: PlannersPort,
+        repositories: Repositories,
+        options: PlannerOptions,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._port = port
+        self._repositories = repositories
+        self._options = options
+        self._clock = clock
+        self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
+        self._looker = Looker(
+            repositories,
+            options.model_config_name,
+            self._about_to_look,
+            self._on_late,
+            editors=options.development,
+        )
+        self._watcher: Watcher | None = None
+        self._running: Running | None = None
+        self._adopted = False
+        self._changed = threading.Condition()  # guards what follows
+        self._stopped = False
+        self._asked = False
+        self._late = False  # whether a slow repository has answered that looks went on without
+        self._touched_at: int | None = None
+        self._ended: list[tuple[Operation, BaseException | None, int]] = []
+        self._workers: set[threading.Thread] = set()
+        self._thread = threading.Thread(target=self._run, name="conch-planner", daemon=True)
+        # When looks may and must be, by the clock.
+        self._poll_at = 0
+        self._rest_until = 0
+
+    def remember(self) -> None:
+        """Takes what the repositories hold now for what the agent has been asked for already.
+
+        For servers, which load everything at their start; a planner that does not know what an agent has
+        loaded asks it for everything.
+        """
+        look = self._looker.wait_and_look(lambda: self._stopped)
+        self._plan.adopt(look, self._clock())
+        self._adopted = True
+
+    def start(self, failures: Mapping[str, Exception] | None = None) -> None:
+        """Begins.
+
+        Args:
+            failures: What could not be loaded at a server's start, of what `remember` has seen.
+        """
+        now = self._clock()
+        for name, error in (failures or {}).items():
+            if name in self._plan:
+                self._start(self._plan.finished(Operation("load", name), outcome_of(error), now))
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Begins nothing any more; loads that are under way are the agent's to end.
+
+        Args:
+            timeout_s: How long to wait for what is under way.
+
+        Returns:
+            Whether it has ended.
+        """
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            threads = [*self._workers, self._thread]
+        end = self._clock() + round(timeout_s * _S)
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(end - self._clock(), 0) / _S)
+        return not any(thread.is_alive() for thread in threads)
+
+    def look(self) -> None:
+        """Has it look at everything now."""
+        with self._changed:
+            self._asked = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            if self._options.mode == "watch":
+                locations = [each.location for each in self._repositories if not isinstance(each, Announced)]
+                self._watcher = Watcher(locations, self._on_touched)
+            while not self._stopped:
+                self._wait(self._turn())
+        finally:
+            if self._watcher is not None:
+                self._watcher.close(1.0)
+
+    def _turn(self) -> int:
+        """Does what is due; returns when something will be due next."""
+        try:
+            self._follow()
+            self._look_at_late()
+            names, due = self._due(self._clock())
+            if due:
+                self._look(names)
+            self._start(self._plan.passed(self._clock()))
+            return self._next()
+        except Exception:
+            log.exception("the planner has failed; it goes on later")
+            return self._clock() + round(self._options.poll_s * _S)
+
+    def _wait(self, until: int) -> None:
+        with self._changed:
+            while not (self._stopped or self._asked or self._ended):
+                at = min(until, self._rest_until) if self._late else until
+                if self._touched_at is not None:
+                    at = min(at, max(self._touched_at + _DEBOUNCE_NS, self._rest_until))
+                left = at - self._clock()
+                if left <= 0:
+                    break
+                self._changed.wait(left / _S)
+
+    def _follow(self) -> None:
+        """Takes in which operations have ended, and what others have done."""
+        mine = self._plan.doing
+        with self._changed:
+            ended, self._ended = self._ended, []
+        for operation, error, took_ns in ended:
+            serves = self._running is not None and operation.name in self._running.names
+            _log_end(operation, error, took_ns, serves)
+            outcome = Outcome.DONE if error is None else outcome_of(error)
+            self._start(self._plan.finished(operation, outcome, self._clock()))
+        if self._running is None:
+            self._attach()
+            return
+        events = self._port.events
+        try:
+            if events.epoch != self._running.epoch:
+                raise OutOfRangeError("the agent has been started anew")
+            changes = self._running.take_in(events.after(self._running.revision))
+        except OutOfRangeError as error:
+            log.info("everything is asked for again: %s", error.message)
+            self._adopted, self._running = False, None
+            self._attach()
+            return
+        except ConchError as error:
+            log.warning("can't see what has happened to the models: %s", error.message)
+            return
+        for name, running in changes.items():
+            if name not in mine and name not in self._plan.doing:
+                log.info("model '%s' was %s by somebody else", name, "loaded" if running else "unloaded")
+                self._start(self._plan.told(name, running, self._clock()))
+
+    def _attach(self) -> None:
+        try:
+            self._running = Running(self._port.models())
+        except (ConchError, OSError) as error:
+            log.warning("can't see what runs: %s", as_conch_error(error).message)
+            return
+        if not self._adopted:
+            self._plan.attach(self._running.names, self._clock())
+            self._adopted = True
+
+    def _due(self, now: int) -> tuple[frozenset[str] | None, bool]:
+        """Which models to look at, None for all, and whether to look at all."""
+        with self._changed:
+            asked, self._asked = self._asked, False
+        if asked:
+            return None, True
+        if now < self._rest_until:
+            return frozenset(), False
+        if now >= self._poll_at:
+            return None, True
+        touched = self._touched(now)
+        if touched.everything:
+            return None, True
+        look_at = self._plan.look_at
+        settling = self._plan.settling if look_at is not None and look_at <= now else frozenset()
+        return touched.names | settling, bool(touched) or bool(settling)
+
+    def _touched(self, now: int) -> Touched:
+        with self._changed:
+            if self._touched_at is None or now < self._touched_at + _DEBOUNCE_NS:
+                return Touched()
+            self._touched_at = None
+        return Touched() if self._watcher is None else self._watcher.touched()
+
+    def _look(self, names: frozenset[str] | None) -> None:
+        began, busy = self._clock(), time.thread_time_ns()
+        if names is None:
+            self._poll_at = began + self._poll_ns()
+            with self._changed:
+                self._touched_at = None
+            if self._watcher is not None:
+                self._watcher.touched()
+        if self._watcher is not None:
+            self._watcher.cover_repositories()
+        look = self._looker.look(names, lambda: self._stopped)
+        now = self._clock()
+        self._rest_until = now + _REST * (time.thread_time_ns() - busy)
+        if self._stopped:
+            return
+        if self._watcher is not None:
+            if not look.partial:
+                self._watcher.keep(look.models.keys())
+            self._poll_at = min(self._poll_at, began + self._poll_ns())
+        if look.failed:  # what has been touched will not be so again
+            self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
+        self._start(self._plan.looked(look, began, now))
+
+    def _look_at_late(self) -> None:
+        began, busy = self._clock(), time.thread_time_ns()
+        with self._changed:
+            if not self._late or began < self._rest_until:
+                return
+            self._late = False
+        look = self._looker.look_at_late(lambda: self._stopped)
+        now = self._clock()
+        self._rest_until = now + _REST * (time.thread_time_ns() - busy)
+        if not self._stopped:
+            self._start(self._plan.looked(look, began, now))
+
+    def _poll_ns(self) -> int:
+        watched = self._watcher is not None and not self._watcher.unwatched
+        return round((max(_RECHECK_S, self._options.poll_s) if watched else self._options.poll_s) * _S)
+
+    def _next(self) -> int:
+        look_at, wake_at = self._plan.look_at, self._plan.wake_at
+        looks = self._poll_at if look_at is None else min(self._poll_at, look_at)
+        at = max(looks, self._rest_until)
+        return at if wake_at is None else min(at, wake_at)
+
+    def _about_to_look(self, source: ModelSource) -> None:
+        local = in_repository(source)
+        if self._watcher is not None and isinstance(local, LocalModel):
+            self._watcher.cover(source.name, str(local.directory))
+
+    def _on_touched(self) -> None:
+        with self._changed:
+            if self._touched_at is None:
+                self._touched_at = self._clock()
+                self._changed.notify_all()
+
+    def _on_late(self) -> None:
+        with self._changed:
+            self._late = True
+            self._changed.notify_all()
+
+    def _start(self, operations: Iterable[Operation]) -> None:
+        for operation in operations:
+            if self._stopped:
+                return
+            if operation.kind == "load":
+                what = f" ({some(operation.changed)})" if operation.changed else ""
+                log.info("model '%s' is new or has changed: loading it%s", operation.name, what)
+            else:
+                log.info("model '%s' is gone: unloading it", operation.name)
+            thread = threading.Thread(
+                target=self._work,
+                args=(operation,),
+                name=f"conch-{operation.kind}-{operation.name}",
+                daemon=True,
+            )
+            with self._changed:
+                self._workers.add(thread)
+            thread.start()
+
+    def _work(self, operation: Operation) -> None:
+        error: BaseException | None = None
+        began = self._clock()
+        try:
+            if operation.kind == "load":
+                self._port.load(operation.name, {})
+            else:
+                self._port.unload(operation.name, False)
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            self._ended.append((operation, error, self._clock() - began))
+            self._workers.discard(threading.current_thread())
+            self._changed.notify_all()
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What an error of a load or an unload says of another try."""
+    if isinstance(error, ConchError) and _OUTDATED in error.message:
+        return Outcome.DONE  # somebody else has decided since
+    return Outcome.TRANSIENT if may_pass(error) else Outcome.FAILED
+
+
+def _log_end(operation: Operation, error: BaseException | None, took_ns: int, serves: bool) -> None:
+    if error is None:
+        if operation.changed:
+            took = took_ns / _S
+            log.info("reloaded '%s' in %.2f s: %s", operation.name, took, some(operation.changed))
+        return
+    shown = as_conch_error(error)
+    text = getattr(error, "reason", shown.message)
+    known = None if isinstance(error, ConchError | OSError) else error
+    if operation.kind == "unload":
+        log.error("failed to unload '%s': %s", operation.name, text, exc_info=known)
+    else:
+        before = "what served before goes on" if serves else "no version of it serves"
+        log.error("failed to load '%s', %s: %s", operation.name, before, text, exc_info=known)

@@ -1,0 +1,132 @@
+"""Looks at repositories: what is there, in which state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+from conch.core.errors import ConchError
+from conch_control.options import ControlOptions
+from conch_control.planner.plan import Found, Look
+from conch_control.repository.dependency_graph import read_parts
+from conch_control.repository.layout import without_editors
+from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
+from conch_control.repository.repositories import Repositories
+from conch_control.repository.source import Listed, ModelSource, Scan
+
+log = logging.getLogger(__name__)
+
+
+class Looker:
+    """Looks at repositories, and remembers what need not be read twice.
+
+    Args:
+        repositories: The repositories.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
+        before: Called with each model before its state is taken.
+        on_late: Called, on any thread, when a repository has answered that a look has gone on without.
+        editors: Whether models are being edited, so that what editors keep for themselves is left out.
+    """
+
+    def __init__(
+        self,
+        repositories: Repositories,
+        model_config_name: str,
+        before: Callable[[ModelSource], None],
+        on_late: Callable[[], None] = lambda: None,
+        editors: bool = False,
+    ) -> None:
+        self._editors = editors
+        self._repositories = repositories
+        self._options = ControlOptions((), model_config_name=model_config_name)
+        self._before = before
+        self._on_late = on_late
+        self._known: dict[str, Found] = {}
+        self._identifiers: Mapping[str, tuple[str, ...]] = {}
+        self._reported: set[tuple[str, str]] = set()
+
+    def look(self, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
+        """Looks at all models, or only at some and those never seen; the others are just counted as there.
+
+        Args:
+            names: The models whose state to take; None for all.
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.follow(self._on_late), names, given_up)
+
+    def look_at_late(self, given_up: Callable[[], bool]) -> Look:
+        """Looks at the models of the repositories that have answered too late for earlier looks.
+
+        Args:
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.late(), None, given_up)
+
+    def wait_and_look(self, given_up: Callable[[], bool]) -> Look:
+        """Looks at all models, and waits for repositories that are much slower than others.
+
+        Args:
+            given_up: Asked between models whether nobody wants to know any more.
+        """
+        return self._look(self._repositories.scan(), None, given_up)
+
+    def _look(self, scan: Scan, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
+        if scan.identifiers != self._identifiers:  # names may mean other models now, in any config
+            names, self._identifiers = None, scan.identifiers
+        models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
+        for name in scan.duplicates:
+            self._report(
+                name,
+                scan.duplicates,
+                "failed to poll model '%s': not unique across all model repositories",
+            )
+        failed = bool(scan.unreadable)
+        for name, source in scan.models.items():
+            if given_up():
+                return Look({}, partial=True)
+            wanted = names is None or name in names or name not in self._known
+            found = models[name] = self._found(source) if wanted else None
+            failed = failed or (wanted and found is None)
+        if not scan.unreadable:
+            for name in self._known.keys() - models.keys():
+                del self._known[name]
+            self._reported = {(name, text) for name, text in self._reported if name in models}
+        return Look(models, bool(scan.unreadable), failed, scan.age_ns, scan.duplicates)
+
+    def _found(self, source: ModelSource) -> Found | None:
+        name = source.name
+        try:
+            self._before(source)
+            # Each look has listed its repository: to ask for every model would take long, and may hang.
+            state, markers = split_markers(
+                source.listed_fingerprint() if isinstance(source, Listed) else source.fingerprint()
+            )
+        except (ConchError, OSError) as error:
+            reason = error.message if isinstance(error, ConchError) else error
+            log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)
+            return None
+        if self._editors:
+            state = without_editors(state)
+        known = self._known.get(name)
+        if known is not None and known.fingerprint == state and known.location == source.location:
+            if known.markers == markers:
+                found = known
+            else:
+                found = Found(known.fingerprint, markers, known.location, known.parts)
+        else:
+            found = Found(state, markers, source.location, read_parts(source, self._options))
+        self._known[name] = found
+        self._report(
+            name,
+            {name} if is_incomplete(markers) else (),
+            f"model '%s' is marked as incomplete by a file {INCOMPLETE}: changes wait until that is gone",
+        )
+        return found
+
+    def _report(self, name: str, having: Collection[str], text: str) -> None:
+        """Logs what is wrong with a model once, until it is not wrong any more."""
+        if name not in having:
+            self._reported.discard((name, text))
+        elif (name, text) not in self._reported:
+            self._reported.add((name, text))
+            log.warning(text, name)

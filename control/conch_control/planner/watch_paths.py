@@ -1,0 +1,96 @@
+"""Which file systems tell of changes: those that others change too, elsewhere, do not tell of those."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOST_LINKS = 40  # as many as the kernel follows
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a path leads to.
+
+    Attributes:
+        path: The path without links; where something is missing, the path that would be.
+        hinges: Directory and name of each link on the way, and of the first thing that is missing: when one
+            of them changes, the path may lead elsewhere.
+    """
+
+    path: str
+    hinges: tuple[tuple[str, str], ...]
+
+
+def resolve(path: str) -> Resolved:
+    """Follows an absolute path."""
+    hinges: list[tuple[str, str]] = []
+    missing = False
+    real = "/"
+    left = path.split("/")[::-1]
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            real = os.path.dirname(real)
+            continue
+        here = os.path.join(real, name)
+        try:
+            target = os.readlink(here)
+        except OSError as error:
+            if error.errno != errno.EINVAL and not missing:  # EINVAL is what is no link
+                missing = True
+                hinges.append((real, name))
+            real = here
+            continue
+        hinges.append((real, name))
+        if len(hinges) > _MOST_LINKS:
+            return Resolved(here, tuple(hinges))
+        if target.startswith("/"):
+            real = "/"
+        left += target.split("/")[::-1]
+    return Resolved(real, tuple(hinges))
+
+
+_SILENT = frozenset(
+    {
+        "9p", "acfs", "afs", "aufs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "gfs", "gfs2",
+        "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "overlay", "prl_fs", "pvfs2", "smb3",
+        "smbfs", "v9fs", "vboxsf", "virtiofs", "vmhgfs", "wekafs",
+    }
+)  # fmt: skip
+_MOUNTS = Path("/proc/self/mounts")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def is_silent(kind: str) -> bool:
+    """Whether changes in a file system of a type may happen without an event: nfs, fuse.sshfs, overlay."""
+    return kind in _SILENT or kind == "fuse" or kind.startswith("fuse.")
+
+
+def file_system(path: str, mounts: str | None = None) -> str:
+    """The type of the file system that a directory is on, empty if nobody knows.
+
+    Args:
+        path: Its absolute path, without links.
+        mounts: What is mounted, as the kernel lists it.
+    """
+    if mounts is None:
+        try:
+            mounts = _MOUNTS.read_text(errors="surrogateescape")
+        except OSError:
+            return ""
+    kind, longest = "", -1
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[1])
+        inside = point in ("/", path) or path.startswith(f"{point}/")
+        if inside and len(point) >= longest:  # the last one mounted there hides the others
+            kind, longest = fields[2], len(point)
+    return kind

@@ -1,0 +1,301 @@
+"""Which directories to watch for the models of local repositories, and which models an event is about.
+
+All directories of a model are watched, and wherever links lead, and the directories that hold those links. A
+directory is watched before it is listed, so that nothing that is made in it goes unnoticed; what is made in a
+directory before that is watched, is found by the look that follows the event of the directory itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from conch_control.planner.watch_paths import file_system, is_silent, resolve
+
+if TYPE_CHECKING:
+    from conch_control.planner.inotify import Directories
+
+Identity = tuple[int, int]
+"""Device and inode of a directory."""
+
+log = logging.getLogger(__name__)
+
+_CACHES = "__pycache__"
+_EVERYTHING = ""
+"""In place of a name: all entries of a directory."""
+
+
+class WatchError(Exception):
+    """The kernel refuses to watch; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """What something is watched for.
+
+    Attributes:
+        kind: ``model``, a model; ``link``, what is in the place of a model and may become one; ``root``, a
+            repository's directory, whose entries are models; ``way``, a link on the way to one.
+        name: Name of the model, or location of the repository.
+    """
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What events were about.
+
+    Attributes:
+        names: Models.
+        everything: Whether it may have been any model.
+    """
+
+    names: frozenset[str] = frozenset()
+    everything: bool = False
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.names)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A directory that is watched: who is to be told of which of its entries."""
+
+    owners: dict[str, set[_Owner]] = field(default_factory=dict)
+
+
+class Watcher:
+    """Watches the directories of models; repositories that can't be watched are named with the reason.
+
+    Only one thread may use it, but for `touched`.
+
+    Args:
+        locations: Of the repositories.
+        notify: Called after events, on a thread that must not wait.
+        file_system: Finds the type of the file system of a directory.
+    """
+
+    def __init__(
+        self,
+        locations: Collection[str],
+        notify: Callable[[], None],
+        file_system: Callable[[str], str] = file_system,
+    ) -> None:
+        self._notify = notify
+        self._file_system = file_system
+        self._locations = tuple(locations)
+        self._unwatched: dict[str, str] = {}
+        self._missing: set[str] = set()
+        self._kinds: dict[int, str] = {}
+        self._lock = threading.Lock()  # guards what follows
+        self._names: set[str] = set()
+        self._everything = False
+        self._places: dict[Identity, _Place] = {}
+        self._spots: dict[_Owner, set[tuple[Identity, str]]] = {}
+        self._directories: Directories | None = None
+        for location in locations:
+            if "://" in location:
+                self._refuse(location, "object stores tell nobody of changes")
+        if len(self._unwatched) < len(self._locations):
+            self._directories = self._open()
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether there are repositories whose changes nobody tells of."""
+        return bool(self._unwatched or self._missing)
+
+    def touched(self) -> Touched:
+        """What has been changed since the last call."""
+        with self._lock:
+            found = Touched(frozenset(self._names), self._everything)
+            self._names, self._everything = set(), False
+        return found
+
+    def cover_repositories(self) -> None:
+        """Watches the directories of the repositories, and the links in them."""
+        links: dict[_Owner, set[tuple[Identity, str]]] = {}
+        for location in self._locations:
+            if location in self._unwatched:
+                continue
+            spots = set(self._way(location, _Owner("way", location), location))
+            root = resolve(location).path
+            identity = self._watch(root, _EVERYTHING, _Owner("root", location), location)
+            if identity is None:
+                self._missing.add(location)
+            else:
+                self._missing.discard(location)
+                self._set(_Owner("root", location), {(identity, _EVERYTHING)})
+                for owner, found in self._links(root, location):
+                    links.setdefault(owner, set()).update(found)
+            self._set(_Owner("way", location), spots)
+        for owner in {owner for owner in self._spots if owner.kind == "link"} | links.keys():
+            self._set(owner, links.get(owner, set()))
+
+    def cover(self, name: str, directory: str) -> None:
+        """Watches a model's directories.
+
+        Args:
+            name: Name of the model.
+            directory: Its directory.
+        """
+        location = os.path.dirname(directory)
+        if self._directories is None or location not in self._locations or location in self._unwatched:
+            return
+        owner = _Owner("model", name)
+        spots = set(self._way(directory, owner, location))
+        spots.update(self._tree(resolve(directory).path, owner, location, set()))
+        self._set(owner, spots)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Goes on watching only some models."""
+        for owner in [owner for owner in self._spots if owner.kind == "model" and owner.name not in names]:
+            self._set(owner, set())
+
+    def close(self, timeout_s: float) -> None:
+        """Watches nothing any more."""
+        if self._directories is not None:
+            self._directories.close(timeout_s)
+            self._directories = None
+
+    def _open(self) -> Directories | None:
+        # Here, so that a watchdog that is not as expected is no more than a reason to poll.
+        try:
+            from conch_control.planner.inotify import Directories
+
+            return Directories(self._on_event, self._on_overflow)
+        except (ImportError, WatchError) as error:
+            self._refuse_all(str(error))
+        return None
+
+    def _links(self, root: str, location: str) -> Iterator[tuple[_Owner, set[tuple[Identity, str]]]]:
+        """Watches what links in a repository hang on, also those that lead nowhere now."""
+        try:
+            with os.scandir(root) as entries:
+                links = [entry.name for entry in entries if entry.is_symlink()]
+        except OSError:
+            return
+        for name in links:
+            owner = _Owner("link", name)
+            yield owner, set(self._way(os.path.join(root, name), owner, location))
+
+    def _way(self, path: str, owner: _Owner, location: str) -> Iterator[tuple[Identity, str]]:
+        for directory, name in resolve(path).hinges:
+            identity = self._watch(directory, name, owner, location)
+            if identity is not None:
+                yield identity, name
+
+    def _tree(
+        self, directory: str, owner: _Owner, location: str, seen: set[Identity]
+    ) -> Iterator[tuple[Identity, str]]:
+        identity = self._watch(directory, _EVERYTHING, owner, location)
+        if identity is None or identity in seen:
+            return
+        seen.add(identity)
+        yield identity, _EVERYTHING
+        try:
+            with os.scandir(directory) as found:
+                entries = list(found)
+        except OSError:
+            return
+        for entry in entries:
+            if entry.is_symlink():
+                yield from self._way(entry.path, owner, location)
+                target = resolve(entry.path).path
+                if os.path.isdir(target):
+                    yield from self._tree(target, owner, location, seen)
+                else:
+                    parent, name = os.path.split(target)
+                    at = self._watch(parent, name, owner, location)
+                    if at is not None:
+                        yield at, name
+            elif entry.name != _CACHES and entry.is_dir(follow_symlinks=False):
+                yield from self._tree(entry.path, owner, location, seen)
+
+    def _watch(self, directory: str, name: str, owner: _Owner, location: str) -> Identity | None:
+        """Watches an entry of a directory, or all of them, for somebody."""
+        if self._directories is None:
+            return None
+        try:
+            identity = self._directories.add(directory)
+        except WatchError as error:
+            self._refuse_all(str(error))
+            return None
+        if identity is None:
+            return None
+        kind = self._kind(directory, identity)
+        # Files in lower layers change without an event; a link on the way is only changed in the upper one.
+        if is_silent(kind) and not (name and kind == "overlay"):
+            self._refuse(location, f"'{directory}' is on a file system ({kind}) whose changes may go unseen")
+        with self._lock:
+            self._places.setdefault(identity, _Place()).owners.setdefault(name, set()).add(owner)
+        return identity
+
+    def _kind(self, directory: str, identity: Identity) -> str:
+        device = identity[0]
+        if device not in self._kinds:
+            self._kinds[device] = self._file_system(directory)
+        return self._kinds[device]
+
+    def _set(self, owner: _Owner, spots: set[tuple[Identity, str]]) -> None:
+        """Has all that is watched for somebody be this, and nothing else."""
+        stale = self._spots.get(owner, set()) - spots
+        if spots:
+            self._spots[owner] = spots
+        else:
+            self._spots.pop(owner, None)
+        for identity, name in stale:
+            with self._lock:
+                place = self._places.get(identity)
+                if place is None:
+                    continue
+                place.owners.get(name, set()).discard(owner)
+                if not place.owners.get(name):
+                    place.owners.pop(name, None)
+                unused = not place.owners
+                if unused:
+                    del self._places[identity]
+            if unused and self._directories is not None:
+                self._directories.remove(identity)
+
+    def _refuse(self, location: str, reason: str) -> None:
+        if location not in self._unwatched:
+            self._unwatched[location] = reason
+            log.warning("model repository '%s' can't be watched, it is polled: %s", location, reason)
+
+    def _refuse_all(self, reason: str) -> None:
+        for location in self._locations:
+            self._refuse(location, reason)
+
+    def _on_event(self, identity: Identity, name: str) -> None:
+        if name == _CACHES:
+            return
+        with self._lock:
+            place = self._places.get(identity)
+            if place is None:
+                return
+            concerned = set(place.owners.get(_EVERYTHING, ()))
+            if name == _EVERYTHING:
+                concerned.update(*place.owners.values())
+            else:
+                concerned.update(place.owners.get(name, ()))
+            for owner in concerned:
+                if owner.kind in ("model", "link"):
+                    self._names.add(owner.name)
+                elif owner.kind == "root" and name != _EVERYTHING:
+                    self._names.add(name)
+                else:
+                    self._everything = True
+            touched = bool(concerned)
+        if touched:
+            self._notify()
+
+    def _on_overflow(self) -> None:
+        with self._lock:
+            self._everything = True
+        self._notify()

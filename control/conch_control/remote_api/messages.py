@@ -1,0 +1,179 @@
+"""The data classes of the agent's API to and from the messages of the ModelControl service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.server_state import LoadParameter
+from conch.protocol import model_control_pb2 as pb
+from conch_control.events import Event
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus
+
+_TO_PHASE: Mapping[Phase, pb.Phase] = {phase: getattr(pb, f"PHASE_{phase.value}") for phase in Phase}
+_FROM_PHASE: Mapping[int, Phase] = {number: phase for phase, number in _TO_PHASE.items()}
+_INT64 = range(-(2**63), 2**63)
+
+
+def _text(text: str) -> str:
+    # Text from file names may hold what no message can carry.
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _phase(number: int) -> Phase:
+    phase = _FROM_PHASE.get(number)
+    if phase is None:
+        raise InternalError(f"the server is of a newer version: it knows a phase {number}, which we do not")
+    return phase
+
+
+def event_message(event: Event) -> pb.Event:
+    """An event as it travels."""
+    return pb.Event(
+        revision=event.revision,
+        model=_text(event.model),
+        version=event.version,
+        phase=_TO_PHASE[event.phase],
+        reason=_text(event.reason),
+        seconds=event.seconds,
+    )
+
+
+def event_of(message: pb.Event) -> Event:
+    """An event as it was before it travelled.
+
+    Raises:
+        InternalError: Its phase is not known here.
+    """
+    return Event(
+        message.revision,
+        message.model,
+        message.version,
+        _phase(message.phase),
+        message.reason,
+        message.seconds,
+    )
+
+
+def _version_message(status: VersionStatus) -> pb.VersionStatus:
+    return pb.VersionStatus(
+        version=status.version,
+        phase=_TO_PHASE[status.phase],
+        reason=_text(status.reason),
+        since_seconds=status.seconds,
+        host_bytes=status.host_bytes,
+        staged_bytes=status.done_bytes,
+        staging_bytes=status.total_bytes,
+    )
+
+
+def _version_of(message: pb.VersionStatus) -> VersionStatus:
+    return VersionStatus(
+        message.version,
+        _phase(message.phase),
+        message.reason,
+        message.since_seconds,
+        message.host_bytes if message.HasField("host_bytes") else None,
+        message.staged_bytes,
+        message.staging_bytes,
+    )
+
+
+def status_message(status: ModelStatus) -> pb.ModelStatus:
+    """A model's status as it travels."""
+    return pb.ModelStatus(
+        name=_text(status.name),
+        location=_text(status.location),
+        versions=map(_version_message, status.versions),
+        reason=_text(status.reason),
+    )
+
+
+def status_of(message: pb.ModelStatus) -> ModelStatus:
+    """A model's status as it was before it travelled.
+
+    Raises:
+        InternalError: A phase is not known here.
+    """
+    versions = tuple(map(_version_of, message.versions))
+    return ModelStatus(message.name, message.location, versions, message.reason)
+
+
+def index_message(index: Index) -> pb.ModelIndex:
+    """The index as it travels."""
+    return pb.ModelIndex(epoch=index.epoch, revision=index.revision, models=map(status_message, index.models))
+
+
+def index_of(message: pb.ModelIndex) -> Index:
+    """The index as it was before it travelled.
+
+    Raises:
+        InternalError: A phase is not known here.
+    """
+    return Index(message.epoch, message.revision, tuple(map(status_of, message.models)))
+
+
+def description_message(description: ModelDescription) -> pb.ModelDescription:
+    """A description as it travels."""
+    return pb.ModelDescription(
+        status=status_message(description.status),
+        config_json=_text(description.config_json),
+        origins={_text(path): _text(origin) for path, origin in description.origins.items()},
+        instances=[
+            pb.InstanceStatus(group=_text(each.group), kind=each.kind, device=each.device, count=each.count)
+            for each in description.instances
+        ],
+    )
+
+
+def description_of(message: pb.ModelDescription) -> ModelDescription:
+    """A description as it was before it travelled.
+
+    Raises:
+        InternalError: A phase is not known here.
+    """
+    instances = tuple(
+        InstanceStatus(each.group, each.kind, each.device, each.count) for each in message.instances
+    )
+    return ModelDescription(status_of(message.status), message.config_json, dict(message.origins), instances)
+
+
+def load_request(name: str, parameters: Mapping[str, LoadParameter]) -> pb.LoadRequest:
+    """A load as it travels.
+
+    Raises:
+        InvalidArgumentError: A value can't be carried.
+    """
+    request = pb.LoadRequest(model=_text(name))
+    for key, value in parameters.items():
+        carried = request.parameters[_text(key)]
+        if isinstance(value, bool):  # which is an int too
+            carried.bool_param = value
+        elif isinstance(value, int):
+            if value not in _INT64:
+                raise InvalidArgumentError(f"load parameter '{key}' must fit into 64 bits, got {value}")
+            carried.int64_param = value
+        elif isinstance(value, str):
+            carried.string_param = _text(value)
+        else:
+            carried.bytes_param = value
+    return request
+
+
+def load_parameters(request: pb.LoadRequest) -> dict[str, LoadParameter]:
+    """The parameters of a load.
+
+    Raises:
+        InvalidArgumentError: One has no value.
+    """
+    parameters: dict[str, LoadParameter] = {}
+    for key, carried in request.parameters.items():
+        kind = carried.WhichOneof("parameter_choice")
+        if kind is None:
+            raise InvalidArgumentError(
+                f"load parameter '{key}' has no value: set one of bool_param, int64_param, string_param and "
+                "bytes_param"
+            )
+        parameters[key] = getattr(carried, kind)
+    return parameters
