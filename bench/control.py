@@ -29,7 +29,7 @@ from bench import facts
 from bench.protocol import Probe
 from bench.servers import REPOSITORIES, ROOT, Server, conch_command
 from conch_control.planner.plan import Plan
-from conch_control.planner.snapshot import Looker
+from conch_control.planner.snapshot import SnapshotReader
 from conch_control.remote_api.client import ModelControlClient
 from conch_control.remote_api.options import ConnectionOptions
 from conch_control.repository.local import LocalRepository
@@ -135,14 +135,14 @@ def measure_index(server: Server, target: str, count: int, calls: int) -> list[R
 def measure_pass(repository: Path, count: int, passes: int) -> list[Row]:
     """One pass of mode poll: a look at everything, and what follows from it, which is nothing."""
     repositories = Repositories([LocalRepository(repository)])
-    looker, plan = Looker(repositories, "", lambda source: None), Plan(10**9, 4)
-    plan.adopt(looker.look(None, lambda: False), time.monotonic_ns())
+    looker, plan = SnapshotReader(repositories, "", lambda source: None), Plan(10**9, 4)
+    plan.adopt(looker.poll(None, lambda: False), time.monotonic_ns())
     busy: list[float] = []
 
-    def look() -> None:
+    def poll() -> None:
         begin = time.thread_time()
         now = time.monotonic_ns()
-        operations = plan.looked(looker.look(None, lambda: False), now, now)
+        operations = plan.looked(looker.poll(None, lambda: False), now, now)
         busy.append(time.thread_time() - begin)
         assert not list(operations)
 

@@ -62,7 +62,7 @@ class EventLog:
         self.epoch = uuid.uuid4().hex
         self._wall_clock = wall_clock
         self._changed = threading.Condition()
-        self._events: deque[Event] = deque(maxlen=kept)
+        self.entries: deque[Event] = deque(maxlen=kept)
         self._revision = 0
         self._closed = False
 
@@ -80,7 +80,7 @@ class EventLog:
         with self._changed:
             self._revision += 1
             event = Event(self._revision, model, version, phase, reason, self._wall_clock())
-            self._events.append(event)
+            self.entries.append(event)
             self._changed.notify_all()
         return event
 
@@ -124,10 +124,10 @@ class EventLog:
 
     def _newer_than(self, revision: int) -> list[Event]:
         # There are no gaps; every watch asks after every event, and the log may be long.
-        return list(islice(reversed(self._events), max(self._revision - revision, 0)))[::-1]
+        return list(islice(reversed(self.entries), max(self._revision - revision, 0)))[::-1]
 
     def _check(self, revision: int) -> None:
-        oldest = self._revision - len(self._events)
+        oldest = self._revision - len(self.entries)
         if not oldest <= revision <= self._revision:
             raise OutOfRangeError(
                 f"events after revision {revision} can't be had: the log has those from {oldest + 1} to "

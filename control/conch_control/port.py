@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch_control.events import EventLog
 from conch_control.lifecycle.version_phase import Phase
 
@@ -143,7 +143,7 @@ class AgentPort(Protocol):
 _WILL_FAIL_AGAIN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether an error, or what has caused it, may be gone later although nothing is done about it."""
     return any(
         isinstance(each, UnavailableError | DeadlineExceededError | ResourceExhaustedError)

@@ -15,34 +15,34 @@ from typing import Protocol
 
 from conch import __version__
 from conch.backends import load_backend
-from conch.banner import Endpoint, banner, local_address
 from conch.caches import open_cache
 from conch.caches.hashing import fastest_hash
 from conch.core.backend import Backend
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError, InternalError, UnavailableError, error_text
+from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
 from conch.core.request_log import RequestLog
 from conch.core.response_cache.service import CacheService
 from conch.core.server_stage import Stage
-from conch.core.server_state import IndexEntry, ServerCore
-from conch.exposure import exposure
-from conch.forks import ListeningAddresses
+from conch.core.server_state import ServerState
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.routes import Services
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
-from conch.hints import cause_line, listener_of, repository_hint
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
-from conch.metrics import MetricsPort
 from conch.observability.metrics.options import MetricsOptions
 from conch.observability.options import LogOptions
 from conch.observability.settings import LogControl
 from conch.observability.trace import TraceSettings
-from conch.options import ServerOptions
-from conch.slow_loads import SlowLoads
-from conch_control.lifecycle.access_policy import Gate
+from conch.server_options import ServerOptions
+from conch.process.banner import Endpoint, banner, local_address
+from conch.process.exposure import exposure
+from conch.process.forked_sockets import ListeningAddresses
+from conch.process.metrics_port import MetricsPort
+from conch.process.start_diagnostics import SlowLoads, cause_line, listener_of, repository_hint
+from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent, LoadFailure
 from conch_control.options import ControlOptions
 from conch_control.planner.planner_loop import Planner, PlannerOptions
@@ -131,11 +131,17 @@ class Server:
             self._close_cache()
             raise
         self._planner = None if planner is None else Planner(self.agent, self.agent.repositories, planner)
-        gate = Gate(self.agent, control.mode, options.allow_model_control)
+        guarded_agent = GuardedAgent(self.agent, control.mode, options.allow_model_control)
         self.exposure = exposure(options, control.mode, grpc, http, metrics, control_port)
         strict = options.strict_readiness
-        self.core = ServerCore(
-            self.registry, gate, options.server_id, __version__, self.agent.ready, strict, request_log
+        self.core = ServerState(
+            self.registry,
+            guarded_agent,
+            options.server_id,
+            __version__,
+            self.agent.ready,
+            strict,
+            request_log,
         )
         self.logs = LogControl(LogOptions(), None) if logs is None else logs
         self.traces = TraceSettings()
@@ -147,7 +153,7 @@ class Server:
         )
         self.grpc_port: int | None = None
         self._loop = LoopThread()  # of everything that is served over HTTP
-        services = Services(self.regions, self.logs, self.traces, gate.check_changes)
+        services = Services(self.regions, self.logs, self.traces, guarded_agent.check_changes)
         self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
         self.http_port: int | None = None
         self._control = None if control_port is None else ControlPort(self.agent, control_port)
@@ -184,7 +190,7 @@ class Server:
             try:
                 self._start()
             except BaseException:
-                if self.core.life.stage is not Stage.STOPPING:  # else `stop` waits to do it, in good order
+                if self.core.stages.stage is not Stage.STOPPING:  # else `stop` waits to do it, in good order
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
@@ -283,10 +289,10 @@ class Server:
         Returns:
             Whether everything in flight was finished in time.
         """
-        life = self.core.life
-        if life.stage is not Stage.STARTING:
+        stages = self.core.stages
+        if stages.stage is not Stage.STARTING:
             self.drain()
-            self._waiting.wait(max(self._options.drain_delay_s - life.seconds_in(Stage.DRAINING), 0.0))
+            self._waiting.wait(max(self._options.drain_delay_s - stages.seconds_in(Stage.DRAINING), 0.0))
         log.info("Waiting for in-flight requests to complete.")
         self.core.stopping()
         end = time.monotonic() + self._options.exit_timeout_s

@@ -20,7 +20,7 @@ from tests.support.servers import eventually
 
 from conch.core.errors import CancelledError, UnavailableError
 from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Patience
+from conch_control.repository.storage.connection import StoreTimeouts
 
 EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
     "s3": s3_emulator,
@@ -75,7 +75,7 @@ def test_a_store_that_hangs_is_an_error_and_recovers(place: Place) -> None:
     place.put("m/1/model.bin", b"content")
     with place.opened() as repository:
         source = repository.models()["m"]
-        repository._connection.patience = Patience.of(1.0)
+        repository._connection.patience = StoreTimeouts.of(1.0)
         place.proxy.fail(Fault.HANG)
         for operation in (repository.models, lambda: stage(source)):
             with pytest.raises(OSError, match=place.bucket.name):
@@ -83,7 +83,7 @@ def test_a_store_that_hangs_is_an_error_and_recovers(place: Place) -> None:
         with pytest.raises(UnavailableError, match=place.bucket.name):
             repository.check()
         place.proxy.heal()
-        repository._connection.patience = Patience()
+        repository._connection.patience = StoreTimeouts()
         assert tree_of(stage(source).directory) == {"1/model.bin": b"content"}
 
 
@@ -119,7 +119,7 @@ def test_a_store_that_stays_busy(place: Place) -> None:
     place.put("m/1/model.bin", b"content")
     with place.opened() as repository:
         repository.models()
-        repository._connection.patience = Patience.of(1.0)
+        repository._connection.patience = StoreTimeouts.of(1.0)
         place.proxy.fail(Fault.BUSY)
         place.proxy.seen.clear()
         with pytest.raises(OSError, match="503"):
@@ -140,12 +140,12 @@ def test_what_always_comes_cut_off_is_an_error(place: Place) -> None:
     place.put("m/1/model.bin", LARGE)
     with place.opened() as repository:
         source = repository.models()["m"]
-        repository._connection.patience = Patience.of(2.0)
+        repository._connection.patience = StoreTimeouts.of(2.0)
         place.proxy.fail(Fault.TRUNCATE, path="model.bin", method="GET")
         with pytest.raises(OSError, match=place.bucket.name):
             stage(source)
         place.proxy.heal()
-        repository._connection.patience = Patience()
+        repository._connection.patience = StoreTimeouts()
         assert tree_of(stage(source).directory) == {"1/model.bin": LARGE}
 
 
@@ -247,11 +247,11 @@ def test_a_failed_fetch_goes_on_where_it_has_stopped(place: Place) -> None:
 
     with place.opened() as repository:
         source = repository.models()["m"]
-        repository._connection.patience = Patience(total_s=3.0)  # the first ones must have come
+        repository._connection.patience = StoreTimeouts(total_s=3.0)  # the first ones must have come
         place.proxy.choose = choose
         with pytest.raises(OSError, match="503"):
             stage(source)
-        repository._connection.patience = Patience()
+        repository._connection.patience = StoreTimeouts()
         done = list(blocks[:3])
         place.proxy.heal()
         place.proxy.seen.clear()

@@ -28,7 +28,7 @@ from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.stats import StatisticsSnapshot
 from conch.core.tensor import Tensor
 from conch.frontends.grpc.server import GrpcOptions
-from conch.options import ServerOptions
+from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions
 
@@ -123,13 +123,13 @@ class Submissions:
         self.accepted = 0
         submit = Model.submit
 
-        def counted(served: Model, request: InferenceRequest, may_lead: bool = False) -> Any:
+        def counted(served: Model, request: InferenceRequest, may_claim: bool = False) -> Any:
             """As the model's, counted where it does not raise."""
-            to_lead = submit(served, request, may_lead)
+            claim = submit(served, request, may_claim)
             if served is model:
                 with self._lock:
                     self.accepted += 1
-            return to_lead
+            return claim
 
         patch.setattr(Model, "submit", counted)
 

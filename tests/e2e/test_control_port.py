@@ -27,7 +27,7 @@ from tests.support.servers import (
     started,
 )
 
-from conch.commands.control import run
+from conch.cli.control_command import run
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient

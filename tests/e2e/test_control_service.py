@@ -29,7 +29,7 @@ from conch.core.errors import (
 )
 from conch.protocol import model_control_pb2 as pb
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.remote_api.client import After, ModelControlClient, Update, Watching
+from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
 from conch_control.remote_api.options import ClientTls, ConnectionOptions, ControlPortOptions, ServerTls
 from conch_control.remote_api.server import ControlPort
 from conch_control.remote_api.status_codes import UnreachableError
@@ -78,7 +78,7 @@ def client(target: str) -> Iterator[ModelControlClient]:
 
 
 @contextmanager
-def watching(watch: Watching) -> Iterator[Iterator[Update]]:
+def watching(watch: WatchCall) -> Iterator[Iterator[Update]]:
     """The updates of a watch, which is cancelled in the end."""
     try:
         yield iter(watch)

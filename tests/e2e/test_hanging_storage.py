@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2
 
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError
 from conch.frontends.grpc.server import GrpcOptions
-from conch.options import ServerOptions
-from conch.running import run
+from conch.server_options import ServerOptions
+from conch.process.main_thread import run_until_signal
 from conch.server import Server
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.options import ControlOptions

@@ -33,7 +33,7 @@ from conch.frontends.grpc.adapter.calls import StreamCall
 from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.grpc.stream import InferStream
 from conch.observability.metrics.options import MetricsOptions
-from conch.options import ServerOptions
+from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions
 
@@ -45,7 +45,7 @@ from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
 from conch.frontends.grpc.server import GrpcOptions
-from conch.options import ServerOptions
+from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions
 
@@ -76,7 +76,7 @@ from tests.support.servers import RawClient, eventually
 from tests.chaos.test_clients import INFER, STREAM, probe_request
 from tritonclient.grpc import service_pb2
 from conch.frontends.grpc.server import GrpcOptions
-from conch.options import ServerOptions
+from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions
 

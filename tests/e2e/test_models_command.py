@@ -20,7 +20,7 @@ from tests.support.agents import FakeAgent
 from tests.support.certificates import Authority
 from tests.support.servers import CONCH, WAIT_S, free_port
 
-from conch.commands.models import run
+from conch.cli.models_command import run
 from conch.core.errors import InvalidArgumentError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.options import ControlPortOptions, ServerTls

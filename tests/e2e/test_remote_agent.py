@@ -14,7 +14,7 @@ from tests.support.servers import WAIT_S, eventually
 from conch.core.errors import NotFoundError, OutOfRangeError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import AgentPort
-from conch_control.remote_api.client import After, ModelControlClient, Watching
+from conch_control.remote_api.client import After, ModelControlClient, WatchCall
 from conch_control.remote_api.options import ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.remote_agent import RemoteAgent
 from conch_control.remote_api.status_codes import UnreachableError
@@ -82,7 +82,7 @@ def test_an_index_that_is_read_before_the_watch_has_begun(options: ControlPortOp
         watch = client.watch
         asked: list[int] = []
 
-        def late(after: After | None = None) -> Watching:
+        def late(after: After | None = None) -> WatchCall:
             if not asked:
                 revision = remote.models().revision
                 agent.set("m", Phase.READY)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import NotFoundError
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch_control.events import EventLog
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus, VersionStatus

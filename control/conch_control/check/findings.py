@@ -8,7 +8,7 @@ from typing import Literal
 
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.check.reading import Reading, shortened
+from conch_control.check.reading import ParsedConfig, shortened
 from conch_control.config.problems import Problem
 from conch_control.config.schema import value_at
 
@@ -44,7 +44,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Checkup:
+class ModelReport:
     """What was found out about one model.
 
     Attributes:
@@ -90,7 +90,7 @@ class Report:
     """
 
     repositories: tuple[str, ...]
-    models: list[Checkup] = field(default_factory=list)
+    models: list[ModelReport] = field(default_factory=list)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def count(self, severity: Severity) -> int:
@@ -98,7 +98,7 @@ class Report:
         return sum(model.count(severity) for model in self.models)
 
 
-class Notes:
+class FindingCollector:
     """The findings of one model.
 
     Args:
@@ -110,23 +110,23 @@ class Notes:
         known: Paths and messages of problems that need not be reported again.
     """
 
-    def __init__(self, checkup: Checkup) -> None:
-        self.checkup = checkup
-        self.file = checkup.location
-        self.reading: Reading | None = None
+    def __init__(self, model_report: ModelReport) -> None:
+        self.model_report = model_report
+        self.file = model_report.location
+        self.reading: ParsedConfig | None = None
         self.known: set[tuple[str, str]] = set()
 
-    def mistakes(self, reading: Reading) -> None:
-        """Notes what is wrong with the text of the config."""
+    def mistakes(self, reading: ParsedConfig) -> None:
+        """FindingCollector what is wrong with the text of the config."""
         for mistake in reading.mistakes:
             self._note("error", mistake.problem, mistake.line, mistake.column)
 
     def sort(self) -> None:
         """Puts the findings in the order of the config, those in other files last."""
-        self.checkup.findings.sort(key=lambda found: (found.file != self.file, found.line, found.column))
+        self.model_report.findings.sort(key=lambda found: (found.file != self.file, found.line, found.column))
 
     def report(self, problems: Iterable[Problem], severity: Severity = "error") -> None:
-        """Notes problems with the config, each once, but for those that follow from mistakes in its text."""
+        """FindingCollector problems with the config, each once, but for those that follow from mistakes in its text."""
         for problem in problems:
             if (problem.path, problem.message) in self.known or self._follows(problem.path):
                 continue
@@ -136,10 +136,10 @@ class Notes:
             self._note(severity, replace(problem, found=found), line, column)
 
     def add(self, severity: Severity, file: str, line: int, column: int, message: str) -> None:
-        """Notes something that is not about a field of the config."""
+        """FindingCollector something that is not about a field of the config."""
         finding = Finding(severity, file, line, column, "", message)
-        if finding not in self.checkup.findings:
-            self.checkup.findings.append(finding)
+        if finding not in self.model_report.findings:
+            self.model_report.findings.append(finding)
 
     def _note(self, severity: Severity, problem: Problem, line: int, column: int) -> None:
         finding = Finding(
@@ -153,7 +153,7 @@ class Notes:
             problem.found,
             problem.nearest,
         )
-        self.checkup.findings.append(finding)
+        self.model_report.findings.append(finding)
 
     def _follows(self, path: str) -> bool:
         left_out = frozenset() if self.reading is None else self.reading.left_out

@@ -18,7 +18,7 @@ from conch.core.errors import ConchError
 from conch.core.execution.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.check.advice import idle_settings
-from conch_control.check.findings import Checkup, Notes
+from conch_control.check.findings import FindingCollector, ModelReport
 from conch_control.check.reading import read_text
 from conch_control.check.user_code import PythonFile, agent_notes, agent_problems, read_python
 from conch_control.config.completion import checked_model_file, complete, runtime_problems
@@ -74,10 +74,10 @@ class ModelCheck:
     """
 
     def __init__(self, source: ModelSource, rules: Rules) -> None:
-        self.checkup = Checkup(source.name, source.location)
-        self._notes = Notes(self.checkup)
-        self.report = self._notes.report
-        self.sort = self._notes.sort
+        self.model_report = ModelReport(source.name, source.location)
+        self._collector = FindingCollector(self.model_report)
+        self.report = self._collector.report
+        self.sort = self._collector.sort
         self.config: ModelConfig | None = None
         self._directory = Path()  # where its files are
         self._parameters: tuple[str, ...] = ()  # those that its backend reads
@@ -89,7 +89,7 @@ class ModelCheck:
         try:
             self._run()
         except Exception as error:  # the load would fail of it as well
-            log.debug("checking '%s' failed", self.checkup.name, exc_info=True)
+            log.debug("checking '%s' failed", self.model_report.name, exc_info=True)
             self.report([Problem("", f"{type(error).__name__}: {error}")])
 
     def _run(self) -> None:
@@ -101,7 +101,7 @@ class ModelCheck:
             staged = self._source.stage(lambda done, total: None, lambda: False)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            self.report([Problem("", f"{self.checkup.location} can't be read: {reason}")])
+            self.report([Problem("", f"{self.model_report.location} can't be read: {reason}")])
             return
         try:
             self._directory = staged.directory
@@ -123,10 +123,10 @@ class ModelCheck:
             self._finish_ensemble(config, written)
         else:
             self._finish(config, written)
-        effective = self.checkup.config
-        if effective is not None and self.checkup.certain:
+        effective = self.model_report.config
+        if effective is not None and self.model_report.certain:
             self.report(idle_settings(effective, self._parameters), "warning")
-        wrong = {finding.path for finding in self.checkup.findings}
+        wrong = {finding.path for finding in self.model_report.findings}
         self.report((each for each in _odd_numbers(written) if each.path not in wrong), "warning")
 
     def _select(self, config: ModelConfig, versions: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class ModelCheck:
             )
             for each in problems
         )
-        self.checkup.versions = tuple(selected or ())
+        self.model_report.versions = tuple(selected or ())
 
     def _read(self) -> ModelConfig | None:
         """The config as it is written, without what is wrong in it."""
@@ -162,10 +162,10 @@ class ModelCheck:
         except UnicodeDecodeError as error:
             before = content[: error.start].decode()
             line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-            self._notes.add("error", self._notes.file, line, column, f"not UTF-8 text: {error}")
+            self._collector.add("error", self._collector.file, line, column, f"not UTF-8 text: {error}")
             return None
-        reading = self._notes.reading = read_text(text)
-        self._notes.mistakes(reading)
+        reading = self._collector.reading = read_text(text)
+        self._collector.mistakes(reading)
         return reading.config
 
     def _content(self) -> bytes | None:
@@ -180,7 +180,7 @@ class ModelCheck:
                 if path != CONFIG_FILE:
                     continue
                 raise
-            self._notes.file = f"{self._source.location}/{path}"
+            self._collector.file = f"{self._source.location}/{path}"
             return content
         return None
 
@@ -189,7 +189,7 @@ class ModelCheck:
         versions, ignored = split_versions(names)
         for name, reason in ignored.items():
             place = f"{self._source.location}/{name}"
-            self._notes.add("warning", place, 0, 0, f"ignored as a version directory: its name {reason}")
+            self._collector.add("warning", place, 0, 0, f"ignored as a version directory: its name {reason}")
         return versions
 
     def _define(self, config: ModelConfig, paths: Sequence[str], versions: Sequence[int]) -> None:
@@ -216,7 +216,9 @@ class ModelCheck:
         normalize(config)
         problems = list(config_problems(config))
         if unknown:  # that it says no backend has been said
-            self._notes.known.update((each.path, each.message) for each in problems if each.path == "backend")
+            self._collector.known.update(
+                (each.path, each.message) for each in problems if each.path == "backend"
+            )
         self.report(problems)
         if self._rules.options.strict_model_config:
             self.report(tensor_problems(config))
@@ -227,17 +229,17 @@ class ModelCheck:
         extras = collect(read_extras(config, self._directory), problems)
         self.report(problems)
         self._show(written, config, config)
-        if not self.checkup.failed:
-            for version in self.checkup.versions:
+        if not self.model_report.failed:
+            for version in self.model_report.versions:
                 spec = assemble_spec(config, self._directory, version, "", {}, extras)
-                self.checkup.specs[version] = spec
+                self.model_report.specs[version] = spec
 
     def _finish(self, config: ModelConfig, written: ModelConfig) -> None:
         backend = self._backend(config)
         if backend is not None:
             self._parameters = backend.parameters
         self.report(runtime_problems(config))
-        for version in reversed(self.checkup.versions):  # what is shown of the newest is shown first
+        for version in reversed(self.model_report.versions):  # what is shown of the newest is shown first
             self._finish_version(config, written, backend, version)
 
     def _backend(self, config: ModelConfig) -> Backend | None:
@@ -300,15 +302,15 @@ class ModelCheck:
         problems = []
         samples = collect(checked_warmup(final, self._directory), problems)
         self.report(problems)
-        if not self.checkup.origins:
+        if not self.model_report.origins:
             self._show(written, completed, final)
-        self.checkup.certain &= certain
-        if backend is None or self.checkup.failed or not whole:
+        self.model_report.certain &= certain
+        if backend is None or self.model_report.failed or not whole:
             return
         spec = assemble_spec(
             final, self._directory, version, model_file, options.options_of(final.backend), extras
         )
-        self.checkup.specs[version] = spec
+        self.model_report.specs[version] = spec
         problems = []
         collect(attempt("", partial(backend.check, spec)), problems)
         self.report(replace(each, path=_tensor_in(each.message, final)) for each in problems)
@@ -362,15 +364,15 @@ class ModelCheck:
         except OSError as error:
             source = PythonFile(f"{path} can't be read: {error.strerror}")
         if source.error:
-            self._notes.add("error", str(path), source.line, source.column, source.error)
+            self._collector.add("error", str(path), source.line, source.column, source.error)
         return source
 
     def _show(self, written: ModelConfig, completed: ModelConfig, final: ModelConfig) -> None:
-        checkup = self.checkup
-        checkup.config = final
-        checkup.origins = config_origins(written, completed, final)
-        if self._notes.reading is not None:
-            checkup.place = self._notes.reading.place
+        model_report = self.model_report
+        model_report.config = final
+        model_report.origins = config_origins(written, completed, final)
+        if self._collector.reading is not None:
+            model_report.place = self._collector.reading.place
 
 
 def _completable(path: str, config: ModelConfig) -> bool:

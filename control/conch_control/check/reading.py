@@ -59,7 +59,7 @@ class Mistake:
 
 
 @dataclass(slots=True)
-class Reading:
+class ParsedConfig:
     """What was made of a text.
 
     Attributes:
@@ -71,43 +71,43 @@ class Reading:
     config: ModelConfig | None
     mistakes: list[Mistake]
     left_out: frozenset[str]
-    _mended: _Mended
+    _repaired: _RepairedText
 
     def place(self, path: str) -> tuple[int, int]:
         """Line and column of a field's value, or of what is closest around it."""
-        span = self._mended.positions.nearest(path)
-        return self._mended.place(0 if span is None else span.value)
+        span = self._repaired.positions.nearest(path)
+        return self._repaired.place(0 if span is None else span.value)
 
     def text_of(self, path: str) -> str:
         """The source text of a field's value; empty if it is not there."""
-        span = self._mended.positions.find(path)
-        return "" if span is None else self._mended.text[span.value : span.end]
+        span = self._repaired.positions.find(path)
+        return "" if span is None else self._repaired.text[span.value : span.end]
 
 
-def read_text(text: str) -> Reading:
+def read_text(text: str) -> ParsedConfig:
     """Reads a config, whatever is wrong with it."""
-    mended = _Mended(text)
+    repaired = _RepairedText(text)
     mistakes: list[Mistake] = []
     left_out: set[str] = set()
     config: ModelConfig | None = None
     for _ in range(_MOST):
         config = ModelConfig()
         try:
-            text_format.Parse(mended.text, config)
+            text_format.Parse(repaired.text, config)
             break
         except text_format.ParseError as error:
             config = None
-            offset = mended.positions.offset(error.GetLine() or 1, error.GetColumn() or 1)
-            message = _plain(error, mended.text)
+            offset = repaired.positions.offset(error.GetLine() or 1, error.GetColumn() or 1)
+            message = _plain(error, repaired.text)
         except ValueError as error:  # a string that is not UTF-8
             config = None
             mistakes.append(Mistake(Problem("", str(error)), 1, 1))
             break
-        span = mended.positions.at(offset)
-        mistakes.append(Mistake(_problem(message, span, mended.text), *mended.place(offset)))
-        if not _mend(mended, message, offset, span, left_out):
+        span = repaired.positions.at(offset)
+        mistakes.append(Mistake(_problem(message, span, repaired.text), *repaired.place(offset)))
+        if not _mend(repaired, message, offset, span, left_out):
             break
-    return Reading(config, mistakes, frozenset(left_out), mended)
+    return ParsedConfig(config, mistakes, frozenset(left_out), repaired)
 
 
 def _plain(error: text_format.ParseError, text: str) -> str:
@@ -146,30 +146,30 @@ def shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _mend(mended: _Mended, message: str, offset: int, span: Span | None, left_out: set[str]) -> bool:
+def _mend(repaired: _RepairedText, message: str, offset: int, span: Span | None, left_out: set[str]) -> bool:
     """Changes the text so that it has one mistake less; False if it can't be."""
     sign = _MISSING_SIGN.match(message)
-    if sign is not None and mended.insert(offset, sign[1]):
+    if sign is not None and repaired.insert(offset, sign[1]):
         return True
     if span is None or message.startswith(_STRUCTURE):
         return False
     unknown = unknown_name(message)
-    if unknown is not None and unknown[1] and mended.text[offset:].startswith(unknown[0]):
+    if unknown is not None and unknown[1] and repaired.text[offset:].startswith(unknown[0]):
         name, near = unknown
         place = parent(span.path)
-        taken = mended.positions.find(f"{place}.{near}" if place else near)
+        taken = repaired.positions.find(f"{place}.{near}" if place else near)
         # A name that is there already would only be the next mistake.
         if span.name != offset or taken is None or (taken.field is not None and taken.field.is_repeated):
-            return mended.replace(offset, offset + len(name), near)
-    whole = mended.positions.find(parent(span.path)) if span.element else span
+            return repaired.replace(offset, offset + len(name), near)
+    whole = repaired.positions.find(parent(span.path)) if span.element else span
     if whole is None or not whole.name <= offset <= whole.end:
         return False
     if "should not have multiple" not in message:
         left_out.add(whole.path)
-    return mended.leave_out(whole)
+    return repaired.leave_out(whole)
 
 
-class _Mended:
+class _RepairedText:
     """A text with changes, and the way back to what it was."""
 
     def __init__(self, text: str) -> None:

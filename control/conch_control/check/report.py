@@ -9,7 +9,7 @@ from google.protobuf import text_encoding
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from conch_control.check.findings import Checkup, Finding, Report
+from conch_control.check.findings import Finding, ModelReport, Report
 from conch_control.config.json_format import to_json
 from conch_control.config.origins import CONFIG_FILE
 from conch_control.config.problems import entry_path
@@ -151,7 +151,7 @@ def as_json(report: Report, strict: bool, show: bool = False) -> dict[str, Any]:
     }
 
 
-def _model_json(model: Checkup, show: bool) -> dict[str, Any]:
+def _model_json(model: ModelReport, show: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "name": model.name,
         "location": model.location,
@@ -194,7 +194,7 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
         yield f"    {'; '.join(details)}"
 
 
-def _summary(model: Checkup) -> str:
+def _summary(model: ModelReport) -> str:
     versions = ", ".join(map(str, model.versions))
     counts = _counts(model)
     if counts:
@@ -202,7 +202,7 @@ def _summary(model: Checkup) -> str:
     return f"{model.name}: ok, version{'s' if len(model.versions) > 1 else ''} {versions}"
 
 
-def _counts(counted: Checkup | Report) -> str:
+def _counts(counted: ModelReport | Report) -> str:
     errors, warnings = counted.count("error"), counted.count("warning")
     counts = [_counted(errors, "error")] if errors else []
     counts += [_counted(warnings, "warning")] if warnings else []

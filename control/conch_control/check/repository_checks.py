@@ -14,8 +14,8 @@ from conch_control.config.ensembles import checked_plan, step_path
 from conch_control.config.platforms import is_ensemble
 from conch_control.config.problems import Problem, Problems, collect, entry_path, nearest
 from conch_control.config.validate import config_problems, uncacheable_text
-from conch_control.lifecycle.ensemble_loader import circle_text
-from conch_control.repository.dependency_graph import Graph, build_graph, circles
+from conch_control.lifecycle.ensemble_loader import cycle_text
+from conch_control.repository.dependency_graph import Graph, build_graph, find_cycles
 from conch_control.repository.source import ModelSource, Repository
 
 
@@ -74,7 +74,7 @@ def check_repositories(
     build_graph(names, check)
     for name, each in checks.items():
         for one in each if len(each) > 1 else ():
-            others = [other.checkup.location for other in each if other is not one]
+            others = [other.model_report.location for other in each if other is not one]
             one.report(
                 [
                     Problem(
@@ -90,7 +90,7 @@ def check_repositories(
     for each in checks.values():
         for one in each:
             one.sort()
-    report.models = [each.checkup for name in names for each in checks[name]]
+    report.models = [each.model_report for name in names for each in checks[name]]
     return report
 
 
@@ -115,20 +115,20 @@ def check_ensembles(checks: Mapping[str, ModelCheck], duplicates: Collection[str
         return tuple(dict.fromkeys(step.model_name for step in steps if step.model_name))
 
     graph = build_graph(checks, parts)
-    turning = circles(graph)
+    cyclic = find_cycles(graph)
     done: set[str] = set()
     # Those that can't be loaded whatever they are made of come first, which is last.
-    unseen = sorted((name for name in graph if graph[name]), key=lambda name: (name in turning, name))
+    unseen = sorted((name for name in graph if graph[name]), key=lambda name: (name in cyclic, name))
     while unseen:
         name = unseen[-1]
-        waiting = [part for part in graph[name] if graph[part] and part not in done and part not in turning]
-        if waiting and name not in done and name not in turning:
+        waiting = [part for part in graph[name] if graph[part] and part not in done and part not in cyclic]
+        if waiting and name not in done and name not in cyclic:
             unseen += waiting
             continue
         unseen.pop()
         if name not in done:
             done.add(name)
-            _EnsembleCheck(checks, duplicates, graph).run(name, turning.get(name))
+            _EnsembleCheck(checks, duplicates, graph).run(name, cyclic.get(name))
 
 
 class _EnsembleCheck:
@@ -147,32 +147,32 @@ class _EnsembleCheck:
             turns: The last of the models on the way from the ensemble back to it; None if there is no way.
         """
         check = self._checks[name]
-        checkup, config = check.checkup, check.config
+        model_report, config = check.model_report, check.config
         if config is None or not is_ensemble(config):
             return
         # What is known only in part may be made whole by what was not looked at.
-        parts = (self._checks[part].checkup for part in self._graph[name] if part in self._checks)
+        parts = (self._checks[part].model_report for part in self._graph[name] if part in self._checks)
         certain = all(part.certain for part in parts)
         if turns is not None:
             check.report([self._circle(config, turns)])
         check.report(self._step_problems(config))
-        if turns is not None or not checkup.specs:
-            checkup.specs.clear()
+        if turns is not None or not model_report.specs:
+            model_report.specs.clear()
             return
-        spec = checkup.specs[max(checkup.specs)]
+        spec = model_report.specs[max(model_report.specs)]
         problems: list[Problem] = []
         plan = collect(checked_plan(spec, self._find), problems)
         check.report(
             (each for each in problems if each.kind is not _UnknownError), "error" if certain else "warning"
         )
-        checkup.certain = certain
+        model_report.certain = certain
         if plan is not None:
             check.report(self._whole_problems(config, spec, plan.decoupled))
-        for version, made in list(checkup.specs.items()):
-            if checkup.failed or plan is None:
-                del checkup.specs[version]
+        for version, made in list(model_report.specs.items()):
+            if model_report.failed or plan is None:
+                del model_report.specs[version]
             else:
-                checkup.specs[version] = replace(made, decoupled=plan.decoupled)
+                model_report.specs[version] = replace(made, decoupled=plan.decoupled)
 
     def _circle(self, config: ModelConfig, turns: str) -> Problem:
         number = next(
@@ -185,7 +185,7 @@ class _EnsembleCheck:
         )
         return Problem(
             f"{step_path(number)}.model_name",
-            circle_text(config.name, turns),
+            cycle_text(config.name, turns),
             expected="a model that is not made of this one",
         )
 
@@ -220,25 +220,25 @@ class _EnsembleCheck:
                     nearest=nearest(part, set(self._checks) - {name}),
                 )
                 continue
-            checkup = self._checks[part].checkup
-            if checkup.failed and part != name:
+            model_report = self._checks[part].model_report
+            if model_report.failed and part != name:
                 yield Problem(
                     f"{path}.model_name",
                     f"ensemble '{name}' depends on '{part}' which has no loaded version: it has errors "
                     f"itself",
                     expected="a model without errors",
                 )
-            elif step.model_version >= 0 and step.model_version not in checkup.versions:
+            elif step.model_version >= 0 and step.model_version not in model_report.versions:
                 yield Problem(
                     f"{path}.model_version",
                     f"ensemble '{name}' depends on '{part}' whose required version {step.model_version} is "
                     f"not loaded.",
-                    expected=f"-1 for the newest, or one of {', '.join(map(str, checkup.versions))}",
+                    expected=f"-1 for the newest, or one of {', '.join(map(str, model_report.versions))}",
                 )
 
     def _find(self, step: EnsembleStep) -> ModelSpec:
         check = self._checks.get(step.model_name)
-        specs = {} if check is None else check.checkup.specs
+        specs = {} if check is None else check.model_report.specs
         version = max(specs, default=0) if step.model_version < 0 else step.model_version
         if version not in specs:
             raise _UnknownError(step.model_name)

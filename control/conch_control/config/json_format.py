@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from conch.core.errors import InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.lenient_json import Several, parse_lenient
+from conch_control.config.lenient_json import RepeatedKey, parse_lenient
 from conch_control.config.problems import with_suggestion
 
 # protobuf's stubs also allow for the C runtime's class, which has the same members.
@@ -79,7 +79,7 @@ def _regular(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, given in data.items():
         field = message.fields_by_name.get(name) or message.fields_by_camelcase_name.get(name)
-        for value in given if isinstance(given, Several) else (given,):
+        for value in given if isinstance(given, RepeatedKey) else (given,):
             if field is None or value is None:
                 found.setdefault(name, value)
             elif _is_map(field):
@@ -105,7 +105,7 @@ def _with_entries(before: dict[str, Any] | None, given: Any, field: FieldDescrip
         return given  # left to the parser to refuse
     values = field.message_type.fields_by_name["value"]
     entries = {
-        key: _regular_value(value[-1] if isinstance(value, Several) else value, values)
+        key: _regular_value(value[-1] if isinstance(value, RepeatedKey) else value, values)
         for key, value in given.items()
     }
     return {**(before or {}), **entries}

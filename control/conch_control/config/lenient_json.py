@@ -19,7 +19,7 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _LITERALS = {"true": True, "false": False, "null": None}
 
 
-class Several(list[Any]):
+class RepeatedKey(list[Any]):
     """The values of a key that an object has more than once."""
 
 
@@ -92,10 +92,10 @@ class _Reader:
             value = self.value(depth)
             if key not in members:
                 members[key] = value
-            elif isinstance(members[key], Several):
+            elif isinstance(members[key], RepeatedKey):
                 members[key].append(value)
             else:
-                members[key] = Several((members[key], value))
+                members[key] = RepeatedKey((members[key], value))
             if not self._take(",") and self.next() != "}":
                 self.fail("Expected , or } after key:value pair.")
         return members

@@ -1,1 +1,1 @@
-"""The agent: loads and unloads models, and keeps the state of every model version."""
+"""Loads, reloads and unloads models, and keeps the state of every model version."""

@@ -1,4 +1,7 @@
-"""What the data port may ask of the agent: as much as the model control mode lets clients do."""
+"""Access policies for model control: what clients and models may ask of the agent.
+
+Used by: front ends (`GuardedAgent`) and models that load other models (`ModelFacingAgent`).
+"""
 
 from __future__ import annotations
 
@@ -6,76 +9,73 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from conch.core.errors import PermissionDeniedError, UnavailableError
-from conch.core.server_state import IndexEntry, LoadParameter, RepositoryAgent
-from conch_control.lifecycle.load_overrides import brought_code
+from conch.core.model_control import IndexEntry, LoadParameter, ModelControl
+from conch_control.lifecycle.load_overrides import uploaded_code
 from conch_control.options import ControlMode
 
 
-class ForModels:
+class ModelFacingAgent:
     """The agent as models see it.
 
-    A load that a model asks for in its `initialize` runs while that model's own load goes on, and must not
-    wait for its end to get its turn.
-
-    Args:
-        agent: The agent.
+    A load requested in a model's `initialize` runs inside that model's own load, so it needs an extra
+    slot.
 
     Attributes:
-        around_loads: Makes room for one more load.
+        extra_slot: Raises the load limit by one inside the context.
     """
 
-    def __init__(self, agent: RepositoryAgent) -> None:
+    def __init__(self, agent: ModelControl) -> None:
         self._agent = agent
-        self.around_loads: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.extra_slot: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """See `RepositoryAgent.index`."""
+        """See `ModelControl.index`."""
         return self._agent.index(ready_only)
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """See `RepositoryAgent.load`."""
-        with self.around_loads():
+        """See `ModelControl.load`."""
+        with self.extra_slot():
             self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """See `RepositoryAgent.unload`."""
+        """See `ModelControl.unload`."""
         self._agent.unload(name, unload_dependents)
 
 
-class Gate:
-    """The agent as front ends see it; a `conch.core.server_state.ClientAgent`.
+class GuardedAgent:
+    """The agent as front ends see it; a `conch.core.model_control.ClientModelControl`.
 
     Args:
         agent: The agent.
-        mode: The model control mode; only in ``explicit`` clients decide what is loaded.
-        allowed: Whether clients of the data port may; else only those of the control port.
+        mode: Model control mode; only ``explicit`` allows changes by clients.
+        allowed: False if only the control port may make changes.
     """
 
-    def __init__(self, agent: RepositoryAgent, mode: ControlMode, allowed: bool = True) -> None:
+    def __init__(self, agent: ModelControl, mode: ControlMode, allowed: bool = True) -> None:
         self._agent = agent
         self._mode = mode
         self._allowed = allowed
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """All models of the repositories with the state of each version."""
+        """All models with the state of each version."""
         return self._agent.index(ready_only)
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter], may_upload: bool = True) -> None:
-        """Loads or reloads a model, and returns when it is ready.
+        """Loads or reloads a model and returns when it is ready.
 
         Args:
             name: Model name.
-            parameters: See `RepositoryAgent.load`.
-            may_upload: Whether the caller may bring files, or choose the environment that they run in.
+            parameters: See `ModelControl.load`.
+            may_upload: True if the caller may send files or choose the environment.
 
         Raises:
-            UnavailableError: The control mode or the operator does not allow it.
-            PermissionDeniedError: The caller does what it may not.
+            UnavailableError: The control mode or the operator forbids it.
+            PermissionDeniedError: The caller may not upload.
             ConchError: The model can't be loaded; the text is Triton's.
         """
         self.check_changes()
         if not may_upload:
-            code = brought_code(parameters)
+            code = uploaded_code(parameters)
             if code:
                 raise PermissionDeniedError(
                     f"the load request for model '{name}' brings {code}: that is taken from clients on this "
@@ -85,19 +85,19 @@ class Gate:
         self._agent.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Starts unloading a model; one that is not loaded is no error.
+        """Starts unloading a model; an unknown one is ignored.
 
         Raises:
-            UnavailableError: The control mode or the operator does not allow it.
+            UnavailableError: The control mode or the operator forbids it.
         """
         self.check_changes()
         self._agent.unload(name, unload_dependents)
 
     def check_changes(self) -> None:
-        """Checks that clients may load and unload, before anything is read that they send.
+        """Checks that clients may load and unload, before their request body is read.
 
         Raises:
-            UnavailableError: The control mode or the operator does not allow it.
+            UnavailableError: The control mode or the operator forbids it.
         """
         if self._mode != "explicit":
             raise UnavailableError(

@@ -1,4 +1,8 @@
-"""The repository as front ends see it: what there is, loading and unloading, readiness."""
+"""The agent: composes the control plane of one server and implements its API.
+
+Owns: repositories, event log, version states, load statistics. Threads: none of its own; any thread may
+call it. Used by: front ends (`ModelControl`), planner and control port (`AgentPort`), the server.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +23,23 @@ from conch.core.errors import (
 )
 from conch.core.execution.placement import devices_of
 from conch.core.loads import LoadStatistics
+from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
 from conch.core.response_cache.service import CacheService
-from conch.core.server_state import IndexEntry, LoadParameter
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.events import EventLog
-from conch_control.lifecycle.access_policy import ForModels, Gate
-from conch_control.lifecycle.ensemble_dependencies import Composition, LoadOne
+from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
+from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies, LoadOne
 from conch_control.lifecycle.ensemble_loader import EnsembleError
-from conch_control.lifecycle.load_overrides import overridden, read_overrides
+from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.lifecycle.model_lifecycle import Lifecycle
-from conch_control.lifecycle.model_loader import GetBackend, Loader
+from conch_control.lifecycle.model_lifecycle import ModelLifecycle
+from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
 from conch_control.lifecycle.uploaded_files import remove_abandoned
 from conch_control.lifecycle.version_diff import STALE
-from conch_control.lifecycle.version_states import UNFINISHED, Book
+from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
 from conch_control.options import WILDCARD, ControlOptions
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.markers import without_incomplete
@@ -55,7 +59,7 @@ class LoadFailure:
 
     Attributes:
         name: Model name.
-        error: Why; its text is for clients.
+        error: The error, with the text for clients.
     """
 
     name: str
@@ -63,7 +67,7 @@ class LoadFailure:
 
     @property
     def reason(self) -> str:
-        """Why, for operators."""
+        """The error for operators."""
         if isinstance(self.error, PollError | EnsembleError):
             return self.error.reason
         return self.error.message
@@ -73,21 +77,21 @@ class LoadFailure:
 
 
 class Agent:
-    """Carries out what planners, operators and clients ask for; `AgentPort` and `RepositoryAgent` in one.
+    """Implements `AgentPort` and `ModelControl`.
 
     Args:
         options: Settings of the control plane.
         registry: Where models are published.
         get_backend: Finds a backend by name.
-        cache: The response cache for models that want one; None for none.
+        cache: Response cache, if any.
         on_drain: Makes the server not ready.
-        repositories: More repositories than the options name.
-        families: Where models make metrics of their own while they are loaded.
+        repositories: Repositories besides those in the options.
+        families: Metric families that models may create.
 
     Attributes:
-        repositories: Where models come from.
-        events: What has happened to the models.
-        loads: How long loads take, and how many fail.
+        repositories: All repositories.
+        events: Event log of all models.
+        loads: Load times and failure counts.
 
     Raises:
         InvalidArgumentError: The options contradict each other.
@@ -112,24 +116,21 @@ class Agent:
             registry.namespaces = tuple(repository.location for repository in self.repositories)
         self._on_drain = on_drain
         self.events = EventLog(wall_seconds)
-        self._book = Book(registry, self.events)
-        # A model may load others where a client may; the operator's switch is for clients.
-        models = ForModels(self)
-        calls = Calls(registry, Gate(models, options.mode))
-        loader = Loader(options, get_backend, registry, cache, calls, families)
+        self._states = VersionStates(registry, self.events)
+        # Models may load others in explicit mode even if --allow-model-control is off for clients.
+        models = ModelFacingAgent(self)
+        calls = Calls(registry, GuardedAgent(models, options.mode))
+        loader = ModelLoader(options, get_backend, registry, cache, calls, families)
         self.loads = LoadStatistics()
-        self._lifecycle = Lifecycle(options, registry, loader, self._book, self.loads)
-        models.around_loads = self._lifecycle.one_more
-        self._composition = Composition(options, registry, self._lifecycle, self.loads)
-        # At the last look:
+        self.lifecycle = ModelLifecycle(options, registry, loader, self._states, self.loads)
+        models.extra_slot = self.lifecycle.extra_slot
+        self._dependencies = EnsembleDependencies(options, registry, self.lifecycle, self.loads)
+        # Result of the last scan:
         self._seen: Mapping[str, ModelSource] = {}
         self._identifiers: Mapping[str, tuple[str, ...]] = {}
 
     def start(self) -> list[LoadFailure]:
-        """Loads the models of the start, several at a time.
-
-        Returns:
-            Those that could not be loaded; the others serve.
+        """Loads the startup models, several at a time; returns those that failed.
 
         Raises:
             InvalidArgumentError: A repository is not a directory.
@@ -140,16 +141,16 @@ class Agent:
         names = self._startup_names(scan)
         if not names:
             return []
-        errors = self._composition.load(names, scan, self._loading(scan))
+        errors = self._dependencies.load(names, scan, self._loading(scan))
         return [self._failure(name, errors[name]) for name in names if name in errors]
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """All models of the repositories, by name, with the state of each version.
+        """All models of the repositories with the state of each version, by name.
 
-        Of a repository that does not answer, they are those that it had when it did.
+        A repository that does not answer contributes the models of its last listing.
         """
-        scan = self._glance()
-        failures = self._book.failures
+        scan = self._list_available()
+        failures = self._states.failures
         published = self._registry.entries
         shown = self._registry.name_of
         lines: list[IndexEntry] = []
@@ -162,55 +163,55 @@ class Agent:
         return [line for line in lines if line.state == "READY"] if ready_only else lines
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads or reloads a model, and returns when it is ready.
+        """Loads or reloads a model and returns when it is ready.
 
         Args:
-            name: Model name, for all models of that name where they have namespaces; or an identifier.
-            parameters: ``config`` replaces the model's config with one in JSON; ``file:<path>``, beside it,
-                all its files.
+            name: Model name (all models of that name with namespaces), or an identifier.
+            parameters: ``config`` replaces the config file, in JSON; ``file:<path>``, together with it,
+                all files.
 
         Raises:
             ConchError: The model can't be loaded; the text is Triton's.
         """
         _check_name(self._registry.name_of(name))
         overrides = read_overrides(parameters)
-        scan = self._glance()
+        scan = self._list_available()
         if overrides.files and self._registry.namespaces:
             raise UnsupportedError("files can't be given with a load where models have namespaces")
         try:
-            scan = overridden(name, overrides, scan)
+            scan = apply_overrides(name, overrides, scan)
             names = scan.identified(name)
-            if any(self._composition.needs_late(each, scan, overrides.config) for each in names):
-                scan = overridden(name, overrides, self._scan())
+            if any(self._dependencies.needs_late_answers(each, scan, overrides.config) for each in names):
+                scan = apply_overrides(name, overrides, self._scan())
                 names = scan.identified(name)
         except InvalidArgumentError as wrong:
             log.error("Poll failed for model directory '%s': %s", name, wrong.message)
             raise PollError(name, wrong.message) from wrong
-        errors = self._composition.load(names, scan, self._loading(scan), overrides.config)
+        errors = self._dependencies.load(names, scan, self._loading(scan), overrides.config)
         for each in names:
             error = errors.get(each)
             if isinstance(error, EnsembleError):
                 log.error("failed to load '%s': %s", each, error.reason)
                 if overrides.config is None:
-                    self._book.failed(each, error.reason)
+                    self._states.failed(each, error.reason)
             if error is not None:
                 raise error
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Starts unloading a model; one that is not loaded is no error.
+        """Starts unloading a model; an unknown one is ignored.
 
         Args:
-            name: Model name, for all models of that name where they have namespaces; or an identifier.
-            unload_dependents: Also unload the models of an ensemble that were loaded for it only.
+            name: Model name (all models of that name with namespaces), or an identifier.
+            unload_dependents: Also unload the composing models that were loaded only for this ensemble.
         """
         known = dict.fromkeys((*self._registry.identifiers(name), *self._identifiers.get(name, ())))
         for identifier in known or (name,):
-            self._composition.unload(identifier, unload_dependents)
+            self._dependencies.unload(identifier, unload_dependents)
 
     def models(self) -> Index:
         """All models with their states, by name."""
-        scan = self._glance()
-        known = self._book.snapshot()
+        scan = self._list_available()
+        known = self._states.snapshot()
         sources = {**scan.remembered, **scan.models}
         found = []
         for name in sorted({*sources, *scan.duplicates, *known.versions, *known.failures}):
@@ -221,8 +222,8 @@ class Agent:
         return Index(self.events.epoch, known.revision, tuple(found))
 
     def unfinished(self) -> list[ModelStatus]:
-        """The models with versions that are being loaded, by name, without a look at the storage."""
-        known = self._book.snapshot().versions
+        """Models with versions that are being loaded, by name; does not access storage."""
+        known = self._states.snapshot().versions
         return self.progress(
             [
                 name
@@ -232,8 +233,8 @@ class Agent:
         )
 
     def progress(self, names: Collection[str]) -> list[ModelStatus]:
-        """Some models with how far their files are fetched, by name, without a look at the storage."""
-        known, seen = self._book.snapshot(), self._seen
+        """Staging progress of some models, by name; does not access storage."""
+        known, seen = self._states.snapshot(), self._seen
         return [
             ModelStatus(
                 name,
@@ -246,7 +247,7 @@ class Agent:
         ]
 
     def describe(self, name: str) -> ModelDescription:
-        """All there is to say about one model.
+        """Status, effective config and instances of one model.
 
         Raises:
             NotFoundError: There is no such model.
@@ -267,54 +268,51 @@ class Agent:
         return ModelDescription(status, json.dumps(spec.config), self._origins(spec), _instances(spec))
 
     def drain(self) -> None:
-        """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+        """Makes the server not ready; it still answers requests."""
         log.info("draining: the server is not ready from now on, and goes on answering what comes")
         self._on_drain()
 
     def ready(self) -> bool:
-        """Whether every model that is to serve does; see `as_wanted`.
+        """True if every model counts as ready; see `counts_as_ready`.
 
-        A model whose definition could not be read has no versions, and does not count, as in Triton.
+        A model whose definition could not be read has no versions and does not count, as in Triton.
         """
-        return all(map(as_wanted, self._registry.entries.values()))
+        return all(map(counts_as_ready, self._registry.entries.values()))
 
     def stop_loads(self) -> None:
-        """Stops loads that are under way as far as they can be, and refuses all that come; for good."""
-        self._lifecycle.stop_loads()
+        """Stops all loads and refuses new ones."""
+        self.lifecycle.stop_loads()
 
     def close(self, timeout_s: float) -> bool:
-        """Unloads everything; further loads fail.
+        """Unloads everything; returns True if all requests finished in time.
 
         Args:
-            timeout_s: How long requests have to finish.
-
-        Returns:
-            Whether everything finished in time.
+            timeout_s: Time for requests.
         """
         try:
-            return self._lifecycle.close(timeout_s)
+            return self.lifecycle.close(timeout_s)
         finally:
             self.events.close()
             self.repositories.close()
 
     def _scan(self) -> Scan:
-        return self._noted(self.repositories.scan())
+        return self._remember(self.repositories.scan())
 
-    def _glance(self) -> Scan:
-        """As `_scan`, but does not wait for repositories that are much slower than others."""
-        return self._noted(self.repositories.glance())
+    def _list_available(self) -> Scan:
+        """As `_scan`, without waiting for repositories that are much slower than others."""
+        return self._remember(self.repositories.list_available())
 
-    def _noted(self, scan: Scan) -> Scan:
+    def _remember(self, scan: Scan) -> Scan:
         self._seen, self._identifiers = {**scan.remembered, **scan.models}, scan.identifiers
         return scan
 
     def _origins(self, spec: ModelSpec) -> Mapping[str, str]:
-        origin = self._lifecycle.origin(spec.identifier)
+        origin = self.lifecycle.origin(spec.identifier)
         if origin is None:
             return {}
         effective = ModelConfig.FromString(spec.config_message)
         completed = ModelConfig.FromString(spec.config_message)
-        del completed.instance_group[:]  # what is not written of them is the server's choice
+        del completed.instance_group[:]  # the server chooses what is not written
         source = OVERRIDE if origin.override else CONFIG_FILE
         return config_origins(origin.definition.written, completed, effective, source)
 
@@ -322,7 +320,7 @@ class Agent:
         startup = self._options.startup_models
         if self._options.mode != "explicit" or WILDCARD in startup:
             names = sorted({*scan.models, *scan.duplicates})
-            # The planner has those loaded when they are complete.
+            # The planner loads incomplete ones when they are complete.
             return names if self._options.mode in ("none", "explicit") else without_incomplete(names, scan)
         return list(dict.fromkeys(each for name in startup for each in scan.identified(name)))
 
@@ -331,31 +329,31 @@ class Agent:
         if shown is not error:
             log.error("failed to load '%s'", name, exc_info=error)
         failure = LoadFailure(name, shown)
-        if isinstance(shown, EnsembleError):  # all others have been logged where they failed
+        if isinstance(shown, EnsembleError):  # other errors are already logged
             log.error("%s", failure)
-        # A model the operator named is missed even if there is no trace of it.
+        # A named model appears in the index even if no repository has it.
         if not self._registry.entries.get(name, Entry()).states:
-            self._book.failed(name, failure.reason)
+            self._states.failed(name, failure.reason)
         return failure
 
     def _loading(self, scan: Scan) -> LoadOne:
-        return lambda name, override, asked: self._load(name, scan, override, asked)
+        return lambda name, override, ticket: self._load(name, scan, override, ticket)
 
-    def _load(self, name: str, scan: Scan, override: str | None, asked: int) -> None:
+    def _load(self, name: str, scan: Scan, override: str | None, ticket: int) -> None:
         if name in scan.duplicates:
             log.error("failed to poll model '%s': not unique across all model repositories", name)
-            self._book.failed(name, _DUPLICATE)
+            self._states.failed(name, _DUPLICATE)
             self.loads.failed(name)
             raise PollError(name, _DUPLICATE)
         source = scan.models.get(name)
         if source is None:
             raise _not_found(name, scan)
-        self._lifecycle.load(source, override, asked)
+        self.lifecycle.load(source, override, ticket)
 
 
 def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
     if entry.states:
-        # Of a model that is ready a failure as a whole is that of a newer load.
+        # For a ready model the failure is that of a newer load.
         stale = "" if failure is None else STALE + failure
         return [
             IndexEntry(name, str(version), state.state, state.reason or _remarks(entry, version, stale))
@@ -365,13 +363,13 @@ def _lines(name: str, entry: Entry, failure: str | None) -> list[IndexEntry]:
 
 
 def _remarks(entry: Entry, version: int, stale: str) -> str:
-    """What the index says of a version that serves: a newer load that failed, outputs against its config."""
+    """Remarks of the index about a version that serves."""
     model = entry.ready.get(version)
     return "" if model is None else "; ".join([*filter(None, (stale,)), *model.notes])
 
 
 def _not_found(name: str, scan: Scan) -> PollError:
-    """Why a model can't be looked at; caused by the storage if it may just not be seen now."""
+    """The error for a model that no repository lists; transient if one is unreadable."""
     reason = "model not found in any model repository"
     if scan.unreadable:
         failures = "; ".join(f"'{location}': {text}" for location, text in scan.unreadable.items())
@@ -379,7 +377,7 @@ def _not_found(name: str, scan: Scan) -> PollError:
     log.error("failed to poll model '%s': %s", name, reason)
     error = PollError(name, reason)
     if scan.unreadable:
-        error.__cause__ = OSError(reason)  # what tells callers that another try may succeed
+        error.__cause__ = OSError(reason)  # marks the error as transient
     return error
 
 
@@ -414,14 +412,11 @@ def _check_name(name: str) -> None:
         )
 
 
-def as_wanted(entry: Entry) -> bool:
-    """Whether a model is as its operator wants it: it serves, or has been taken out of service.
+def counts_as_ready(entry: Entry) -> bool:
+    """True if a model does not keep the server from being ready.
 
-    Triton looks at each version: one that is being loaded, that has failed or that finishes its last requests
-    makes a server not ready, though another version of the model serves. Replicas that follow one storage
-    would all stop getting requests at once for a broken update that no client ever sees, so here a model
-    with a version that serves counts as ready whatever becomes of its others, and so does a model that is
-    being unloaded.
+    Triton requires every version to be ready. Here one serving version is enough, and unloading models
+    count as ready: otherwise a broken update would make all replicas of a storage not ready at once.
     """
     return bool(entry.ready) or all(_gone(state.state, state.reason) for state in entry.states.values())
 

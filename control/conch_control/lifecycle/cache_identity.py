@@ -1,4 +1,8 @@
-"""Which loads of a model may share cached responses, and the way behind the cache."""
+"""Identity of cached responses: which loads of a model may share them.
+
+A process-local cache gets a random identity per load, so a reload invalidates. A shared cache gets a
+digest of files and config. Ensembles get an identity per combination of their composing models' loads.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,17 @@ from conch_control.repository.layout import fingerprint
 log = logging.getLogger(__name__)
 
 
-def load_identity(cache: CacheService | None, spec: ModelSpec) -> bytes:
-    """What a load has in common with those that give the same answers, for `put_behind`.
-
-    A cache of this process alone: nothing, so that a reload asks the model again. One that is shared: its
-    files and its config, of whatever server and whenever it was loaded.
-    """
+def cache_identity(cache: CacheService | None, spec: ModelSpec) -> bytes:
+    """Identity of a load, taken before it: random for a local cache, the content digest for a shared one."""
     if cache is None or not (spec.cached and cache.shared):
         return os.urandom(16)
     return content_digest(spec)
 
 
-class PartsIdentity:
-    """Tells the answers of an ensemble apart by the loads of its models that gave them.
+class EnsembleCacheIdentity:
+    """Identity of an ensemble's responses, derived from the loads of its composing models.
 
-    Shared with nobody, whatever the cache: other servers can't know which loads these are.
-
-    Args:
-        spec: The ensemble.
-        registry: Where its models are.
+    Never shared between servers, as it is random.
     """
 
     def __init__(self, spec: ModelSpec, registry: Registry) -> None:
@@ -46,27 +42,23 @@ class PartsIdentity:
         self._known: tuple[list[object], bytes | None] = [], b""
 
     def __call__(self) -> bytes:
-        """What stays the same until one of the models is replaced; never, once one has sequences."""
+        """Constant until a composing model is replaced; always new if one has sequences or is missing."""
         try:
-            parts = list(all_parts(self._spec, self._registry))
+            parts = list(all_composing_models(self._spec, self._registry))
         except ConchError:
-            return os.urandom(16)  # a model is missing, and nothing kept must hide that
+            return os.urandom(16)  # a missing model must not be hidden by a cached response
         loads: list[object] = [part.statistics for part in parts]
         seen, identity = self._known
-        if loads != seen:  # counters have no equality of their own, and each load has new ones
-            # What sequences answer depends on what came before.
+        if loads != seen:  # counters compare by identity and are new for each load
+            # Responses of sequences depend on earlier requests.
             stateful = any(part.spec.sequence is not None for part in parts)
             identity = None if stateful else os.urandom(16)
             self._known = loads, identity
         return os.urandom(16) if identity is None else identity
 
 
-def all_parts(spec: ModelSpec, registry: Registry) -> Iterator[Servable]:
-    """The models that an ensemble is made of now, and what those are made of that are ensembles.
-
-    Args:
-        spec: The ensemble.
-        registry: Where its models are.
+def all_composing_models(spec: ModelSpec, registry: Registry) -> Iterator[Servable]:
+    """The composing models of an ensemble, recursively.
 
     Raises:
         ConchError: One of them is missing.
@@ -85,13 +77,15 @@ def all_parts(spec: ModelSpec, registry: Registry) -> Iterator[Servable]:
             unseen.append(model.spec)
 
 
-def put_behind(cache: CacheService | None, model: Servable, identity: bytes | PartsIdentity) -> Servable:
-    """A loaded model, behind the cache if it wants one.
+def wrap_in_cache(
+    cache: CacheService | None, model: Servable, identity: bytes | EnsembleCacheIdentity
+) -> Servable:
+    """Wraps a loaded model in the response cache if its config asks for it.
 
     Args:
-        cache: The server's cache, if it has one.
+        cache: The server's cache, if any.
         model: The model.
-        identity: Its `load_identity` from before it was loaded, or that of its parts.
+        identity: `cache_identity` from before the load, or that of an ensemble.
     """
     spec = model.spec
     if not spec.cached:
@@ -103,7 +97,7 @@ def put_behind(cache: CacheService | None, model: Servable, identity: bytes | Pa
             spec.name,
         )
         return model
-    if cache.shared and isinstance(identity, bytes) and load_identity(cache, spec) != identity:
+    if cache.shared and isinstance(identity, bytes) and cache_identity(cache, spec) != identity:
         log.warning(
             "the files of model '%s' version %d changed while it was loaded: its cached responses are "
             "not shared",
@@ -115,11 +109,11 @@ def put_behind(cache: CacheService | None, model: Servable, identity: bytes | Pa
 
 
 def content_digest(spec: ModelSpec) -> bytes:
-    """A digest of what decides what a model version answers: config, backend options and files.
+    """Digest of the config, the backend options and the files of one version.
 
-    The files of other versions are left out. What a model reads from outside its directory is not known.
+    Files of other versions are left out; files outside the model's directory are not covered.
     """
-    config = json.dumps(spec.config, sort_keys=True)  # the message's bytes need not be the same every time
+    config = json.dumps(spec.config, sort_keys=True)  # serialised protobuf bytes are not stable
     digest = hashlib.sha256(repr((config, sorted(spec.backend_options.items()))).encode())
     for path, size, _, _ in fingerprint(spec.directory):
         top = path.partition("/")[0]
@@ -134,4 +128,4 @@ def _file_digest(path: Path) -> bytes:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError:
-        return os.urandom(16)  # nobody can say what it holds
+        return os.urandom(16)  # unreadable: never equal

@@ -1,4 +1,8 @@
-"""What finishes in the background: versions that are no longer published, instances that are not needed."""
+"""Finishes unloaded versions and removed instances in the background.
+
+Owns: one thread `conch-unload-<model>` per closing version. Locks: the load queue's lock, never held while
+waiting. Used by: `model_lifecycle`.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +14,49 @@ from collections.abc import Callable, Iterable, Mapping
 from conch.core.errors import ConchError
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
-from conch_control.lifecycle.ensemble_loader import parts_of
-from conch_control.lifecycle.memory_usage import give_back, log_given_back, resident_bytes
+from conch_control.lifecycle.ensemble_loader import composing_models
+from conch_control.lifecycle.memory_usage import log_released, release_memory, resident_bytes
 from conch_control.lifecycle.staging import Lease
-from conch_control.lifecycle.version_states import Book
+from conch_control.lifecycle.version_states import VersionStates
 from conch_control.port import VersionStatus
 
 log = logging.getLogger(__name__)
 
 
-class Drains:
-    """The threads that wait for the last requests of what is going.
+class Drainer:
+    """Runs the threads that wait for the last requests and then close.
 
     Args:
-        lock: Guards what is going; re-entrant.
-        registry: Where models are reached that are going and have begun something.
-        book: Where versions are said to be gone.
+        lock: The load queue's lock; re-entrant.
+        registry: Resolves draining versions for ensembles and sequences in flight.
+        states: Receives the final transition.
     """
 
-    def __init__(self, lock: threading.Condition, registry: Registry, book: Book) -> None:
+    def __init__(self, lock: threading.Condition, registry: Registry, states: VersionStates) -> None:
         self._lock = lock
         self._registry = registry
-        self._book = book
-        self._going: dict[threading.Thread, Servable] = {}
+        self._states = states
+        self._draining: dict[threading.Thread, Servable] = {}
         self._stopping = False
 
-    def keep_in_reach(self, models: Iterable[Servable], needed: bool = False) -> None:
-        """Keeps versions in reach of those who have begun something on them, until they are closed.
+    def keep_resolvable(self, models: Iterable[Servable], needed: bool = False) -> None:
+        """Keeps published versions resolvable for sequences and ensembles in flight until they close.
 
         Args:
-            models: The versions, which are still published.
-            needed: Whether requests of ensembles need them.
+            models: The versions.
+            needed: True if ensemble requests need them.
         """
         for model in models:
             if needed or model.spec.sequence is not None:
                 self._registry.begin_draining(model.spec.identifier, model)
 
-    def users_of(self, name: str) -> list[threading.Thread]:
-        """Threads that wait for the last requests of ensembles which need a model."""
+    def dependents_of(self, name: str) -> list[threading.Thread]:
+        """Threads that drain ensembles which contain a model."""
         with self._lock:
             return [
                 thread
-                for thread, user in self._going.items()
-                if name in parts_of(Entry({user.spec.version: user}))
+                for thread, user in self._draining.items()
+                if name in composing_models(Entry({user.spec.version: user}))
             ]
 
     def retire(
@@ -67,11 +71,10 @@ class Drains:
 
         Args:
             model: The version.
-            lease: The files it is served from.
-            status: What is said of it now, to be changed at the end unless something else has become of it.
-                None where a successor has taken over.
-            done: What to do after that.
-            users: What `users_of` said when it was taken out of service: they are waited for first.
+            lease: Its staged files.
+            status: Its current status, to become UNLOADED unless changed since; None if it was replaced.
+            done: Called at the end.
+            users: Result of `dependents_of` at the time of the unload; joined first.
         """
 
         def unload() -> None:
@@ -86,21 +89,18 @@ class Drains:
                 if lease is not None:
                     lease.drop()
                 if status is not None:
-                    self._book.drained(spec.identifier, status)
+                    self._states.mark_unloaded(spec.identifier, status)
                 done()
 
         self.start(model, unload, lease is not None and lease.early)
 
     def start(self, model: Servable, drain: Callable[[], None], early: bool = False) -> threading.Thread:
-        """Has what is no longer wanted of a model finish on a thread of its own.
+        """Runs `drain` on a thread of its own and then releases memory; returns the thread for `join`.
 
         Args:
             model: The model.
-            drain: Waits, and closes it.
-            early: Whether it was loaded while the process started.
-
-        Returns:
-            The thread, for `join`.
+            drain: Waits for its requests and closes it.
+            early: True if it was loaded before the garbage collector was frozen.
         """
         what = f"'{model.spec.name}' version {model.spec.version}"
         todo = [drain]
@@ -108,55 +108,55 @@ class Drains:
         def run() -> None:
             before = resident_bytes()
             try:
-                todo.pop()()  # nothing may refer to the model when its memory is collected
+                todo.pop()()  # drops the last reference before memory is released
             finally:
                 thread = threading.current_thread()
                 with self._lock:
                     stopping = self._stopping
-                    del self._going[thread]
+                    del self._draining[thread]
                     self._lock.notify_all()
             if not stopping:
-                give_back(early)
-                log_given_back(what, before)
+                release_memory(early)
+                log_released(what, before)
 
         thread = threading.Thread(target=run, name=f"conch-unload-{model.spec.name}", daemon=True)
         with self._lock:
-            self._going[thread] = model
-            thread.start()  # here, so that whoever finds it can join it
+            self._draining[thread] = model
+            thread.start()  # under the lock: a listed thread can be joined
         return thread
 
     def join(self, threads: Iterable[threading.Thread], given_up: Callable[[], bool]) -> None:
-        """Waits for threads of `start`, or until the wait is given up; called without the lock held."""
+        """Waits for threads of `start` or until cancelled; call without holding the lock."""
         waited = set(threads)
         with self._lock:
-            self._lock.wait_for(lambda: given_up() or waited.isdisjoint(self._going))
+            self._lock.wait_for(lambda: given_up() or waited.isdisjoint(self._draining))
 
     def stop(self) -> None:
-        """Says that the process ends: memory need not be given back."""
+        """Skips releasing memory from now on, as the process ends."""
         with self._lock:
             self._stopping = True
 
     def wait(self, deadline: float) -> None:
-        """Waits until all that is going now is gone, or for the monotonic time to be over."""
+        """Waits for all current threads until a monotonic deadline in seconds."""
         with self._lock:
-            threads = list(self._going)
+            threads = list(self._draining)
         for thread in threads:
             thread.join(max(deadline - time.monotonic(), 0))
 
-    def give_up(self, error: ConchError) -> bool:
-        """Answers what is still queued with an error; whether there was anything left to wait for."""
+    def fail_queued(self, error: ConchError) -> bool:
+        """Fails requests that are still queued; returns True if any version was still draining."""
         with self._lock:
-            left = list(self._going.values())
+            left = list(self._draining.values())
         for model in left:
             model.fail_queued(error)
         return bool(left)
 
 
-def waves(entries: Mapping[str, Entry]) -> Iterable[list[str]]:
-    """All models, ensembles before what they are made of: their requests need it to the end."""
+def unload_order(entries: Mapping[str, Entry]) -> Iterable[list[str]]:
+    """Yields batches of models to unload, ensembles before their composing models."""
     left = set(entries)
     while left:
-        needed = {part for name in left for part in parts_of(entries[name]) if part != name}
+        needed = {part for name in left for part in composing_models(entries[name]) if part != name}
         wave = sorted(left - needed) or sorted(left)
         yield wave
         left -= set(wave)

@@ -1,8 +1,14 @@
-"""Loads and unloads models with regard to the ensembles that they are parts of.
+"""Loads and unloads models together with the ensembles that depend on them.
 
-An ensemble's parts are loaded before it. A part that was loaded for an ensemble only may go with it. While a
-part is unloaded so are the ensembles that need it, and they come back with it; when a part has been reloaded
-they are checked against it and get its labels.
+| event                             | effect on other models                                                 |
+|-----------------------------------|------------------------------------------------------------------------|
+| ensemble is loaded                | composing models load first; new ones are marked implicit              |
+| composing model is unloaded       | dependent ensembles unload and wait                                    |
+| composing model is loaded again   | waiting ensembles reload; loaded ones refresh (checks, labels)         |
+| ensemble is unloaded "with parts" | implicit models without other dependents unload                        |
+
+Owns: implicit models, waiting ensembles, overrides in force. Locks: `_lock` guards them, never held while
+loading. Threads: a pool `conch-load` per call with several models. Used by: the agent.
 """
 
 from __future__ import annotations
@@ -17,68 +23,74 @@ from graphlib import TopologicalSorter
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry
-from conch_control.lifecycle.ensemble_loader import EnsembleError, circle_text, failure_text, parts_of
+from conch_control.lifecycle.ensemble_loader import EnsembleError, composing_models, cycle_text, failure_text
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_definition import NoVersionError, PollError
-from conch_control.lifecycle.model_lifecycle import Lifecycle
+from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.options import ControlOptions
-from conch_control.repository.dependency_graph import Graph, build_graph, circles, read_parts, run_in_order
+from conch_control.repository.dependency_graph import (
+    Graph,
+    build_graph,
+    find_cycles,
+    read_composing_models,
+    run_in_order,
+)
 from conch_control.repository.source import Scan
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Left:
-    """An ensemble that waits for a part; each time it begins to wait anew.
+class _Waiting:
+    """An ensemble that waits for a composing model; a new object for each wait.
 
     Attributes:
-        override: Config in JSON to use in place of its file, or None.
+        override: Config in JSON that replaces its file, or None.
     """
 
     override: str | None
 
 
 LoadOne = Callable[[str, str | None, int], None]
-"""Loads a model by name, with a config in JSON to use in place of its file or None, and the ticket of the
-call that asks for it; raises `ConchError`."""
+"""Loads a model by name, override (JSON or None) and ticket of the call; raises `ConchError`."""
 
 
-class Composition:
-    """Who needs whom among the models of a server.
+class EnsembleDependencies:
+    """Dependencies between the models of a server.
 
     Args:
         options: Settings of the control plane.
         registry: Where models are published.
-        lifecycle: Loads and unloads single models, and counts those loads.
-        statistics: Where the loads of ensembles are counted that fail before or after that.
+        lifecycle: Loads and unloads single models.
+        statistics: Counts ensemble loads that fail outside `lifecycle`.
     """
 
     def __init__(
-        self, options: ControlOptions, registry: Registry, lifecycle: Lifecycle, statistics: LoadStatistics
+        self,
+        options: ControlOptions,
+        registry: Registry,
+        lifecycle: ModelLifecycle,
+        statistics: LoadStatistics,
     ) -> None:
         self._options = options
         self._registry = registry
         self._lifecycle = lifecycle
         self._statistics = statistics
-        self._lock = threading.Lock()  # guards these
-        self._for_others: set[str] = set()  # loaded for ensembles only
-        self._left: dict[str, _Left] = {}  # ensembles that wait for a part
-        self._overrides: dict[str, str] = {}  # configs in JSON in place of files, of what is loaded
+        self._lock = threading.Lock()  # guards the next three
+        self._implicit: set[str] = set()  # loaded only for ensembles
+        self._waiting: dict[str, _Waiting] = {}  # ensembles that wait for a composing model
+        self._overrides: dict[str, str] = {}  # overrides in force, by loaded model
 
     def load(
         self, names: Iterable[str], scan: Scan, load_one: LoadOne, override: str | None = None
     ) -> dict[str, Exception]:
-        """Loads models, after what they are made of.
+        """Loads models after their composing models; returns the errors by model, also of composing ones.
 
         Args:
             names: The models.
-            scan: What the repositories hold.
-            load_one: Loads one of them.
-            override: A config in JSON to use for all that are named in place of their files.
-
-        Returns:
-            What went wrong, by model; also for models that others are made of.
+            scan: Content of the repositories.
+            load_one: Loads one model.
+            override: Config in JSON for all named models.
         """
         with self._lifecycle.call() as ticket:
             return self._load(frozenset(names), scan, load_one, override, ticket)
@@ -87,84 +99,81 @@ class Composition:
         self, wanted: frozenset[str], scan: Scan, load_one: LoadOne, override: str | None, ticket: int
     ) -> dict[str, Exception]:
         graph = self._graph(wanted, scan, override)
-        turning = circles(graph)
+        cyclic = find_cycles(graph)
         served = {name: self._ready(name) for name in graph}
 
         def run(name: str, failures: Mapping[str, Exception]) -> None:
             with self._counting(name):
-                if name in turning:
-                    raise EnsembleError(name, circle_text(name, turning[name]))
+                if name in cyclic:
+                    raise EnsembleError(name, cycle_text(name, cyclic[name]))
                 self._check_parts(name, graph[name], failures)
             load_one(name, override if name in wanted else None, ticket)
-            self._check_whole(name)
+            self._check_still_composed(name)
 
-        order = {name: () if name in turning else graph[name] for name in graph}
+        order = {name: () if name in cyclic else graph[name] for name in graph}
         failures = run_in_order(order, run, self._options.load_threads)
         self._note_loaded(wanted, served, failures, override)
         changed = {name for name, before in served.items() if self._ready(name) != before}
         if changed:
             self._refresh(changed, served)
-            self._bring_back(scan, load_one, changed, failures)
+            self._reload_waiting(scan, load_one, changed, failures)
         return failures
 
-    def needs_late(self, name: str, scan: Scan, override: str | None) -> bool:
-        """Whether something that a load concerns may be in a repository that has not answered so far.
+    def needs_late_answers(self, name: str, scan: Scan, override: str | None) -> bool:
+        """True if a load may need a model of a repository that has not answered yet.
 
-        That is the model, what it is made of and does not serve, and ensembles that may come back with it.
-
-        Args:
-            name: The model.
-            scan: What the repositories hold.
-            override: A config in JSON to use for the model in place of its file.
+        That is the model, composing models that do not serve, or waiting ensembles.
         """
         if not scan.late:
             return False
         with self._lock:
-            if not self._left.keys().isdisjoint(scan.remembered):
+            if not self._waiting.keys().isdisjoint(scan.remembered):
                 return True
         graph = self._graph(frozenset({name}), scan, override)
         known = scan.models.keys() - scan.remembered.keys() | scan.duplicates
         return any(each not in known and (each == name or not self._ready(each)) for each in graph)
 
     def unload(self, name: str, with_parts: bool) -> None:
-        """Unloads a model, and the ensembles that need it.
+        """Unloads a model and the ensembles that depend on it.
 
         Args:
-            name: The model; one that is not loaded is no error.
-            with_parts: Whether to unload, when its requests are finished, what was loaded for it only.
+            name: The model; an unknown one is ignored.
+            with_parts: Also unload, after its last request, the models loaded only for it.
         """
         with self._lock:
-            self._left.pop(name, None)
+            self._waiting.pop(name, None)
             self._overrides.pop(name, None)
-            self._for_others.discard(name)
-        self._unload_above(name)
-        parts = sorted(set(parts_of(self._entry(name)))) if with_parts else []
-        self._lifecycle.unload(name, then=lambda: self._unload_unneeded(parts))
-        # Ensembles whose loads were about to end; those that end later look themselves.
+            self._implicit.discard(name)
+        self._unload_dependents(name)
+        parts = sorted(set(composing_models(self._entry(name)))) if with_parts else []
+        self._lifecycle.unload(name, then=lambda: self._unload_unused(parts))
+        # Again, for ensembles whose loads were about to end; later ones check themselves.
         if not self._ready(name):
-            self._unload_above(name)
+            self._unload_dependents(name)
 
-    def _unload_above(self, name: str) -> None:
-        """Unloads the ensembles that need a model, until it is back."""
-        ensembles = self._above({name})
+    def _unload_dependents(self, name: str) -> None:
+        """Unloads dependent ensembles and lets them wait for the model."""
+        ensembles = self._dependents({name})
         with self._lock:
-            self._left.update((ensemble, _Left(self._overrides.get(ensemble))) for ensemble in ensembles)
+            self._waiting.update(
+                (ensemble, _Waiting(self._overrides.get(ensemble))) for ensemble in ensembles
+            )
         for ensemble in ensembles:
             self._lifecycle.unload(ensemble)
 
-    def _unload_unneeded(self, parts: Iterable[str]) -> None:
+    def _unload_unused(self, parts: Iterable[str]) -> None:
         for part in parts:
-            if part in self._for_others and not self._above({part}):
+            if part in self._implicit and not self._dependents({part}):
                 self.unload(part, True)
 
     def _graph(self, wanted: frozenset[str], scan: Scan, override: str | None) -> Graph:
-        """What models are made of, as far as the repositories tell."""
+        """Composing models, as far as the repositories tell."""
 
         def parts(name: str) -> tuple[str, ...]:
             source = scan.models.get(name)
             if source is None:
                 return ()
-            return read_parts(source, self._options, override if name in wanted else None)
+            return read_composing_models(source, self._options, override if name in wanted else None)
 
         return build_graph(wanted, parts)
 
@@ -175,7 +184,7 @@ class Composition:
         return self._entry(name).ready
 
     def _check_parts(self, name: str, parts: Iterable[str], failures: Mapping[str, Exception]) -> None:
-        """Raises what Triton says of an ensemble whose parts could not be loaded."""
+        """Raises Triton's error for an ensemble whose composing models failed to load."""
         failed = {part: failures[part] for part in parts if part in failures and not self._ready(part)}
         missing = [part for part, error in failed.items() if isinstance(error, PollError)]
         if missing:
@@ -199,13 +208,13 @@ class Composition:
                 f"failed with error: {reason}",
             )
 
-    def _check_whole(self, name: str) -> None:
-        """Checks that no part of an ensemble was unloaded while it was loaded; else it goes too.
+    def _check_still_composed(self, name: str) -> None:
+        """Unloads the ensemble if a composing model was unloaded during its load.
 
         Raises:
             EnsembleError: One was.
         """
-        for part in parts_of(self._entry(name)):
+        for part in composing_models(self._entry(name)):
             if not self._ready(part):
                 self._lifecycle.unload(name)
                 with self._counting(name):
@@ -215,7 +224,7 @@ class Composition:
 
     @contextmanager
     def _counting(self, name: str) -> Iterator[None]:
-        """Counts a load of an ensemble as failed if it fails here."""
+        """Counts an EnsembleError as a failed load."""
         try:
             yield
         except EnsembleError:
@@ -231,41 +240,45 @@ class Composition:
     ) -> None:
         with self._lock:
             for name in served.keys() - failures.keys():
-                self._left.pop(name, None)
+                self._waiting.pop(name, None)
                 if name in wanted:
-                    self._for_others.discard(name)
+                    self._implicit.discard(name)
                 elif not served[name]:
-                    self._for_others.add(name)
+                    self._implicit.add(name)
                 if name in wanted and override is not None:
                     self._overrides[name] = override
-                elif self._ready(name) != served[name]:  # else nothing has changed, and it is still in force
+                elif self._ready(name) != served[name]:  # else the override is still in force
                     self._overrides.pop(name, None)
             for name in wanted:
                 if isinstance(failures.get(name), EnsembleError) and not served[name]:
-                    self._left[name] = _Left(override)
+                    self._waiting[name] = _Waiting(override)
 
-    def _above(self, names: set[str]) -> list[str]:
-        """Loaded ensembles that need any of some models, each after those that need it."""
-        parts = {name: set(parts_of(entry)) for name, entry in self._registry.entries.items() if entry.ready}
-        above: set[str] = set()
+    def _dependents(self, names: set[str]) -> list[str]:
+        """Loaded ensembles that depend on any of the models, outermost first."""
+        parts = {
+            name: set(composing_models(entry))
+            for name, entry in self._registry.entries.items()
+            if entry.ready
+        }
+        dependents: set[str] = set()
         found = set(names)
         while found:
-            found = {name for name in parts.keys() - above - names if parts[name] & found}
-            above |= found
+            found = {name for name in parts.keys() - dependents - names if parts[name] & found}
+            dependents |= found
         needed_by: Graph = {
-            name: tuple(other for other in above if name in parts[other]) for name in sorted(above)
+            name: tuple(other for other in dependents if name in parts[other]) for name in sorted(dependents)
         }
         return list(TopologicalSorter(needed_by).static_order())
 
     def _refresh(self, changed: set[str], fresh: Iterable[str]) -> None:
-        """Has loaded ensembles see what has become of their parts; those just loaded have."""
-        for name in reversed(self._above(changed)):
+        """Refreshes loaded ensembles after changes of composing models."""
+        for name in reversed(self._dependents(changed)):
             if name in fresh and name in changed:
                 continue
             try:
                 self._lifecycle.refresh(name)
             except SupersededError:
-                continue  # it is being unloaded, which is no failure
+                continue  # an unload is no failure
             except ConchError as error:
                 log.error(
                     "ensemble '%s' goes on as it was, though a model that it needs has changed: %s",
@@ -273,41 +286,43 @@ class Composition:
                     error.message,
                 )
 
-    def _bring_back(
+    def _reload_waiting(
         self, scan: Scan, load_one: LoadOne, changed: Iterable[str], tried: Container[str]
     ) -> None:
-        """Loads ensembles again whose parts are all there again; those that fail go on waiting.
+        """Reloads waiting ensembles whose composing models are all ready; failed ones keep waiting.
 
         Args:
-            scan: What the repositories hold.
-            load_one: Loads a model.
-            changed: Models that have changed: only what needs any of them has another chance.
-            tried: Ensembles that have failed with these models as they are now.
+            scan: Content of the repositories.
+            load_one: Loads one model.
+            changed: Models that have changed; only their dependents are tried.
+            tried: Ensembles that have just failed with the current models.
         """
         fresh = set(changed)
         while fresh:
             with self._lock:
-                waiting = sorted(self._left.items(), key=lambda each: each[0])
+                waiting = sorted(self._waiting.items(), key=lambda each: each[0])
             back: set[str] = set()
-            for name, left in waiting:
+            for name, entry in waiting:
                 source = scan.models.get(name)
                 if source is None or name in tried:
                     continue
-                parts = read_parts(source, self._options, left.override)
+                parts = read_composing_models(source, self._options, entry.override)
                 if fresh.isdisjoint(parts) or not all(self._ready(part) for part in parts):
                     continue
                 with self._lock:
-                    if self._left.get(name) is not left:
+                    if self._waiting.get(name) is not entry:
                         continue
-                    ticket = self._lifecycle.ticket()  # one that an unload on purpose would come after
+                    ticket = (
+                        self._lifecycle.ticket()
+                    )  # under the lock: a later explicit unload gets a higher ticket
                 try:
-                    load_one(name, left.override, ticket)
-                    self._check_whole(name)
+                    load_one(name, entry.override, ticket)
+                    self._check_still_composed(name)
                 except ConchError as error:
                     log.error("failed to load '%s' again: %s", name, error.message)
                     continue
                 with self._lock:
-                    if self._left.get(name) is left:
-                        del self._left[name]
+                    if self._waiting.get(name) is entry:
+                        del self._waiting[name]
                 back.add(name)
             fresh, tried = back, ()

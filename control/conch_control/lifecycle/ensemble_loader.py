@@ -1,4 +1,7 @@
-"""Makes versions of ensembles ready: checked against the models they are made of, without a backend."""
+"""Loads ensemble versions: checks them against their composing models, without a backend.
+
+Used by: `model_loader`.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from conch_control.config.ensembles import completed, plan_ensemble
 from conch_control.config.model_spec import build_spec
 from conch_control.config.normalize import normalize
 from conch_control.config.validate import check_supported, uncacheable_text, validate_config, validate_tensors
-from conch_control.lifecycle.cache_identity import PartsIdentity, all_parts, put_behind
+from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, all_composing_models, wrap_in_cache
 from conch_control.lifecycle.model_definition import Definition
 
 
 class EnsembleError(InvalidArgumentError):
-    """An ensemble can't be loaded as its models are.
+    """An ensemble does not fit its composing models.
 
     Attributes:
-        reason: Why; the message is that and what clients are told around it.
+        reason: The error for operators; the message wraps it as Triton does.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -36,8 +39,8 @@ class EnsembleLoader:
     """Loads ensembles.
 
     Args:
-        registry: Where their models are, loaded before them.
-        cache: The response cache for ensembles that want one; None for none.
+        registry: Has the composing models, loaded before.
+        cache: Response cache, if any.
     """
 
     def __init__(self, registry: Registry, cache: CacheService | None = None) -> None:
@@ -45,10 +48,10 @@ class EnsembleLoader:
         self._cache = cache
 
     def check(self, definition: Definition) -> None:
-        """Checks that an ensemble's models are there and fit, so that its versions can be loaded.
+        """Checks the composing models before any version is loaded.
 
         Raises:
-            EnsembleError: They do not; the text is Triton's.
+            EnsembleError: They are missing or do not fit; the text is Triton's.
         """
         try:
             self._prepare(definition, 0)
@@ -59,10 +62,10 @@ class EnsembleLoader:
         """Loads a version.
 
         Raises:
-            ConchError: Its models do not fit any more, or its config can't be served.
+            ConchError: The composing models no longer fit, or the config is invalid.
         """
         ensemble = self._prepare(definition, version)
-        return put_behind(self._cache, ensemble, PartsIdentity(ensemble.spec, self._registry))
+        return wrap_in_cache(self._cache, ensemble, EnsembleCacheIdentity(ensemble.spec, self._registry))
 
     def _prepare(self, definition: Definition, version: int) -> EnsembleModel:
         config = ModelConfig()
@@ -72,7 +75,7 @@ class EnsembleLoader:
         validate_config(config)
         validate_tensors(config)
         name = definition.name
-        self._check_circle(
+        self._check_cycle(
             name, definition.parts or [step.model_name for step in config.ensemble_scheduling.step]
         )
 
@@ -81,14 +84,16 @@ class EnsembleLoader:
 
         spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
         plan = plan_ensemble(spec, find_model)
-        # Known only now, whatever the config says; Triton prints it so.
+        # Overrides the config's value, as in Triton.
         config.model_transaction_policy.decoupled = plan.decoupled
         validate_config(config)
         if spec.max_queue_size:
             raise InvalidArgumentError(
                 f"a maximum queue size can not be specified for ensemble '{name}': its models have the queues"
             )
-        if spec.cached and any(part.spec.sequence is not None for part in all_parts(spec, self._registry)):
+        if spec.cached and any(
+            part.spec.sequence is not None for part in all_composing_models(spec, self._registry)
+        ):
             raise InvalidArgumentError(uncacheable_text(name, "sequence batching scheduler"))
         spec = _identified(build_spec(config, definition.directory, version, "", {}), definition)
         spec = completed(spec, plan, find_model)
@@ -109,8 +114,8 @@ class EnsembleLoader:
             )
         return model.spec
 
-    def _check_circle(self, name: str, parts: Iterable[str]) -> None:
-        """Checks that none of the loaded models contains the ensemble, as a version loaded before may."""
+    def _check_cycle(self, name: str, parts: Iterable[str]) -> None:
+        """Raises if a loaded composing model contains the ensemble, as an older version may."""
         seen: set[str] = set()
         unseen = list(parts)
         while unseen:
@@ -118,14 +123,14 @@ class EnsembleLoader:
             if model in seen:
                 continue
             seen.add(model)
-            below = set(parts_of(self._registry.entries.get(model, Entry())))
+            below = set(composing_models(self._registry.entries.get(model, Entry())))
             if name in below:
-                raise InvalidArgumentError(circle_text(name, model))
+                raise InvalidArgumentError(cycle_text(name, model))
             unseen += below
 
 
 def _identified(spec: ModelSpec, definition: Definition) -> ModelSpec:
-    """A spec that says which models are meant where names do not."""
+    """The spec with identifiers in place of model names."""
     if not definition.namespace or spec.ensemble is None:
         return spec
     steps = zip(spec.ensemble.steps, definition.parts, strict=True)
@@ -133,20 +138,20 @@ def _identified(spec: ModelSpec, definition: Definition) -> ModelSpec:
     return replace(spec, ensemble=ensemble, namespace=definition.namespace)
 
 
-def parts_of(entry: Entry) -> Iterator[str]:
-    """Names of the models that a loaded ensemble is made of; nothing for other models."""
+def composing_models(entry: Entry) -> Iterator[str]:
+    """Names of the composing models of a loaded ensemble; empty for other models."""
     for model in entry.ready.values():
         if model.spec.ensemble is not None:
             yield from (step.model_name for step in model.spec.ensemble.steps)
 
 
-def circle_text(first: str, last: str) -> str:
-    """What Triton says of ensembles that contain each other."""
+def cycle_text(first: str, last: str) -> str:
+    """Triton's error for ensembles that contain each other."""
     return f"circular dependency between ensembles: {first} -> ... -> {last} -> {first}"
 
 
 def failure_text(entry: Entry) -> str:
-    """Why versions of a model are not there, as Triton says it of an ensemble's part; empty for no reason."""
+    """Triton's list of version errors of a composing model; empty if there are none."""
     return "".join(
         f"version {version} is at UNAVAILABLE state: {state.reason};"
         for version, state in sorted(entry.states.items())

@@ -1,7 +1,7 @@
-"""What a load request may put in place of what a repository has: a model's config, and its files.
+"""Overrides in load requests: a config and files in place of the repository's.
 
-Front ends hand over parameters as they arrived, with the bytes of files decoded; `read_overrides` is the one
-place that knows what they may be.
+Front ends pass the parameters as received, with file contents decoded. Used by: the agent,
+`access_policy`.
 """
 
 from __future__ import annotations
@@ -13,33 +13,32 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from conch.core.errors import CancelledError, InvalidArgumentError
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch_control.config.json_format import parse_override
-from conch_control.lifecycle.uploaded_files import Folder
+from conch_control.lifecycle.uploaded_files import UploadDirectory
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress, Scan
 
 FILE_PREFIX = "file:"
-"""What the names of load parameters that are files begin with; the file's path follows."""
+"""Prefix of file parameters; the path follows."""
 
 _CONFIG = "config"
 _ENVIRONMENT = ("EXECUTION_ENV_PATH", "CONCH_ENV_")
-"""How parameters of configs begin that choose the interpreter and the variables of a model's workers."""
+"""Prefixes of config parameters that select a worker's interpreter or variables."""
 
 _TYPES = {bool: "BOOL", int: "INT", str: "STRING", bytes: "BYTES"}
 _MOST_NAME_BYTES = 255
-# Far below what the system takes: directories as deep as that can be walked and removed by recursion.
+# Far below the system's limit, so that recursion can walk and remove the directories.
 _MOST_PATH_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What is in a load request besides the name.
+    """The overrides of a load request.
 
     Attributes:
-        config: A config in JSON to use in place of the model's file, if any.
-        files: Contents of files by their paths as the client wrote them: all there is of the model. Nothing
-            for what the repository has.
+        config: Config in JSON, if given.
+        files: Contents by path as the client wrote it; empty to use the repository's files.
     """
 
     config: str | None = None
@@ -47,13 +46,13 @@ class Overrides:
 
 
 def read_overrides(parameters: Mapping[str, LoadParameter]) -> Overrides:
-    """Reads the parameters of a load request.
+    """Parses load parameters.
 
     Args:
         parameters: ``config`` and ``file:<path>``, the latter as bytes.
 
     Raises:
-        InvalidArgumentError: A parameter is unknown, or has a value of the wrong type.
+        InvalidArgumentError: A parameter is unknown or has the wrong type.
     """
     config: str | None = None
     files: dict[str, bytes] = {}
@@ -72,10 +71,10 @@ def read_overrides(parameters: Mapping[str, LoadParameter]) -> Overrides:
     return Overrides(config, files)
 
 
-def brought_code(parameters: Mapping[str, LoadParameter]) -> str:
-    """Names what in a load request decides which code runs, beyond the repository; empty for nothing.
+def uploaded_code(parameters: Mapping[str, LoadParameter]) -> str:
+    """Describes what in a load request selects code to run; empty if nothing does.
 
-    A config that is malformed brings none, as no model is loaded with it.
+    A malformed config selects none, as its load fails.
     """
     file = next((key for key in parameters if key.startswith(FILE_PREFIX)), None)
     if file is not None:
@@ -89,16 +88,11 @@ def brought_code(parameters: Mapping[str, LoadParameter]) -> str:
     return "" if chosen is None else f"an environment (parameter '{chosen}' of its config)"
 
 
-def overridden(name: str, overrides: Overrides, scan: Scan) -> Scan:
-    """What the repositories would hold if the files of a load request were the model.
-
-    Args:
-        name: Model name.
-        overrides: What was in the request.
-        scan: What they do hold.
+def apply_overrides(name: str, overrides: Overrides, scan: Scan) -> Scan:
+    """The scan with the uploaded files in place of the model.
 
     Raises:
-        InvalidArgumentError: The files do not make a model.
+        InvalidArgumentError: The files do not form a model.
     """
     if not overrides.files:
         return scan
@@ -106,18 +100,16 @@ def overridden(name: str, overrides: Overrides, scan: Scan) -> Scan:
         raise InvalidArgumentError("Load parameter 'config' must be specified for model file override")
     if not name.isprintable():
         raise InvalidArgumentError(f"model name {name!r} is not text")
-    models = {**scan.models, name: Given(name, arranged(overrides.files))}
+    models = {**scan.models, name: UploadedModel(name, normalized_files(overrides.files))}
     remembered = {other: source for other, source in scan.remembered.items() if other != name}
     return replace(scan, models=models, duplicates=scan.duplicates - {name}, remembered=remembered)
 
 
-def placed(path: str) -> str:
-    """Where a file of a load request goes: its path inside the model's directory, normalised.
-
-    A path that begins with a slash begins at the model's directory, as in Triton.
+def normalized_path(path: str) -> str:
+    """Path of an uploaded file inside the model's directory; a leading slash is dropped, as in Triton.
 
     Raises:
-        InvalidArgumentError: It would be outside, names a directory, or can't be the name of a file.
+        InvalidArgumentError: It leaves the directory, names a directory, or is no valid file name.
     """
     parameter = f"Invalid file parameter '{FILE_PREFIX}{path}'"
     try:
@@ -144,16 +136,16 @@ def placed(path: str) -> str:
     return normal
 
 
-def arranged(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The contents of a model's directory: by normalised path.
+def normalized_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Contents by normalised path.
 
     Raises:
-        InvalidArgumentError: A path can't be used, two of them are the same, or one is in another one.
+        InvalidArgumentError: A path is invalid, a duplicate, or inside another file.
     """
     arrangement: dict[str, bytes] = {}
     origins: dict[str, str] = {}
     for path, content in files.items():
-        place = placed(path)
+        place = normalized_path(path)
         if place in arrangement:
             raise InvalidArgumentError(
                 f"Invalid file parameter '{FILE_PREFIX}{path}', it is the same file as "
@@ -169,14 +161,12 @@ def arranged(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return arrangement
 
 
-class Given:
-    """A model whose files came with a load request; a `ModelSource`.
-
-    Each one has a fingerprint of its own, so that the model is loaded anew whatever comes next.
+class UploadedModel:
+    """A model whose files came with a load request; a `ModelSource` with a unique fingerprint.
 
     Args:
         name: Model name.
-        files: The contents of its directory; see `arranged`.
+        files: Contents by normalised path.
     """
 
     def __init__(self, name: str, files: Mapping[str, bytes]) -> None:
@@ -192,15 +182,15 @@ class Given:
 
     @property
     def location(self) -> str:
-        """Words that say where the files come from."""
+        """A fixed text for logs and errors."""
         return "load request"
 
     def fingerprint(self) -> Fingerprint:
-        """What was given; never what anything else is."""
+        """Unique for each upload."""
         return self._fingerprint
 
     def read(self, path: str) -> bytes:
-        """The contents of a file.
+        """Contents of a file.
 
         Raises:
             FileNotFoundError: There is none.
@@ -210,33 +200,33 @@ class Given:
         except KeyError:
             raise FileNotFoundError(f"no file '{path}' came with the load request") from None
 
-    def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> Folder:
-        """Writes the files into a directory of their own.
+    def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> UploadDirectory:
+        """Writes the files to a temporary directory; leaves nothing behind on failure.
 
         Raises:
-            OSError: They can't be written; nothing is left behind.
-            CancelledError: It was told to give up; nothing is left behind.
+            OSError: They can't be written.
+            CancelledError: `cancelled` returned True.
         """
-        folder = Folder(self._fingerprint)
+        upload = UploadDirectory(self._fingerprint)
         try:
             total, done = sum(map(len, self._files.values())), 0
             for directory in sorted({part for path in self._files for part in _directories(path)}):
-                (folder.directory / directory).mkdir(stat.S_IRWXU)
+                (upload.directory / directory).mkdir(stat.S_IRWXU)
             for path, content in self._files.items():
                 if cancelled():
                     raise CancelledError(f"the load of model '{self._name}' was given up")
-                with (folder.directory / path).open("xb") as file:
+                with (upload.directory / path).open("xb") as file:
                     file.write(content)
                 done += len(content)
                 progress(done, total)
         except BaseException:
-            folder.release()
+            upload.release()
             raise
-        return folder
+        return upload
 
 
 def _directories(path: str) -> Iterator[str]:
-    """The directories that a normalised path goes through, outermost first."""
+    """Parent directories of a normalised path, outermost first."""
     position = path.find("/")
     while position >= 0:
         yield path[:position]

@@ -1,9 +1,22 @@
-"""Whose turn it is: loads of one model follow one another, and newer ones do away with older ones.
+"""Serialises loads per model; a newer load or unload supersedes older ones.
 
-A load that wants what another one is about to bring about shares it. One that wants something else stops the
-older one, and an unload stops all: what has been stopped is told so where it can be, publishes nothing, and
-cleans up. Who is newer is decided by tickets: calls take one when they come in, and one before they look at
-the files, since what was looked at later is newer however long the look took.
+Loads of one model run one at a time, loads of different models in parallel up to a limit. Tickets order
+calls: a call takes one on arrival (`requested_ticket`) and one before it reads the files
+(`scanned_ticket`); a later scan is newer however long it takes. `submit` compares a load with the newest
+one of its model:
+
+| newest load of the model              | new load      | result                         |
+|---------------------------------------|---------------|--------------------------------|
+| none, or stopped                      | any           | runs                           |
+| same files, and same or no own config | any           | waits for the newest load      |
+| other config, requested later         | with a config | SupersededError for the new    |
+| other files, scanned later            | any           | scans again                    |
+| other files or config, older          | any           | stops the older one, then runs |
+| (an unload came after the request)    | any           | SupersededError for the new    |
+
+Guarantees: a stopped load publishes nothing; an unload stops every load requested before it. `stopped` is
+set only under `LoadQueue.lock`, so a holder of the lock that finds a load not stopped may publish its
+result.
 """
 
 from __future__ import annotations
@@ -18,7 +31,7 @@ from conch_control.repository.layout import Fingerprint
 
 
 class SupersededError(UnavailableError):
-    """A load or unload that came later has made this load pointless; the text is Triton's."""
+    """A later load or unload has replaced this load; the text is Triton's."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -27,23 +40,23 @@ class SupersededError(UnavailableError):
 
 
 @dataclass(slots=True, eq=False)
-class Operation:
-    """One load of one model, for one caller or several.
+class QueuedLoad:
+    """One load of one model, shared by one or more callers.
 
     Attributes:
         name: Model name.
-        asked: Ticket of the call.
-        looked: Ticket from before its look at the files.
-        state: What it saw there, later what it has fetched; None for one that is not about files.
-        override: Config in JSON to use in place of the file's, if any.
-        stopped: Why it is not to go on, once that is so; only set under the lock of the operations.
-        finished: Whether nothing of it runs any more.
-        error: What it ended with.
+        requested_ticket: Ticket of the call.
+        scanned_ticket: Ticket taken before the files were scanned.
+        state: Fingerprint of the scan, later of the staged files; None for a refresh.
+        override: Config in JSON that replaces the file, if any.
+        stopped: Why the load must stop; set only under the queue's lock.
+        finished: True once no part of it runs.
+        error: The error it ended with.
     """
 
     name: str
-    asked: int
-    looked: int = 0
+    requested_ticket: int
+    scanned_ticket: int = 0
     state: Fingerprint | None = None
     override: str | None = None
     stopped: ConchError | None = field(default=None, init=False)
@@ -51,51 +64,51 @@ class Operation:
     error: BaseException | None = field(default=None, init=False)
 
     def check(self) -> None:
-        """Raises what it was stopped with, if it was."""
+        """Raises the reason if the load was stopped."""
         if self.stopped is not None:
             raise self.stopped
 
-    def serves(self, other: Operation) -> bool:
-        """Whether what this one brings about is what another one wants.
+    def satisfies(self, other: QueuedLoad) -> bool:
+        """True if this load produces what the other one wants.
 
-        One without an override leaves the one in force that was given with the same files.
+        A load without an override keeps the override in force that was given with the same files.
         """
         same_config = other.override is None or other.override == self.override
         return same_config and self.state is not None and self.state == other.state
 
 
-class Operations:
-    """The loads that are under way or wait for their turn.
+class LoadQueue:
+    """The running and waiting loads.
 
     Args:
-        limit: Most loads at the same time; they are of different models.
+        limit: Most loads at the same time; each of another model.
 
     Attributes:
-        lock: Guards everything here; whoever changes what loads depend on holds it too. Re-entrant.
-        awaited: How many calls run inside `one_more`.
+        lock: Guards the queue and everything loads depend on. Re-entrant.
+        nested_loads: Number of calls inside `extra_slot`.
     """
 
     def __init__(self, limit: int) -> None:
         self.lock = threading.Condition()
-        self.awaited = 0
+        self.nested_loads = 0
         self._limit = limit
         self._ticket = 0
         self._calls = 0
-        self._live: dict[str, list[Operation]] = {}
-        self._newest: dict[str, Operation] = {}
-        self._running: dict[str, Operation] = {}
-        self._unloaded: dict[str, int] = {}  # by name, the ticket of the last unload, while there are calls
+        self._live: dict[str, list[QueuedLoad]] = {}
+        self.newest: dict[str, QueuedLoad] = {}
+        self._running: dict[str, QueuedLoad] = {}
+        self._unloaded: dict[str, int] = {}  # ticket of the last unload by name, while calls are open
         self._closed: ConchError | None = None
 
     def ticket(self) -> int:
-        """A number larger than all before."""
+        """Returns a number larger than all before."""
         with self.lock:
             self._ticket += 1
             return self._ticket
 
     @contextmanager
     def call(self) -> Iterator[int]:
-        """A call that will load something; gives its ticket."""
+        """Context of a call that loads something; yields its ticket."""
         with self.lock:
             self._calls += 1
             ticket = self.ticket()
@@ -105,153 +118,147 @@ class Operations:
             with self.lock:
                 self._calls -= 1
                 if not self._calls:
-                    self._unloaded.clear()  # nobody is left who could have come before them
+                    self._unloaded.clear()  # no open call is older than these
 
     @property
     def closed(self) -> bool:
-        """Whether everything has been stopped for good."""
+        """True after `close`."""
         return self._closed is not None
 
     def check_open(self) -> None:
-        """Raises what everything was closed with, if it was."""
+        """Raises the closing error after `close`."""
         if self._closed is not None:
             raise self._closed
 
-    def enter(self, operation: Operation) -> Operation | None:
-        """Finds out what has to be done for a load.
-
-        Args:
-            operation: The load, which has looked at the files.
+    def submit(self, load: QueuedLoad) -> QueuedLoad | None:
+        """Queues a load that has scanned the files; see the table above.
 
         Returns:
-            The load itself, to be run in its turn; or another one to wait for, which does what it wants; or
-            None: somebody has looked at the files since and seen others, so it has to look again.
+            The load itself, to be run; another load to wait for; or None if the files must be scanned
+            again.
 
         Raises:
-            SupersededError: Something newer has been asked for already.
-            UnavailableError: Everything has been closed.
+            SupersededError: A newer call has replaced it.
+            UnavailableError: The queue is closed.
         """
-        name = operation.name
+        name = load.name
         with self.lock:
-            self._check(operation)
-            newest = self._newest.get(name)
+            self._check(load)
+            newest = self.newest.get(name)
             if newest is not None and newest.stopped is None:
-                if newest.serves(operation):
+                if newest.satisfies(load):
                     return newest
-                other_config = operation.override is not None and operation.override != newest.override
-                if other_config and newest.asked > operation.asked:
+                other_config = load.override is not None and load.override != newest.override
+                if other_config and newest.requested_ticket > load.requested_ticket:
                     raise SupersededError
-                if newest.looked > operation.looked:
+                if newest.scanned_ticket > load.scanned_ticket:
                     return None
                 newest.stopped = SupersededError()
-            self._newest[name] = operation
-            self._add(operation)
+            self.newest[name] = load
+            self._add(load)
             self.lock.notify_all()
-            return operation
+            return load
 
-    def join(self, operation: Operation) -> None:
-        """Enters a load that nobody can share and that stops nobody: it waits for its turn.
+    def append(self, load: QueuedLoad) -> None:
+        """Queues a refresh, which is not shared and stops no other load.
 
         Raises:
-            SupersededError: The model has been unloaded since it was asked for.
-            UnavailableError: Everything has been closed.
+            SupersededError: The model was unloaded since the request.
+            UnavailableError: The queue is closed.
         """
         with self.lock:
-            self._check(operation)
-            self._add(operation)
+            self._check(load)
+            self._add(load)
 
     @contextmanager
-    def turn(self, operation: Operation) -> Iterator[None]:
-        """Waits until an operation may run, and keeps its ending.
+    def running(self, load: QueuedLoad) -> Iterator[None]:
+        """Waits for the load's turn, marks it running, and records how it ends.
 
         Raises:
-            ConchError: It has been stopped before.
+            ConchError: The load was stopped while it waited.
         """
-        name = operation.name
+        name = load.name
         try:
             with self.lock:
-                self.lock.wait_for(lambda: operation.stopped is not None or self._free(name))
-                operation.check()
-                self._running[name] = operation
+                self.lock.wait_for(lambda: load.stopped is not None or self._free(name))
+                load.check()
+                self._running[name] = load
             yield
         except BaseException as error:
-            operation.error = error
+            load.error = error
             raise
         finally:
             with self.lock:
-                operation.finished = True
-                if self._running.get(name) is operation:
+                load.finished = True
+                if self._running.get(name) is load:
                     del self._running[name]
-                if self._newest.get(name) is operation:
-                    del self._newest[name]
-                self._live[name].remove(operation)
+                if self.newest.get(name) is load:
+                    del self.newest[name]
+                self._live[name].remove(load)
                 if not self._live[name]:
                     del self._live[name]
                 self.lock.notify_all()
 
-    def wait(self, operation: Operation) -> BaseException | None:
-        """Waits for somebody else's operation.
-
-        Returns:
-            What it failed with, if it did.
+    def wait(self, load: QueuedLoad) -> BaseException | None:
+        """Waits for another caller's load; returns its error, if any.
 
         Raises:
-            ConchError: It has been stopped.
+            ConchError: The load was stopped.
         """
         with self.lock:
-            self.lock.wait_for(lambda: operation.finished or operation.stopped is not None)
-            operation.check()
-            return operation.error
+            self.lock.wait_for(lambda: load.finished or load.stopped is not None)
+            load.check()
+            return load.error
 
-    def fetched(self, operation: Operation, state: Fingerprint, looked: int) -> None:
-        """Says what an operation has found when it fetched the files."""
+    def fetched(self, load: QueuedLoad, state: Fingerprint, looked: int) -> None:
+        """Records the state of the staged files."""
         with self.lock:
-            operation.state, operation.looked = state, looked
+            load.state, load.scanned_ticket = state, looked
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Lets one more load run: one that others wait for which run themselves."""
+    def extra_slot(self) -> Iterator[None]:
+        """Raises the limit by one, for a load that a running load waits for."""
         with self.lock:
             self._limit += 1
-            self.awaited += 1
+            self.nested_loads += 1
             self.lock.notify_all()
         try:
             yield
         finally:
             with self.lock:
                 self._limit -= 1
-                self.awaited -= 1
+                self.nested_loads -= 1
 
     def unload(self, name: str) -> None:
-        """Stops all loads of a model that were asked for before this."""
+        """Stops all loads of a model requested so far."""
         with self.lock:
             if self._calls:
                 self._unloaded[name] = self.ticket()
-            for operation in self._live.get(name, ()):
-                operation.stopped = operation.stopped or SupersededError()
+            for load in self._live.get(name, ()):
+                load.stopped = load.stopped or SupersededError()
             self.lock.notify_all()
 
     def close(self, error: ConchError) -> None:
-        """Stops everything, now and later, with an error."""
+        """Stops all present and future loads with an error."""
         with self.lock:
             self._closed = error
-            for operations in self._live.values():
-                for operation in operations:
-                    operation.stopped = operation.stopped or error
+            for queue in self._live.values():
+                for load in queue:
+                    load.stopped = load.stopped or error
             self.lock.notify_all()
 
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Waits until nothing runs; whether that is so."""
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no load runs; returns False on timeout."""
         with self.lock:
             return self.lock.wait_for(lambda: not self._running, timeout_s)
 
-    def _check(self, operation: Operation) -> None:
+    def _check(self, load: QueuedLoad) -> None:
         self.check_open()
-        if self._unloaded.get(operation.name, 0) > operation.asked:
+        if self._unloaded.get(load.name, 0) > load.requested_ticket:
             raise SupersededError
 
-    def _add(self, operation: Operation) -> None:
-        self._live.setdefault(operation.name, []).append(operation)
+    def _add(self, load: QueuedLoad) -> None:
+        self._live.setdefault(load.name, []).append(load)
 
     def _free(self, name: str) -> bool:
         return name not in self._running and len(self._running) < self._limit

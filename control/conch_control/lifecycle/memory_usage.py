@@ -1,4 +1,4 @@
-"""What a model version takes of the process's memory, and giving it back to the system."""
+"""Measures the process memory that loads take, and returns freed memory to the system."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_STATM = Path("/proc/self/statm")
+STATM = Path("/proc/self/statm")
 _MEBIBYTE = 1 << 20
 
 
 def resident_bytes() -> int | None:
-    """The memory that this process has in use now; None where the platform does not say."""
+    """Resident memory of this process; None if the platform does not report it."""
     try:
-        pages = int(_STATM.read_text().split()[1])
+        pages = int(STATM.read_text().split()[1])
     except (OSError, ValueError, IndexError):
         return None
     return pages * os.sysconf("SC_PAGE_SIZE")
@@ -29,11 +29,11 @@ def resident_bytes() -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Measurement:
-    """A look at the memory before something is loaded.
+    """State of a measurement.
 
     Attributes:
-        before: The bytes in use then; None if they could not be had.
-        alone: Whether nothing else has been loaded beside it so far.
+        before: Resident bytes at the start; None if unknown.
+        alone: True if no other load has overlapped.
     """
 
     before: int | None
@@ -41,12 +41,10 @@ class Measurement:
 
 
 class MemoryMeter:
-    """Says by how much the process grows for something, as long as one thing is loaded at a time.
-
-    Requests that run meanwhile count too: it is an estimate.
+    """Estimates the memory growth of a load, if no other load overlaps. Requests meanwhile count too.
 
     Args:
-        resident: The bytes in use; None where nobody can say.
+        resident: Returns resident bytes or None.
     """
 
     def __init__(self, resident: Callable[[], int | None] = resident_bytes) -> None:
@@ -55,7 +53,7 @@ class MemoryMeter:
         self._open: set[Measurement] = set()
 
     def begin(self) -> Measurement:
-        """Looks at the memory before something is loaded; `end` must follow."""
+        """Starts a measurement; `end` must follow."""
         with self._lock:
             for other in self._open:
                 other.alone = False
@@ -64,7 +62,7 @@ class MemoryMeter:
             return measurement
 
     def end(self, measurement: Measurement) -> int | None:
-        """The bytes by which the process has grown since; None if nobody can tell what for."""
+        """Growth in bytes; None if unknown or if another load overlapped."""
         with self._lock:
             self._open.remove(measurement)
             after = self._resident()
@@ -73,18 +71,18 @@ class MemoryMeter:
         return max(after - measurement.before, 0)
 
 
-def frozen() -> bool:
-    """Whether the process has put away what it had made by some moment, for the collector not to look at."""
+def gc_frozen() -> bool:
+    """True if `gc.freeze` has been called."""
     return gc.get_freeze_count() > 0
 
 
-def give_back(also_frozen: bool = False) -> None:
-    """Frees what nothing refers to any more, and returns what is free to the system.
+def release_memory(also_frozen: bool = False) -> None:
+    """Collects garbage and trims the heap.
 
     Args:
-        also_frozen: Whether what is put away may be part of it; that takes longer, and everything waits.
+        also_frozen: Also collect frozen objects; slower, and stops all threads.
     """
-    if also_frozen and frozen():
+    if also_frozen and gc_frozen():
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -95,22 +93,22 @@ def give_back(also_frozen: bool = False) -> None:
         trim(0)
 
 
-@cache  # a library that is opened anew each time is new types each time
+@cache  # each CDLL object creates new types
 def _malloc_trim() -> Callable[[int], object] | None:
     try:
         trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        return None  # not glibc
+        return None  # no glibc
     return trim
 
 
-def log_given_back(what: str, before: int | None) -> None:
-    """Logs how much less memory the process has in use than before."""
+def log_released(what: str, before: int | None) -> None:
+    """Logs how much resident memory has shrunk."""
     after = resident_bytes()
     if before is not None and after is not None:
         log.info("%s gave back %s", what, mebibytes(max(before - after, 0)))
 
 
 def mebibytes(count: int) -> str:
-    """A number of bytes for people to read."""
+    """Formats a number of bytes."""
     return f"{count / _MEBIBYTE:.1f} MiB"

@@ -1,7 +1,6 @@
-"""A model as its repository defines it: config and versions, read before anything is loaded.
+"""Reads a model's definition, config and versions, before anything is loaded.
 
-What fails here is what Triton calls a failure to poll: clients get one text for all of it, the log and
-the index say why.
+Errors here are Triton's "failed to poll": clients get one fixed text; log and index have the reason.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class PollError(InternalError):
-    """A model's definition can't be had.
+    """A model's definition can't be read.
 
     Attributes:
-        reason: Why, for operators; the message is the one for clients.
+        reason: The error for operators; the message is for clients.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -40,10 +39,10 @@ class PollError(InternalError):
 
 
 class NoVersionError(InvalidArgumentError):
-    """None of a model's versions is to be loaded.
+    """No version of the model is selected.
 
     Attributes:
-        reason: Why; the message is that and what clients are told around it.
+        reason: The error for operators; the message wraps it as Triton does.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -53,17 +52,17 @@ class NoVersionError(InvalidArgumentError):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a repository says of a model.
+    """A model's definition.
 
     Attributes:
-        name: Model name.
-        directory: The model's directory, where its repository agents have it if there are any.
-        config: Its config, normalised but not completed; never changed.
+        name: Model name, or identifier with namespaces.
+        directory: The model's directory, as its repository agents left it.
+        config: Normalised config, not completed; never changed.
         versions: Versions that have a directory, ascending.
-        written: Its config as somebody has written it; never changed.
-        agents: Its repository agents, to be told what becomes of the load.
-        namespace: Its namespace; empty where models have none, and part of the name where they have.
-        parts: If it is an ensemble of models with namespaces, the identifiers of those of its steps.
+        written: Config as written; never changed.
+        agents: Repository agents of this load.
+        namespace: Its namespace, if any.
+        parts: Identifiers of the composing models, with namespaces.
     """
 
     name: str
@@ -84,21 +83,19 @@ def read_definition(
     find: FindHook = find_hook,
     namespace: str = "",
 ) -> Definition:
-    """Reads a model's definition, after its repository agents have seen to its directory.
-
-    Whoever asks for it tells the definition's agents what becomes of the load.
+    """Runs the repository agents and reads the definition. The caller reports the load's result to the
+    agents.
 
     Args:
         name: Name of the model's directory, or the model's identifier.
         directory: That directory.
         options: Settings of the control plane.
-        override: A config in JSON that replaces the file, if any.
+        override: Config in JSON that replaces the file.
         find: Finds repository agents by name.
-        namespace: The model's namespace, if models have one.
+        namespace: The model's namespace, if any.
 
     Raises:
-        PollError: The config is missing or wrong, the directory can't be read, or an agent does not allow the
-            load.
+        PollError: The config is missing or invalid, the directory is unreadable, or an agent refuses.
     """
     try:
         config = _read_config(directory, options, override)
@@ -123,7 +120,7 @@ def _read_config(directory: Path, options: ControlOptions, override: str | None)
     if override is not None:
         return parse_override(override)
     path = config_file(directory, options.model_config_name)
-    # With completion, no file is as good as an empty one.
+    # With completion, a missing file equals an empty one.
     has_config = options.strict_model_config or path.exists()
     return read_config(path) if has_config else ModelConfig()
 
@@ -145,11 +142,11 @@ def _read(
     written = ModelConfig.FromString(config.SerializeToString())
     config.name = name
     versions = version_numbers(directory)
-    # One version tells the format of all of them.
+    # The first version tells the format of all.
     content = frozenset(os.listdir(directory / str(versions[0]))) if versions else frozenset[str]()
     fill_backend(config, content.__contains__)
     normalize(config)
     validate_config(config)
     if options.strict_model_config:
-        raise_first(whole_problems(config, options.devices))  # else it may be completed later
+        raise_first(whole_problems(config, options.devices))  # else completion follows
     return Definition(identifier, directory, config, tuple(versions), written, agents, namespace)

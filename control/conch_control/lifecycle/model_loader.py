@@ -1,4 +1,4 @@
-"""Makes one version of a model ready: completes its config, and has the backend load it."""
+"""Builds one ready version of a model: completes the config, loads the backend, runs warm-up."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.validate import check_supported, validate_config, validate_tensors, whole_problems
 from conch_control.config.warmup import read_warmup
-from conch_control.lifecycle.cache_identity import load_identity, put_behind
+from conch_control.lifecycle.cache_identity import cache_identity, wrap_in_cache
 from conch_control.lifecycle.ensemble_loader import EnsembleLoader
 from conch_control.lifecycle.model_definition import Definition
 from conch_control.options import ControlOptions
 
 GetBackend = Callable[[str], Backend]
-"""Finds a backend by name; raises InvalidArgumentError for one that does not exist."""
+"""Finds a backend by name; raises InvalidArgumentError if there is none."""
 
 
-class Loader:
+class ModelLoader:
     """Loads model versions.
 
     Args:
         options: Settings of the control plane.
         get_backend: Finds a backend by name.
-        registry: Where the models of ensembles are.
-        cache: The response cache for models that want one; None for none.
-        calls: The server, for its models; None where they must not load others.
-        families: Where models make metrics of their own while they are loaded.
+        registry: Has the composing models of ensembles.
+        cache: Response cache, if any.
+        calls: The server API for models; None for one without model control.
+        families: Metric families that models may create.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Loader:
         self._limiter = None if limits is None else RateLimiter(limits)
 
     def check(self, definition: Definition) -> None:
-        """Checks what can be checked before any version is loaded.
+        """Checks an ensemble's composing models; does nothing for other models.
 
         Raises:
-            EnsembleError: It is an ensemble whose models are not there, or do not fit.
+            EnsembleError: They are missing or do not fit.
         """
         if is_ensemble(definition.config):
             self._ensembles.check(definition)
@@ -87,10 +87,10 @@ class Loader:
         Args:
             definition: The model.
             version: The version.
-            on_warmup: Called before the first warm-up sample runs; not at all if there is none.
+            on_warmup: Called before the first warm-up sample, if any.
 
         Raises:
-            Exception: Whatever the backend raises; nothing is left behind.
+            Exception: Any error of the backend; nothing is left behind.
         """
         if is_ensemble(definition.config):
             return self._ensembles.load(definition, version)
@@ -105,8 +105,8 @@ class Loader:
         raise_first(runtime_problems(config))
         spec, warmup = self._finish(config, backend, definition.directory, version)
         spec = replace(spec, namespace=definition.namespace)
-        # Before anything is loaded: what changes from here on must not pass for what was.
-        before = load_identity(self._cache, spec)
+        # Before loading: later changes of files must not get the same identity.
+        before = cache_identity(self._cache, spec)
         check_wanted()
         model = Model.create(
             spec,
@@ -115,27 +115,26 @@ class Loader:
             limiter=self._limiter,
             on_warmup=on_warmup,
         )
-        return put_behind(self._cache, model, before)
+        return wrap_in_cache(self._cache, model, before)
 
     def resize(self, definition: Definition, model: Servable) -> Resize | None:
-        """Makes ready a change of instance groups, if it is one of names and of the number of instances.
+        """Prepares a change of instance groups.
 
         Args:
-            definition: The model's definition, which differs from the one that was loaded in its instance
-                groups and nothing else.
-            model: A version of it that serves.
+            definition: New definition, which differs only in the instance groups.
+            model: A version that serves.
 
         Returns:
-            The change, for the caller to commit or abandon; None if the version must be loaded anew.
+            The change, to commit or abandon; None if the version must be loaded again.
 
         Raises:
-            Exception: Whatever the backend raises; nothing has changed.
+            Exception: Any error of the backend; nothing has changed.
         """
         if isinstance(model, CachedModel):
-            model = model.model  # the cache in front of it stays
+            model = model.model  # the cache wrapper stays
         if not isinstance(model, Model):
             return None
-        # What the backend completed stays as it is: nothing that it looked at has changed.
+        # The completed values stay valid: their inputs have not changed.
         config = ModelConfig.FromString(model.spec.config_message)
         del config.instance_group[:]
         config.instance_group.extend(definition.config.instance_group)
@@ -143,7 +142,8 @@ class Loader:
         resolve_groups(config, self._options.devices, self._get_backend(config.backend))
         groups = read_groups(config)
         old, new = counts_by_kind(model.spec.instance_groups), counts_by_kind(groups)
-        # Sequences live in the slots of their instances, and what keeps an order may know how many there are.
+        # Sequences are bound to slots of instances; preserve_ordering depends on the instance
+        # count.
         fixed = model.spec.sequence is not None or definition.config.dynamic_batching.preserve_ordering
         if old != new if fixed else old.keys() != new.keys():
             return None
@@ -157,18 +157,18 @@ class Loader:
             return model.prepare_resize(spec, read_warmup(config, definition.directory))
 
     def _backend_of(self, config: ModelConfig) -> Backend:
-        """Finds the model's backend; mistakes in a complete config are reported before a missing backend."""
+        """Finds the backend; errors of a complete config are reported before a missing backend."""
         try:
             return self._get_backend(config.backend)
         except ConchError:
-            if config.input and config.output:  # else the backend might have completed it
+            if config.input and config.output:  # else completion might add them
                 raise_first(whole_problems(config, self._options.devices))
             raise
 
     def _finish(
         self, config: ModelConfig, backend: Backend, directory: Path, version: int
     ) -> tuple[ModelSpec, tuple[WarmupSample, ...]]:
-        """Completes and checks a config, and reads the files it names."""
+        """Completes and validates a config, and reads the files it names."""
         backend_options = self._options.options_of(config.backend)
         version_directory = directory / str(version)
         model_file = result_or_raise(checked_model_file(config, backend, directory, version_directory))
@@ -181,7 +181,7 @@ class Loader:
         resolve_groups(config, self._options.devices, backend)
         validate_tensors(config)
         validate_ragged(config)
-        check_supported(config)  # again, as the backend may have asked for more
+        check_supported(config)  # again: the backend may have added fields
         spec = build_spec(
             config, directory, version, model_file, backend_options, self._options.max_queue_size
         )

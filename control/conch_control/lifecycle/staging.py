@@ -1,4 +1,20 @@
-"""Brings a model's files to where they can be loaded from, and lets go of them when nothing needs them."""
+"""Stages model files in a local directory and releases them after the last use.
+
+Lease life cycle: `stage` returns a lease with one user; the load, the loaded definition and each served
+version hold one use each:
+
+| event                     | users                                          |
+|---------------------------|------------------------------------------------|
+| `stage`                   | 1, the running load                            |
+| swap                      | +1 for the model, +1 for each new version      |
+| load ends                 | -1                                             |
+| model replaced, unloaded  | -1                                             |
+| version drained           | -1                                             |
+| last `drop`               | `before_release` callback, then files released |
+
+Locks: each lease has its own; the callback and the release run outside it. Used by: `model_lifecycle`,
+`draining`.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +28,11 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
 from conch_control.config.normalize import normalize
 from conch_control.config.parse import decode_config
-from conch_control.lifecycle.load_queue import Operation, Operations
-from conch_control.lifecycle.memory_usage import frozen
+from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
+from conch_control.lifecycle.memory_usage import gc_frozen
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.lifecycle.version_states import UNFINISHED, Book, Change
+from conch_control.lifecycle.version_states import UNFINISHED, Change, VersionStates
 from conch_control.options import ControlOptions
 from conch_control.repository.dependency_graph import config_content
 from conch_control.repository.layout import Fingerprint, of_configs, select_versions, versions_in
@@ -26,44 +42,41 @@ log = logging.getLogger(__name__)
 
 
 class Lease:
-    """Staged files that several need; released once, when the last of them has let go.
-
-    Args:
-        staged: The files; whoever makes the lease needs them, until it calls `drop`.
+    """Reference-counted staged files.
 
     Attributes:
-        early: Whether what is loaded from them may be among what the process puts away after its start.
+        early: True if staged before the garbage collector was frozen.
     """
 
     def __init__(self, staged: Staged) -> None:
         self._staged = staged
         self._lock = threading.Lock()
         self._needed = 1
-        self.early = not frozen()
+        self.early = not gc_frozen()
         self._first: Callable[[], None] = _nothing
 
     @property
     def directory(self) -> Path:
-        """Where the files are."""
+        """The local directory."""
         return self._staged.directory
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Which state of the source they are."""
+        """State of the source that the files hold."""
         return self._staged.fingerprint
 
     def before_release(self, do: Callable[[], None]) -> None:
-        """Says what to do when nobody needs them any more, before they are released."""
+        """Sets a callback that runs before the files are released."""
         self._first = do
 
     def keep(self) -> Lease:
-        """Says that one more needs them."""
+        """Adds a user."""
         with self._lock:
             self._needed += 1
         return self
 
     def drop(self) -> None:
-        """Says that one of those does not any more."""
+        """Removes a user; the last one releases the files."""
         with self._lock:
             self._needed -= 1
             last = not self._needed
@@ -76,14 +89,14 @@ class Lease:
 
 
 def _nothing() -> None:
-    """Done before a release that nobody needs to know of."""
+    """Default callback."""
 
 
-def look(source: ModelSource) -> Fingerprint:
-    """The state of a model's files now.
+def read_fingerprint(source: ModelSource) -> Fingerprint:
+    """Current state of a model's files.
 
     Raises:
-        PollError: The storage can't say.
+        PollError: The storage does not answer.
     """
     try:
         return source.fingerprint()
@@ -92,11 +105,11 @@ def look(source: ModelSource) -> Fingerprint:
 
 
 def stage(source: ModelSource, progress: Progress, cancelled: Callable[[], bool]) -> Lease:
-    """Fetches a model's files where that is needed.
+    """Makes a model's files local.
 
     Raises:
-        PollError: They can't be had.
-        CancelledError: It was told to give up.
+        PollError: They can't be fetched.
+        CancelledError: `cancelled` returned True.
     """
     try:
         return Lease(source.stage(progress, cancelled))
@@ -109,7 +122,7 @@ def stage(source: ModelSource, progress: Progress, cancelled: Callable[[], bool]
 def guess_versions(
     source: ModelSource, state: Fingerprint, options: ControlOptions, override: str | None
 ) -> tuple[int, ...]:
-    """Versions that a load is likely to be about, before the files are there; none if nobody can tell."""
+    """Versions a load will probably select, before the files are local; empty if unknown."""
     try:
         if override is not None:
             config = parse_override(override)
@@ -121,11 +134,11 @@ def guess_versions(
         normalize(config)
         available = versions_in(state)
         specific = config.version_policy.specific.versions
-        if specific:  # what is missing is told when the files are there
+        if specific:  # missing ones are reported once the files are local
             return tuple(sorted({*specific}.intersection(available)))
         return tuple(select_versions(config, available))
     except (ConchError, OSError):
-        return ()  # whoever loads it finds out why
+        return ()  # the load itself reports the error
 
 
 def _poll_error(name: str, error: ConchError | OSError) -> PollError:
@@ -135,43 +148,37 @@ def _poll_error(name: str, error: ConchError | OSError) -> PollError:
 
 
 class Fetcher:
-    """Stages models.
+    """Stages files for loads and reports the progress of their versions."""
 
-    Args:
-        options: Settings of the control plane.
-        book: Where it is said how far it is.
-        operations: Tells when a load is not to go on.
-    """
-
-    def __init__(self, options: ControlOptions, book: Book, operations: Operations) -> None:
+    def __init__(self, options: ControlOptions, states: VersionStates, queue: LoadQueue) -> None:
         self._options = options
-        self._book = book
-        self._lock = operations.lock
+        self._states = states
+        self._lock = queue.lock
 
-    def fetch(self, operation: Operation, source: ModelSource) -> Lease:
-        """Fetches the files for a load, unless it is stopped.
+    def fetch(self, queued: QueuedLoad, source: ModelSource) -> Lease:
+        """Stages the files of a load.
 
         Raises:
-            PollError: They can't be had.
-            CancelledError: The load has been stopped.
+            PollError: They can't be fetched.
+            CancelledError: The load was stopped.
         """
-        name = operation.name
-        versions = guess_versions(source, operation.state or (), self._options, operation.override)
+        name = queued.name
+        versions = guess_versions(source, queued.state or (), self._options, queued.override)
         staging = True
 
         def progress(done: int, total: int) -> None:
             with self._lock:
-                if not staging or operation.stopped is not None:
+                if not staging or queued.stopped is not None:
                     return
-                said = self._book.versions(name)
+                said = self._states.versions(name)
                 going = UNFINISHED | {Phase.READY}
                 fresh = [each for each in versions if each not in said or said[each].phase not in going]
-                self._book.change(name, dict.fromkeys(fresh, Change(Phase.STAGING)))
-                self._book.fetched(name, versions, done, total)
+                self._states.change(name, dict.fromkeys(fresh, Change(Phase.STAGING)))
+                self._states.report_progress(name, versions, done, total)
 
         try:
-            return stage(source, progress, lambda: operation.stopped is not None)
+            return stage(source, progress, lambda: queued.stopped is not None)
         finally:
             with self._lock:
                 staging = False
-                self._book.fetched(name, versions, 0, 0)
+                self._states.report_progress(name, versions, 0, 0)

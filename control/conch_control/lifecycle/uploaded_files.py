@@ -1,7 +1,7 @@
-"""Temporary directories for models whose files came with a load request, and the end of those left behind.
+"""Temporary directories for uploaded model files, and removal of abandoned ones.
 
-A process that is killed can't remove what it has made. Its locks end with it, though: a directory that nobody
-holds the lock of is nobody's, and the next server that starts removes it.
+A killed process leaves its directories behind, but the kernel drops its locks: a directory without a lock
+is abandoned, and the next server removes it at its start.
 """
 
 from __future__ import annotations
@@ -24,17 +24,12 @@ _PREFIX = "conch-model-"
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Folder:
-    """A temporary directory that nobody else may look into; a `Staged`.
-
-    It is removed when it is released, or else when the process ends, or else by `remove_abandoned`.
-
-    Args:
-        fingerprint: What is put into it.
+class UploadDirectory:
+    """A private temporary directory; a `Staged`. Removed on release, or at exit, or by `remove_abandoned`.
 
     Attributes:
         directory: The directory.
-        fingerprint: What is in it.
+        fingerprint: Fingerprint of its content.
     """
 
     def __init__(self, fingerprint: Fingerprint) -> None:
@@ -53,7 +48,7 @@ class Folder:
 
 
 def remove_abandoned() -> None:
-    """Removes what processes of this user have left that were killed; what can't be removed stays."""
+    """Removes directories of this user's killed processes, as far as possible."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(_PREFIX):
@@ -62,25 +57,25 @@ def remove_abandoned() -> None:
 
 
 def _make() -> tuple[Path, int]:
-    """A new directory, and a descriptor that holds its lock."""
+    """Creates a locked directory; returns it with the lock's descriptor."""
     while True:
         directory = tempfile.mkdtemp(prefix=_PREFIX)
         try:
             descriptor = os.open(directory, _OPEN)
         except FileNotFoundError:
-            continue  # somebody who starts has found it before it was locked
+            continue  # another starting server removed it before it was locked
         except OSError:
             os.rmdir(directory)
             raise
-        with suppress(OSError):  # where there are no locks, nobody can take it for abandoned either
+        with suppress(OSError):  # without locks it can't be taken for abandoned either
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         if os.fstat(descriptor).st_nlink:
             return Path(directory), descriptor
-        os.close(descriptor)  # found while it was being locked
+        os.close(descriptor)  # removed while it was being locked
 
 
 def _remove(directory: str, owner: int) -> None:
-    if os.getpid() == owner:  # and not a process that a model has forked, at its end
+    if os.getpid() == owner:  # not a process forked by a model
         shutil.rmtree(directory, ignore_errors=True)
 
 

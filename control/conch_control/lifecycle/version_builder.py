@@ -1,4 +1,4 @@
-"""Makes the versions that a load asks for, beside those that serve: all of them, or it says why not."""
+"""Builds the versions of a load beside the ones that serve: all of them, or reports why not."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from conch.core.execution.fleet import Resize
 from conch.core.servable import Servable
 from conch.core.stopping import stopping_with
 from conch_control.config.model_spec import first_response_buckets
-from conch_control.lifecycle.load_queue import Operation, Operations
+from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import MemoryMeter, mebibytes
 from conch_control.lifecycle.model_definition import Definition
-from conch_control.lifecycle.model_loader import Loader
-from conch_control.lifecycle.version_diff import Treatment
+from conch_control.lifecycle.model_loader import ModelLoader
+from conch_control.lifecycle.version_diff import VersionAction
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, Book, Change
+from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, Change, VersionStates
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Made:
-    """What has been made for a load, to be published or abandoned as a whole.
+class BuiltVersions:
+    """Result of a build, to be published or abandoned as a whole.
 
     Attributes:
         loaded: New versions.
-        host_bytes: By how much the process has grown for each, where that is known.
-        load_ns: How long each of them took.
-        resizes: Changes of the number of instances of versions that stay.
-        failures: Why versions could not be made, as it reads inside other texts.
+        host_bytes: Growth of process memory for each; None if unknown.
+        load_ns: Load time of each.
+        resizes: Prepared instance changes of versions that stay.
+        failures: Errors by version, in Triton's nested form.
     """
 
     loaded: dict[int, Servable] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Made:
     failures: dict[int, str] = field(default_factory=dict)
 
     def abandon(self) -> None:
-        """Closes all of it; what serves stays as it was."""
+        """Closes everything that was built."""
         for model in self.loaded.values():
             model.close()
         self.abandon_resizes()
@@ -54,26 +54,26 @@ class Made:
         self.resizes = {}
 
 
-class Maker:
-    """Makes versions.
+class VersionBuilder:
+    """Builds versions, with retries.
 
     Args:
-        loader: Makes one version ready.
-        book: Where it is said how far they are.
-        operations: Tells when a load is not to go on.
-        retries: How often a version that failed is tried again.
-        meter: Measures what they take.
-        keep_latencies: Whether they count how long each request takes.
-        keep_first_responses: Whether they count how long first responses take.
-        keep_summaries: Whether they keep what quantiles of times are made of.
-        clock: Monotonic time in nanoseconds.
+        loader: Builds single versions.
+        states: Receives the progress.
+        queue: Tells when a load is stopped.
+        retries: Further tries for a version that fails.
+        meter: Measures memory.
+        keep_latencies: Keep latency histograms.
+        keep_first_responses: Keep first-response histograms.
+        keep_summaries: Keep data for quantiles.
+        clock: Monotonic nanoseconds.
     """
 
     def __init__(
         self,
-        loader: Loader,
-        book: Book,
-        operations: Operations,
+        loader: ModelLoader,
+        states: VersionStates,
+        queue: LoadQueue,
         retries: int,
         meter: MemoryMeter,
         keep_latencies: bool = False,
@@ -82,8 +82,8 @@ class Maker:
         clock: Clock = monotonic_ns,
     ) -> None:
         self._loader = loader
-        self._book = book
-        self._operations = operations
+        self._states = states
+        self._queue = queue
         self._retries = retries
         self._meter = meter
         self._keep_latencies = keep_latencies
@@ -91,99 +91,105 @@ class Maker:
         self._keep_summaries = keep_summaries
         self._clock = clock
 
-    def make(
+    def build(
         self,
-        operation: Operation,
+        queued: QueuedLoad,
         definition: Definition,
         versions: Iterable[int],
         serving: Mapping[int, Servable],
-        treatments: Mapping[int, Treatment],
-    ) -> Made:
-        """Makes what a load needs.
+        actions: Mapping[int, VersionAction],
+    ) -> BuiltVersions:
+        """Builds the versions of a definition.
 
         Args:
-            operation: The load; once it is stopped nothing more is begun.
+            queued: The load; nothing new starts once it is stopped.
             definition: The model.
-            versions: The versions that it selects.
-            serving: Versions that serve.
-            treatments: What to do with those of them that are selected; they are loaded if nothing is said.
+            versions: Selected versions.
+            serving: Versions that serve now.
+            actions: Action for selected versions that serve; default LOAD.
 
         Raises:
-            ConchError: The load was stopped before anything was made.
+            ConchError: The load was stopped before anything was built.
         """
-        made = Made()
-        resized = [version for version in versions if treatments.get(version) is Treatment.RESIZE]
-        with stopping_with(lambda: operation.stopped is not None):
-            changed = self._resize(made, definition, serving, resized)
+        built = BuiltVersions()
+        resized = [version for version in versions if actions.get(version) is VersionAction.RESIZE]
+        with stopping_with(lambda: queued.stopped is not None):
+            changed = self._resize(built, definition, serving, resized)
         if not changed:
-            treatments = {**treatments, **dict.fromkeys(resized, Treatment.LOAD)}
-        if made.failures:
-            return made
-        anew = [version for version in versions if treatments.get(version, Treatment.LOAD) is Treatment.LOAD]
+            actions = {**actions, **dict.fromkeys(resized, VersionAction.LOAD)}
+        if built.failures:
+            return built
+        anew = [
+            version for version in versions if actions.get(version, VersionAction.LOAD) is VersionAction.LOAD
+        ]
         try:
-            self._begin(operation, [version for version in anew if version not in serving])
+            self._begin(queued, [version for version in anew if version not in serving])
             for version in anew:
-                if operation.stopped is None:
-                    self._load(made, operation, definition, version, version not in serving)
+                if queued.stopped is None:
+                    self._load(built, queued, definition, version, version not in serving)
         except BaseException:
-            made.abandon()
+            built.abandon()
             raise
-        return made
+        return built
 
     def _resize(
-        self, made: Made, definition: Definition, serving: Mapping[int, Servable], versions: Iterable[int]
+        self,
+        built: BuiltVersions,
+        definition: Definition,
+        serving: Mapping[int, Servable],
+        versions: Iterable[int],
     ) -> bool:
-        """Makes changes of instances ready; False if these versions have to be loaded anew."""
+        """Prepares resizes; returns False if the versions must be loaded instead."""
         for version in versions:
             try:
                 resize = self._loader.resize(definition, serving[version])
             except BaseException as error:
-                made.failures[version] = _failure(definition.name, version, error)
+                built.failures[version] = _failure(definition.name, version, error)
                 return True
             if resize is None:
-                made.abandon_resizes()
+                built.abandon_resizes()
                 return False
-            made.resizes[version] = resize
+            built.resizes[version] = resize
         return True
 
-    def _begin(self, operation: Operation, versions: Iterable[int]) -> None:
-        """Says that versions which do not serve are being loaded; those guessed wrong are forgotten."""
-        name = operation.name
-        with self._operations.lock:
-            operation.check()
-            said = self._book.versions(name)
+    def _begin(self, queued: QueuedLoad, versions: Iterable[int]) -> None:
+        """Moves new versions to LOADING and forgets wrongly guessed ones."""
+        name = queued.name
+        with self._queue.lock:
+            queued.check()
+            said = self._states.versions(name)
             unfinished = {version for version, status in said.items() if status.phase in UNFINISHED}
             staging = dict.fromkeys(set(versions) - unfinished, Change(Phase.STAGING))
-            self._book.change(name, staging)
+            self._states.change(name, staging)
             ended = dict.fromkeys(unfinished - set(versions), Change(Phase.UNLOADED, FORGOTTEN))
-            self._book.change(name, {**ended, **dict.fromkeys(versions, Change(Phase.LOADING))})
+            self._states.change(name, {**ended, **dict.fromkeys(versions, Change(Phase.LOADING))})
 
     def _load(
-        self, made: Made, operation: Operation, definition: Definition, version: int, fresh: bool
+        self, built: BuiltVersions, queued: QueuedLoad, definition: Definition, version: int, fresh: bool
     ) -> None:
         name = definition.name
 
         def say(*changes: Change) -> None:
-            with self._operations.lock:
-                if fresh and operation.stopped is None:
+            with self._queue.lock:
+                if fresh and queued.stopped is None:
                     for change in changes:
-                        self._book.change(name, {version: change})
+                        self._states.change(name, {version: change})
 
         for left in range(self._retries, -1, -1):
             log.info("loading: %s:%d", name, version)
             measurement = self._meter.begin()
             start = self._clock()
             try:
-                with stopping_with(lambda: operation.stopped is not None):
-                    model = made.loaded[version] = self._loader.load(
+                with stopping_with(lambda: queued.stopped is not None):
+                    model = built.loaded[version] = self._loader.load(
                         definition, version, lambda: say(Change(Phase.WARMING))
                     )
             except BaseException as error:
-                # Models are other people's code: one that calls sys.exit() fails like any other.
+                # Model code may raise anything, also SystemExit.
                 self._meter.end(measurement)
                 reason = _failure(name, version, error)
             else:
-                made.load_ns[version] = self._clock() - start
+                built.load_ns[version] = self._clock() - start
                 if self._keep_latencies:
                     model.statistics.keep_latencies()
                 if self._keep_first_responses:
@@ -191,27 +197,27 @@ class Maker:
                     model.statistics.keep_first_responses(bounds_ms, model.spec.decoupled)
                 if self._keep_summaries:
                     model.statistics.keep_summaries()
-                grown = made.host_bytes[version] = self._meter.end(measurement)
+                grown = built.host_bytes[version] = self._meter.end(measurement)
                 if grown is not None:
                     log.info("'%s' version %d has taken %s", name, version, mebibytes(grown))
                 return
-            if not left or operation.stopped is not None:
-                made.failures[version] = reason
+            if not left or queued.stopped is not None:
+                built.failures[version] = reason
                 return
             log.info("retrying to load '%s' version %d, %d more times", name, version, left)
             say(Change(Phase.FAILED, reason), Change(Phase.LOADING))
 
 
 def _failure(name: str, version: int, error: BaseException) -> str:
-    """Logs why a version could not be made, and says it as Triton nests it: ``Invalid argument: text``."""
+    """Logs the error of a version and returns it in Triton's nested form."""
     shown = as_conch_error(error)
     text = with_code(shown)
-    # The traceback of an error of ours says nothing that its text does not.
+    # A ConchError's text says it all; other errors are logged with traceback.
     trace = None if isinstance(error, ConchError) else error
     log.error("failed to load '%s' version %d: %s", name, version, text, exc_info=trace)
     return text
 
 
 def with_code(error: ConchError) -> str:
-    """An error as Triton nests it in other texts: ``Invalid argument: text``."""
+    """An error in Triton's nested form, ``Invalid argument: text``."""
     return f"{error.label}: {error.message}"

@@ -1,4 +1,9 @@
-"""What a load has to do with each version: nothing, another number of instances, or load it anew. Pure."""
+"""What a load does with each version, and what becomes of the statuses when it ends. Pure.
+
+`diff_versions` compares the loaded definition with the new one, version by version: keep, resize the
+instance
+pool, or load again. `on_success` and `on_failure` turn the result of a load into state transitions.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,10 @@ class Origin:
     """What a model was, or is to be, loaded from.
 
     Attributes:
-        location: Where its source is.
-        state: The state of its files.
+        location: Location of its source.
+        state: Fingerprint of its files.
         definition: Its definition.
-        override: Whether the config was given in place of the file's.
+        override: True if a load request replaced the config file.
     """
 
     location: str
@@ -31,31 +36,25 @@ class Origin:
     override: bool = False
 
 
-class Treatment(Enum):
-    """What to do with a version that serves and is to serve."""
+class VersionAction(Enum):
+    """What a load does with a version that serves and stays selected."""
 
     KEEP = "keep"
     RESIZE = "resize"
-    """Its instances change at most in their number; where that can't be, it is loaded."""
+    """Only the instance groups differ; falls back to LOAD where a resize is impossible."""
     LOAD = "load"
 
 
-def treat(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, Treatment]:
-    """What to do with versions that serve already.
+def diff_versions(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, VersionAction]:
+    """Chooses the action for versions that serve already.
 
-    A config file that was written again without saying anything new asks for all to be loaded anew, and so
-    does a config given in place of the file.
-
-    Args:
-        before: What they were loaded from.
-        after: What is there now.
-        versions: The versions.
+    A config file that was rewritten with the same content reloads all versions, and so does an override.
     """
     old, new = (split_markers(origin.state)[0] for origin in (before, after))
     config = _of_config(before, after)
     shared = (
-        config is Treatment.LOAD
-        # Each load has repository agents of its own, and the files that they may have made.
+        config is VersionAction.LOAD
+        # Each load runs its own repository agents, which may have created files.
         or bool(before.definition.agents or after.definition.agents)
         or before.location != after.location
         or of_all_versions(old) != of_all_versions(new)
@@ -64,21 +63,21 @@ def treat(before: Origin, after: Origin, versions: Iterable[int]) -> dict[int, T
     def changed(version: int) -> bool:
         return shared or of_version(old, version) != of_version(new, version)
 
-    return {version: Treatment.LOAD if changed(version) else config for version in versions}
+    return {version: VersionAction.LOAD if changed(version) else config for version in versions}
 
 
-def _of_config(before: Origin, after: Origin) -> Treatment:
-    """What the configs alone ask for."""
+def _of_config(before: Origin, after: Origin) -> VersionAction:
+    """The action that follows from the configs alone."""
     old, new = before.definition.config, after.definition.config
     if _rest(old) != _rest(new):
-        return Treatment.LOAD
+        return VersionAction.LOAD
     if old.instance_group != new.instance_group:
-        return Treatment.RESIZE
+        return VersionAction.RESIZE
     if after.override:
-        return Treatment.LOAD
+        return VersionAction.LOAD
     if old.version_policy == new.version_policy and of_configs(before.state) != of_configs(after.state):
-        return Treatment.LOAD
-    return Treatment.KEEP
+        return VersionAction.LOAD
+    return VersionAction.KEEP
 
 
 def _rest(config: ModelConfig) -> ModelConfig:
@@ -90,11 +89,11 @@ def _rest(config: ModelConfig) -> ModelConfig:
 
 
 STALE = "it goes on as it was, as its successor failed to load: "
-"""How the reason begins of a version that is ready although a newer load has failed."""
+"""Prefix of the reason of a version that still serves after a newer load failed."""
 
 
-def cleared(statuses: Statuses) -> dict[int, Change]:
-    """Takes back what was said of versions that serve although their successors had failed."""
+def clear_stale(statuses: Statuses) -> dict[int, Change]:
+    """Clears the reasons of ready versions that a failed newer load had set."""
     return {
         version: Change(Phase.READY, "", status.host_bytes)
         for version, status in statuses.items()
@@ -102,34 +101,34 @@ def cleared(statuses: Statuses) -> dict[int, Change]:
     }
 
 
-def swapped(
+def on_success(
     statuses: Statuses, ready: Collection[int], loaded: Mapping[int, int | None]
 ) -> dict[int, Change]:
-    """What changes when all that was asked for has been made.
+    """Transitions after all versions of a load were built.
 
     Args:
-        statuses: What is said of the versions.
-        ready: Those that take requests from now on.
-        loaded: The new ones among them, with the memory that each has taken.
+        statuses: Current statuses.
+        ready: Versions that serve from now on.
+        loaded: The new ones among them, with the memory each has taken.
     """
-    changes = {version: change for version, change in cleared(statuses).items() if version in ready}
+    changes = {version: change for version, change in clear_stale(statuses).items() if version in ready}
     for version, status in statuses.items():
         if version in ready:
             continue
         if status.phase is Phase.READY:
             changes[version] = Change(Phase.DRAINING)
-        elif status.phase is Phase.FAILED:  # it is no longer wanted
+        elif status.phase is Phase.FAILED:  # no longer selected
             changes[version] = Change(Phase.UNLOADED, FORGOTTEN)
     changes |= {version: Change(Phase.READY, "", taken) for version, taken in loaded.items()}
     return changes
 
 
-def failed(statuses: Statuses, failures: Mapping[int, str]) -> dict[int, Change]:
-    """What changes when some of what was asked for could not be made.
+def on_failure(statuses: Statuses, failures: Mapping[int, str]) -> dict[int, Change]:
+    """Transitions after some versions of a load failed.
 
     Args:
-        statuses: What is said of the versions.
-        failures: Why, by version.
+        statuses: Current statuses.
+        failures: Error by version.
     """
     changes: dict[int, Change] = {}
     for version, status in statuses.items():

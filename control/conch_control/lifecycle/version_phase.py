@@ -1,8 +1,17 @@
-"""The life of a model version: its phases, and which may follow which.
+"""The phases of a model version and the allowed transitions. Pure.
 
-``STAGING -> LOADING -> WARMING -> READY -> DRAINING -> UNLOADED``; any phase before ``READY`` may end in
-``FAILED``, or in ``UNLOADED`` where the load was given up. The repository index of Triton's protocol has
-fewer states; `Phase.index_state` is the one that a phase shows there.
+| from     | to                                        | event                                    |
+|----------|-------------------------------------------|------------------------------------------|
+| (none)   | any                                       | first report of the version              |
+| STAGING  | LOADING, FAILED, UNLOADED                 | files are local; failed; superseded      |
+| LOADING  | WARMING, READY, FAILED, UNLOADED          | instances exist; failed; superseded      |
+| WARMING  | READY, FAILED, UNLOADED                   | warm-up is done; failed; superseded      |
+| READY    | READY, DRAINING                           | replaced by a new copy; unloaded         |
+| DRAINING | UNLOADED, STAGING, LOADING, READY, FAILED | last request done; loaded again meanwhile|
+| UNLOADED | STAGING, LOADING                          | loaded again                             |
+| FAILED   | STAGING, LOADING, UNLOADED                | retried; no longer selected              |
+
+Triton's repository index has fewer states; `Phase.index_state` maps to them.
 """
 
 from __future__ import annotations
@@ -12,30 +21,30 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """Where a model version is in its life."""
+    """Phase of a model version."""
 
     STAGING = "STAGING"
-    """Its files are being fetched."""
+    """Files are being fetched."""
     LOADING = "LOADING"
-    """Its backend and its instances are being made."""
+    """The backend creates the instances."""
     WARMING = "WARMING"
-    """Its warm-up samples are being run."""
+    """Warm-up samples run."""
     READY = "READY"
-    """It takes requests."""
+    """Accepts requests."""
     DRAINING = "DRAINING"
-    """It takes no new requests, and finishes those it has."""
+    """Accepts no new requests; finishes the ones in flight."""
     UNLOADED = "UNLOADED"
-    """Nothing is left of it, or there never was."""
+    """Not loaded, with no resources left."""
     FAILED = "FAILED"
-    """It could not be loaded; the reason says why."""
+    """Loading failed; the reason has the error."""
 
     @property
     def index_state(self) -> str:
-        """The state in the repository index of Triton's protocol."""
+        """State in Triton's repository index."""
         return _INDEX_STATES[self]
 
     def may_become(self, after: Phase) -> bool:
-        """Whether another phase may follow this one."""
+        """True if the transition is allowed."""
         return after in _FOLLOWING[self]
 
 
@@ -53,9 +62,9 @@ _FOLLOWING: Mapping[Phase, frozenset[Phase]] = {
     Phase.STAGING: _ENDS | {Phase.LOADING},
     Phase.LOADING: _ENDS | {Phase.WARMING, Phase.READY},
     Phase.WARMING: _ENDS | {Phase.READY},
-    # A version that serves is replaced by one that was made beside it: it stays ready.
+    # A hot swap replaces a ready version by a new copy.
     Phase.READY: frozenset({Phase.READY, Phase.DRAINING}),
-    # It may be wanted again before its last request has finished.
+    # A new load may start before the last request finishes.
     Phase.DRAINING: frozenset({Phase.UNLOADED, Phase.STAGING, Phase.LOADING, Phase.READY, Phase.FAILED}),
     Phase.UNLOADED: frozenset({Phase.STAGING, Phase.LOADING}),
     Phase.FAILED: frozenset({Phase.STAGING, Phase.LOADING, Phase.UNLOADED}),

@@ -1,11 +1,14 @@
-"""What is said of every model version: the one place where states change.
+"""Version state machine; publishes to the registry and the event log.
 
-A change is checked against the life of a version, published in the registry as Triton's protocol shows it,
-and logged as events, in this order and under one lock. So whoever reads an event finds the registry changed,
-and a snapshot holds exactly what the events up to its revision say.
+The only writer of version states. `change` does three steps under one lock: check the transitions
+(`version_phase`), publish the registry entry, append the events.
 
-An event of version 0 is about a model as a whole: ``FAILED`` says why it never came to loading a version,
-``UNLOADED`` that this is no longer so. How far staging is changes without events.
+Guarantees: the reader of an event finds the registry already updated; a snapshot equals the replay of all
+events up to its revision. Events of version 0 concern the whole model: ``FAILED`` (no version could be
+attempted) and ``UNLOADED`` (that failure is over). Staging progress changes without events.
+
+Owns: statuses and model failures. Locks: `_lock` (re-entrant), taken inside the load queue's lock.
+Used by: the agent, `model_lifecycle`, `version_builder`, `staging`, `draining`.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import VersionStatus
 
 UNLOADED = "unloaded"
-"""Reason of a version that is not loaded because nobody wants it to be."""
+"""Reason of a version that was unloaded on request."""
 FORGOTTEN = "no longer selected"
-"""Reason of a version that is not among those to load any more; Triton's index does not show it."""
+"""Reason of a version that the version policy no longer selects; hidden from Triton's index."""
 
 UNFINISHED = frozenset({Phase.STAGING, Phase.LOADING, Phase.WARMING})
-"""Phases of a version that is on its way to being ready."""
+"""Phases of a version that is being loaded."""
 
 _FETCHED = frozenset({Phase.STAGING, Phase.READY})
 _WHOLE = 0
@@ -45,12 +48,12 @@ Statuses = Mapping[int, VersionStatus]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of a version.
+    """A transition of one version.
 
     Attributes:
-        phase: What it is in from now on.
-        reason: Why, where there is something to say.
-        host_bytes: By how much the process has grown for it; None if nobody knows.
+        phase: New phase.
+        reason: Text for operators; may be empty.
+        host_bytes: Growth of process memory caused by the version; None if unknown.
     """
 
     phase: Phase
@@ -59,13 +62,13 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that is known at one moment.
+class StatesSnapshot:
+    """All states at one moment.
 
     Attributes:
-        revision: The last event that it has taken in.
-        versions: The versions of each model that were ever attempted.
-        failures: Why models as a whole could not be loaded.
+        revision: Last event included.
+        versions: Versions of each model that were ever attempted.
+        failures: Errors of whole models, by name.
     """
 
     revision: int
@@ -73,13 +76,8 @@ class Snapshot:
     failures: Mapping[str, str]
 
 
-class Book:
-    """The states of all model versions of one server; any thread may read or change them.
-
-    Args:
-        registry: Where models are published; nobody else publishes there.
-        events: Where changes are logged; nobody else logs there.
-    """
+class VersionStates:
+    """The states of all model versions of one server; thread-safe. Sole writer of registry and event log."""
 
     def __init__(self, registry: Registry, events: EventLog) -> None:
         self._registry = registry
@@ -87,38 +85,35 @@ class Book:
         self._lock = threading.RLock()
         self._versions: dict[str, Statuses] = {}
         self._failures: dict[str, str] = {}
-        self._known: set[str] = set()  # models that are published even if they have no versions
+        self._known: set[str] = set()  # published even without versions
 
     def versions(self, name: str) -> Statuses:
-        """The versions of a model that were ever attempted."""
+        """Statuses of the versions of a model that were ever attempted."""
         return self._versions.get(name, {})
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """Why models as a whole could not be loaded, by name."""
+        """Errors of whole models, by name."""
         with self._lock:
             return dict(self._failures)
 
-    def snapshot(self) -> Snapshot:
-        """All that is known now."""
+    def snapshot(self) -> StatesSnapshot:
+        """A consistent copy of all states."""
         with self._lock:
-            return Snapshot(self._events.revision, dict(self._versions), dict(self._failures))
+            return StatesSnapshot(self._events.revision, dict(self._versions), dict(self._failures))
 
     def change(
         self, name: str, changes: Mapping[int, Change], ready: Mapping[int, Servable] | None = None
     ) -> Statuses:
-        """Changes the states of versions of one model, all at once.
+        """Applies transitions to versions of one model atomically; returns the new statuses.
 
         Args:
             name: Model name.
-            changes: What becomes of each of them.
-            ready: All versions that take requests from now on; None if they are those that did.
-
-        Returns:
-            The versions as they are now.
+            changes: Transition of each version.
+            ready: All versions that serve from now on; None if unchanged.
 
         Raises:
-            ValueError: A version can't become that, or those that are ready are not those that take requests.
+            ValueError: A transition is not allowed, or `ready` contradicts the phases.
         """
         with self._lock:
             before = self._versions.get(name, {})
@@ -135,55 +130,55 @@ class Book:
                 )
             self._versions[name] = after
             self._publish(name, after, published)
-            # What serves from now on first: no reader is to see a model without a version in between.
+            # Ready versions first: readers never see a gap without a serving version.
             for version in sorted(changes, key=lambda each: (after[each].phase is not Phase.READY, each)):
                 status = after[version]
                 self._events.append(name, version, status.phase, status.reason)
             return after
 
     def end(self, name: str, phases: Iterable[Phase], change: Change) -> None:
-        """Has all versions of a model that are in some phases become something."""
+        """Applies a transition to all versions of a model that are in one of the phases."""
         among = frozenset(phases)
         with self._lock:
             ended = {version: change for version, each in self.versions(name).items() if each.phase in among}
             if ended:
                 self.change(name, ended)
 
-    def known(self, name: str) -> None:
-        """Publishes a model, possibly without versions: requests then fail with Triton's text for that."""
+    def publish_known(self, name: str) -> None:
+        """Publishes a model even without versions, so that requests fail with Triton's text."""
         with self._lock:
             self._known.add(name)
             if name not in self._registry.entries:
                 self._registry.publish(name, Entry())
 
-    def drained(self, name: str, status: VersionStatus) -> None:
-        """Says that a version which was draining is gone, unless something else has become of it since."""
+    def mark_unloaded(self, name: str, status: VersionStatus) -> None:
+        """Moves a draining version to UNLOADED unless its status has changed since."""
         with self._lock:
-            # By identity: an equal status may belong to a later unload of the same version.
+            # By identity: an equal status may belong to a later unload.
             if self.versions(name).get(status.version) is status:
                 self.change(name, {status.version: Change(Phase.UNLOADED, UNLOADED)})
 
-    def fetched(self, name: str, versions: Iterable[int], done: int, total: int) -> None:
-        """Says how much of the files of versions is there; of their successors', where they serve."""
+    def report_progress(self, name: str, versions: Iterable[int], done: int, total: int) -> None:
+        """Sets the staging progress of versions; for ready ones that of their successors."""
         with self._lock:
             if name not in self._versions:
                 return
             statuses = dict(self.versions(name))
             for version in versions:
-                # Not those that drain: `drained` knows them by identity.
+                # Not draining ones: `mark_unloaded` compares them by identity.
                 if version in statuses and statuses[version].phase in _FETCHED:
                     statuses[version] = replace(statuses[version], done_bytes=done, total_bytes=total)
             self._versions[name] = statuses
 
     def failed(self, name: str, reason: str) -> None:
-        """Says why a model as a whole could not be loaded."""
+        """Records why the whole model could not be loaded."""
         with self._lock:
             if self._failures.get(name) != reason:
                 self._failures[name] = reason
                 self._events.append(name, _WHOLE, Phase.FAILED, reason)
 
-    def settled(self, name: str) -> None:
-        """Says that nothing is wrong with a model as a whole any more."""
+    def clear_failure(self, name: str) -> None:
+        """Clears the error of the whole model."""
         with self._lock:
             if self._failures.pop(name, None) is not None:
                 self._events.append(name, _WHOLE, Phase.UNLOADED)
@@ -198,7 +193,7 @@ class Book:
             )
         host_bytes = change.host_bytes
         if change.phase is Phase.DRAINING and before is not None:
-            host_bytes = before.host_bytes  # it is still there
+            host_bytes = before.host_bytes  # still in memory
         return VersionStatus(version, change.phase, change.reason, self._events.now(), host_bytes)
 
     def _publish(self, name: str, statuses: Statuses, ready: Mapping[int, Servable]) -> None:

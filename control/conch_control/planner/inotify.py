@@ -25,7 +25,7 @@ from watchdog.observers.inotify_c import (
 
 from conch_control.planner.watcher import Identity, WatchError
 
-Touched = Callable[[Identity, str], None]
+OnChange = Callable[[Identity, str], None]
 """Told of a directory and the name of its entry that has changed; empty for the directory itself."""
 
 # Not IN_MODIFY, which comes with every write: what is being written is looked at until it has settled, and
@@ -53,13 +53,13 @@ class _Watch:
     owner: Directories
 
     def on_event(self, event: InotifyEvent) -> None:
-        self.owner.touched(self.identity, os.fsdecode(event.name))
+        self.owner.on_change(self.identity, os.fsdecode(event.name))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
         self.owner.lost(self.identity, self.key)
 
     def on_queue_overflow(self) -> None:
-        self.owner.overflowed()
+        self.owner.on_overflow()
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Directories:
         WatchError: There can be no more readers.
     """
 
-    touched: Touched
-    overflowed: Callable[[], None]
+    on_change: OnChange
+    on_overflow: Callable[[], None]
     _reader: InotifyFD = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _watched: dict[Identity, tuple[WatchDescriptor, CallbackId]] = field(default_factory=dict, init=False)
@@ -137,7 +137,7 @@ class Directories:
             watched = self._watched.get(identity)
             if watched is not None and watched[1] == key:
                 del self._watched[identity]
-        self.touched(identity, "")
+        self.on_change(identity, "")
 
     def close(self, timeout_s: float) -> None:
         """Watches nothing any more."""

@@ -32,7 +32,7 @@ LAST_RETRY_NS = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """What a look has found of a model.
 
     Attributes:
@@ -54,7 +54,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     """What a look at the repositories has found.
 
     Attributes:
@@ -66,7 +66,7 @@ class Look:
         age_ns: How old what it has found may have been when it began.
     """
 
-    models: Mapping[str, Found | None]
+    models: Mapping[str, FoundModel | None]
     partial: bool = False
     failed: bool = False
     age_ns: int = 0
@@ -124,20 +124,20 @@ class _Model:
     """
 
     since: int
-    found: Found | None = None
+    found: FoundModel | None = None
     settled: bool = False
-    done: Found | _Unknown | None = None
-    doing: Operation | None = None
+    done: FoundModel | _Unknown | None = None
+    in_progress: Operation | None = None
     failed: bool = False
     failures: int = 0
     retry_at: int = 0
-    theirs: bool = False
-    looked_for: bool = True
+    external: bool = False
+    observable: bool = True
 
     @property
     def changed(self) -> bool:
         """Whether it is not what was asked for last."""
-        if self.theirs:
+        if self.external:
             return False
         return not _same(self.found, self.done)
 
@@ -149,18 +149,18 @@ class _Model:
     @property
     def settling(self) -> bool:
         """Whether another look will tell whether there is something to do."""
-        return self.looked_for and self.changed and not self.settled and not self.incomplete
+        return self.observable and self.changed and not self.settled and not self.incomplete
 
-    def is_now(self, found: Found | None, now: int) -> None:
+    def is_now(self, found: FoundModel | None, now: int) -> None:
         """Takes note of a change."""
         self.found = found
         self.since = now
-        self.looked_for = True
+        self.observable = True
         self.settled = self.failed = False
         self.failures = self.retry_at = 0
 
 
-def _same(found: Found | None, done: Found | _Unknown | None) -> bool:
+def _same(found: FoundModel | None, done: FoundModel | _Unknown | None) -> bool:
     if found is None or done is None:
         return found is done
     return done is not _UNKNOWN and found.fingerprint == done.fingerprint
@@ -182,14 +182,14 @@ class Plan:
     def __contains__(self, name: str) -> bool:
         return name in self._models
 
-    def adopt(self, look: Look, now: int) -> None:
+    def adopt(self, snapshot: Snapshot, now: int) -> None:
         """Takes what was found for what has been asked for already, but for what is marked incomplete.
 
         Of what could not be looked at it is not known, so it is not forgotten when it is gone.
         """
-        for name, found in look.models.items():
+        for name, found in snapshot.models.items():
             if found is None:
-                self._models[name] = _Model(now, done=_UNKNOWN, looked_for=False)
+                self._models[name] = _Model(now, done=_UNKNOWN, observable=False)
             else:
                 done = None if found.incomplete else found
                 self._models[name] = _Model(now, found, settled=done is not None, done=done)
@@ -200,11 +200,11 @@ class Plan:
         Everything is asked for once; the agent knows what it has.
         """
         for name in running:
-            self._models.setdefault(name, _Model(now, looked_for=False))
+            self._models.setdefault(name, _Model(now, observable=False))
         for model in self._models.values():
-            model.done, model.theirs = _UNKNOWN, False
+            model.done, model.external = _UNKNOWN, False
 
-    def looked(self, look: Look, began: int, now: int) -> list[Operation]:
+    def snapshot_taken(self, snapshot: Snapshot, began: int, now: int) -> list[Operation]:
         """Takes in what a look has found.
 
         Args:
@@ -212,27 +212,27 @@ class Plan:
             began: When it began.
             now: When it ended.
         """
-        began -= look.age_ns
+        began -= snapshot.age_ns
         # A name that more than one repository has is no model. One that was never loaded is not forgotten.
         twice = {
             name
-            for name in look.duplicates & self._models.keys()
-            if isinstance(self._models[name].done, Found)
+            for name in snapshot.duplicates & self._models.keys()
+            if isinstance(self._models[name].done, FoundModel)
         }
-        for name, found in look.models.items():
+        for name, found in snapshot.models.items():
             if name in twice:
                 continue
             if found is not None:
-                self._is_there(name, found, look.partial, began, now)
+                self._seen(name, found, snapshot.partial, began, now)
             elif (model := self._models.get(name)) is not None and model.found is None:
                 model.since = now  # it is there after all
                 model.settled = False
-        for name in twice | (self._models.keys() - look.models.keys()):
+        for name in twice | (self._models.keys() - snapshot.models.keys()):
             model = self._models[name]
-            if look.partial:
+            if snapshot.partial:
                 if model.found is None:
                     model.since, model.settled = now, False
-            elif model.found is not None or not model.looked_for:
+            elif model.found is not None or not model.observable:
                 model.is_now(None, now)
             elif began - model.since >= self.settle_ns:
                 model.settled = True
@@ -241,7 +241,7 @@ class Plan:
     def finished(self, operation: Operation, outcome: Outcome, now: int) -> list[Operation]:
         """Takes note of the end of an operation."""
         model = self._models[operation.name]
-        model.doing = None
+        model.in_progress = None
         if outcome is Outcome.TRANSIENT or (outcome is Outcome.FAILED and operation.kind == "unload"):
             if not model.changed:  # else there is something new to try
                 model.failures += 1
@@ -251,22 +251,22 @@ class Plan:
             model.failures = model.retry_at = 0
             model.failed = outcome is Outcome.FAILED
             if operation.kind == "load" and outcome is Outcome.DONE:
-                self._retry_above(operation.name)
+                self._retry_dependents(operation.name)
         return self._start(now)
 
-    def passed(self, now: int) -> list[Operation]:
+    def tick(self, now: int) -> list[Operation]:
         """Takes note of the time; see `wake_at`."""
         return self._start(now)
 
-    def told(self, name: str, running: bool, now: int) -> list[Operation]:
+    def external_change(self, name: str, running: bool, now: int) -> list[Operation]:
         """Takes note of what somebody else has done with a model: it holds until the model's files change."""
         model = self._models.get(name)
         if model is None:
             if running:
-                self._models[name] = _Model(now, theirs=True)
+                self._models[name] = _Model(now, external=True)
         elif model.found is None:
-            model.theirs = running
-        elif not running and model.settled and model.doing is None:
+            model.external = running
+        elif not running and model.settled and model.in_progress is None:
             model.done = model.found
             model.failed = False
             model.failures = model.retry_at = 0
@@ -279,7 +279,7 @@ class Plan:
         return min(waiting, default=None)
 
     @property
-    def look_at(self) -> int | None:
+    def snapshot_due(self) -> int | None:
         """When the next look is needed to tell whether something has settled; None for not at all."""
         times = (model.since + self.settle_ns for model in self._models.values() if model.settling)
         return min(times, default=None)
@@ -290,11 +290,11 @@ class Plan:
         return frozenset(name for name, model in self._models.items() if model.settling)
 
     @property
-    def doing(self) -> frozenset[str]:
+    def in_progress(self) -> frozenset[str]:
         """The models with which something is being done."""
-        return frozenset(name for name, model in self._models.items() if model.doing is not None)
+        return frozenset(name for name, model in self._models.items() if model.in_progress is not None)
 
-    def _is_there(self, name: str, found: Found, partial: bool, began: int, now: int) -> None:
+    def _seen(self, name: str, found: FoundModel, partial: bool, began: int, now: int) -> None:
         model = self._models.get(name)
         if model is None:
             model = self._models[name] = _Model(now, found)
@@ -302,69 +302,74 @@ class Plan:
             if partial and model.found is not None and model.found.location != found.location:
                 return  # it may be there twice
             model.is_now(found, now)
-        model.found, model.theirs = found, False
+        model.found, model.external = found, False
         if found.incomplete:
             model.since, model.settled = now, False
         elif not model.settled:
             model.settled = began - model.since >= self.settle_ns or _vouched(found, model.done)
 
-    def _retry_above(self, name: str) -> None:
+    def _retry_dependents(self, name: str) -> None:
         """Gives ensembles another chance that may have failed for want of a model."""
         for model in self._models.values():
-            if model.failed and name in self._below(model.found):
+            if model.failed and name in self._composing(model.found):
                 model.failed, model.done = False, _UNKNOWN
 
     def _start(self, now: int) -> list[Operation]:
-        room = self.most - len(self.doing)
+        room = self.most - len(self.in_progress)
         begun: list[Operation] = []
         for name, model in list(self._models.items()):
             if model.retry_at <= now:
                 model.retry_at = 0
-            if model.found is None and model.done is None and model.doing is None and not model.theirs:
+            if (
+                model.found is None
+                and model.done is None
+                and model.in_progress is None
+                and not model.external
+            ):
                 del self._models[name]
         for name, model in self._models.items():
             if len(begun) >= room:
                 break
-            if model.doing is None and model.changed and model.settled and not model.retry_at:
+            if model.in_progress is None and model.changed and model.settled and not model.retry_at:
                 found = model.found
-                if self._is_needed(name) if found is None else self._lacks_parts(name, found):
+                if self._is_needed(name) if found is None else self._composing_pending(name, found):
                     continue
-                before = model.done.fingerprint if isinstance(model.done, Found) else ()
+                before = model.done.fingerprint if isinstance(model.done, FoundModel) else ()
                 changed = differing(before, found.fingerprint) if before and found is not None else ()
-                model.doing = Operation("unload" if found is None else "load", name, changed)
+                model.in_progress = Operation("unload" if found is None else "load", name, changed)
                 model.done, model.failed = found, False
-                begun.append(model.doing)
+                begun.append(model.in_progress)
         return begun
 
     def _waits(self, model: _Model) -> bool:
-        return model.retry_at > 0 and model.doing is None and model.changed and model.settled
+        return model.retry_at > 0 and model.in_progress is None and model.changed and model.settled
 
-    def _lacks_parts(self, name: str, found: Found) -> bool:
+    def _composing_pending(self, name: str, found: FoundModel) -> bool:
         """Whether a model would be loaded with parts that are not complete, or before them."""
         return any(
-            part.doing is not None or (part.changed and part.found is not None and not part.retry_at)
-            for other in self._below(found)
-            if (part := self._models.get(other)) is not None and name not in self._below(part.found)
+            part.in_progress is not None or (part.changed and part.found is not None and not part.retry_at)
+            for other in self._composing(found)
+            if (part := self._models.get(other)) is not None and name not in self._composing(part.found)
         )
 
     def _is_needed(self, name: str) -> bool:
         """Whether an ensemble that needs a model now is about to become one that does not."""
         return any(
-            self._becomes_another(model) and isinstance(model.done, Found) and name in model.done.parts
+            self._becomes_another(model) and isinstance(model.done, FoundModel) and name in model.done.parts
             for model in self._models.values()
         ) or any(
-            model.doing is not None and model.found is not None and bool(model.found.parts)
+            model.in_progress is not None and model.found is not None and bool(model.found.parts)
             for model in self._models.values()
         )
 
     def _becomes_another(self, model: _Model) -> bool:
         return model.found is not None and model.changed and not model.incomplete
 
-    def _below(self, found: Found | None) -> frozenset[str]:
+    def _composing(self, found: FoundModel | None) -> frozenset[str]:
         """All that a model is made of, in the end."""
         return frozenset(self._walk(found)) if found is not None and found.parts else frozenset()
 
-    def _walk(self, found: Found) -> Iterator[str]:
+    def _walk(self, found: FoundModel) -> Iterator[str]:
         seen: set[str] = set()
         unseen = list(found.parts)
         while unseen:
@@ -376,7 +381,7 @@ class Plan:
                 unseen += part.found.parts if part is not None and part.found is not None else ()
 
 
-def _vouched(found: Found, done: Found | _Unknown | None) -> bool:
-    if isinstance(done, Found):
+def _vouched(found: FoundModel, done: FoundModel | _Unknown | None) -> bool:
+    if isinstance(done, FoundModel):
         return vouched_for(found.fingerprint, found.markers, done.fingerprint, done.markers)
     return vouched_for(found.fingerprint, found.markers, (), ())

@@ -19,23 +19,23 @@ from conch.core.errors import (
     OutOfRangeError,
     as_conch_error,
 )
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch_control.events import Event, EventLog
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner.plan import Operation, Outcome, Plan
-from conch_control.planner.snapshot import Looker
-from conch_control.planner.watcher import Touched, Watcher
-from conch_control.port import Index, may_pass
+from conch_control.planner.snapshot import SnapshotReader
+from conch_control.planner.watcher import ChangedModels, Watcher
+from conch_control.port import Index, is_transient
 from conch_control.repository.layout import some
 from conch_control.repository.local import LocalModel
 from conch_control.repository.namespaces import in_repository
 from conch_control.repository.repositories import Repositories
-from conch_control.repository.source import Announced, ModelSource
+from conch_control.repository.source import ModelSource, SelfManaged
 
 log = logging.getLogger(__name__)
 
 
-class Running:
+class RunningModels:
     """Which models have a version that is ready.
 
     Args:
@@ -55,7 +55,7 @@ class Running:
         """The models that run."""
         return frozenset(name for name, versions in self._ready.items() if versions)
 
-    def take_in(self, events: Iterable[Event]) -> dict[str, bool]:
+    def apply(self, events: Iterable[Event]) -> dict[str, bool]:
         """Takes in events; returns the models that run since or do not any more."""
         before = self.names
         for event in events:
@@ -99,7 +99,7 @@ class PlannerOptions:
     development: bool = False
 
 
-class PlannersPort(Protocol):
+class PlannerPort(Protocol):
     """What a planner needs of an `AgentPort`."""
 
     @property
@@ -128,31 +128,31 @@ class Planner:
 
     def __init__(
         self,
-        port: PlannersPort,
+        port: PlannerPort,
         repositories: Repositories,
         options: PlannerOptions,
         clock: Clock = monotonic_ns,
     ) -> None:
         self._port = port
-        self._repositories = repositories
+        self.repositories = repositories
         self._options = options
         self._clock = clock
         self._plan = Plan(round(options.settle_s * _S), max(options.operations, 1))
-        self._looker = Looker(
+        self._reader = SnapshotReader(
             repositories,
             options.model_config_name,
             self._about_to_look,
             self._on_late,
             editors=options.development,
         )
-        self._watcher: Watcher | None = None
-        self._running: Running | None = None
+        self.watcher: Watcher | None = None
+        self._running: RunningModels | None = None
         self._adopted = False
         self._changed = threading.Condition()  # guards what follows
         self._stopped = False
         self._asked = False
         self._late = False  # whether a slow repository has answered that looks went on without
-        self._touched_at: int | None = None
+        self._changed_at: int | None = None
         self._ended: list[tuple[Operation, BaseException | None, int]] = []
         self._workers: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._run, name="conch-planner", daemon=True)
@@ -166,8 +166,8 @@ class Planner:
         For servers, which load everything at their start; a planner that does not know what an agent has
         loaded asks it for everything.
         """
-        look = self._looker.wait_and_look(lambda: self._stopped)
-        self._plan.adopt(look, self._clock())
+        snapshot = self._reader.poll_all(lambda: self._stopped)
+        self._plan.adopt(snapshot, self._clock())
         self._adopted = True
 
     def start(self, failures: Mapping[str, Exception] | None = None) -> None:
@@ -179,7 +179,7 @@ class Planner:
         now = self._clock()
         for name, error in (failures or {}).items():
             if name in self._plan:
-                self._start(self._plan.finished(Operation("load", name), outcome_of(error), now))
+                self.start_operations(self._plan.finished(Operation("load", name), outcome_of(error), now))
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
@@ -201,7 +201,12 @@ class Planner:
                 thread.join(max(end - self._clock(), 0) / _S)
         return not any(thread.is_alive() for thread in threads)
 
-    def look(self) -> None:
+    @property
+    def has_polled(self) -> bool:
+        """True once the first snapshot has been taken."""
+        return self._poll_at > 0 and self._rest_until > 0
+
+    def poll(self) -> None:
         """Has it look at everything now."""
         with self._changed:
             self._asked = True
@@ -210,23 +215,23 @@ class Planner:
     def _run(self) -> None:
         try:
             if self._options.mode == "watch":
-                locations = [each.location for each in self._repositories if not isinstance(each, Announced)]
-                self._watcher = Watcher(locations, self._on_touched)
+                locations = [each.location for each in self.repositories if not isinstance(each, SelfManaged)]
+                self.watcher = Watcher(locations, self._on_change)
             while not self._stopped:
-                self._wait(self._turn())
+                self._wait(self.step())
         finally:
-            if self._watcher is not None:
-                self._watcher.close(1.0)
+            if self.watcher is not None:
+                self.watcher.close(1.0)
 
-    def _turn(self) -> int:
+    def step(self) -> int:
         """Does what is due; returns when something will be due next."""
         try:
-            self._follow()
-            self._look_at_late()
+            self._apply_events()
+            self._poll_late()
             names, due = self._due(self._clock())
             if due:
-                self._look(names)
-            self._start(self._plan.passed(self._clock()))
+                self._poll(names)
+            self.start_operations(self._plan.tick(self._clock()))
             return self._next()
         except Exception:
             log.exception("the planner has failed; it goes on later")
@@ -236,23 +241,23 @@ class Planner:
         with self._changed:
             while not (self._stopped or self._asked or self._ended):
                 at = min(until, self._rest_until) if self._late else until
-                if self._touched_at is not None:
-                    at = min(at, max(self._touched_at + _DEBOUNCE_NS, self._rest_until))
+                if self._changed_at is not None:
+                    at = min(at, max(self._changed_at + _DEBOUNCE_NS, self._rest_until))
                 left = at - self._clock()
                 if left <= 0:
                     break
                 self._changed.wait(left / _S)
 
-    def _follow(self) -> None:
+    def _apply_events(self) -> None:
         """Takes in which operations have ended, and what others have done."""
-        mine = self._plan.doing
+        mine = self._plan.in_progress
         with self._changed:
             ended, self._ended = self._ended, []
         for operation, error, took_ns in ended:
             serves = self._running is not None and operation.name in self._running.names
             _log_end(operation, error, took_ns, serves)
             outcome = Outcome.DONE if error is None else outcome_of(error)
-            self._start(self._plan.finished(operation, outcome, self._clock()))
+            self.start_operations(self._plan.finished(operation, outcome, self._clock()))
         if self._running is None:
             self._attach()
             return
@@ -260,7 +265,7 @@ class Planner:
         try:
             if events.epoch != self._running.epoch:
                 raise OutOfRangeError("the agent has been started anew")
-            changes = self._running.take_in(events.after(self._running.revision))
+            changes = self._running.apply(events.after(self._running.revision))
         except OutOfRangeError as error:
             log.info("everything is asked for again: %s", error.message)
             self._adopted, self._running = False, None
@@ -270,13 +275,13 @@ class Planner:
             log.warning("can't see what has happened to the models: %s", error.message)
             return
         for name, running in changes.items():
-            if name not in mine and name not in self._plan.doing:
+            if name not in mine and name not in self._plan.in_progress:
                 log.info("model '%s' was %s by somebody else", name, "loaded" if running else "unloaded")
-                self._start(self._plan.told(name, running, self._clock()))
+                self.start_operations(self._plan.external_change(name, running, self._clock()))
 
     def _attach(self) -> None:
         try:
-            self._running = Running(self._port.models())
+            self._running = RunningModels(self._port.models())
         except (ConchError, OSError) as error:
             log.warning("can't see what runs: %s", as_conch_error(error).message)
             return
@@ -294,74 +299,74 @@ class Planner:
             return frozenset(), False
         if now >= self._poll_at:
             return None, True
-        touched = self._touched(now)
+        touched = self._take_changed(now)
         if touched.everything:
             return None, True
-        look_at = self._plan.look_at
-        settling = self._plan.settling if look_at is not None and look_at <= now else frozenset()
+        snapshot_due = self._plan.snapshot_due
+        settling = self._plan.settling if snapshot_due is not None and snapshot_due <= now else frozenset()
         return touched.names | settling, bool(touched) or bool(settling)
 
-    def _touched(self, now: int) -> Touched:
+    def _take_changed(self, now: int) -> ChangedModels:
         with self._changed:
-            if self._touched_at is None or now < self._touched_at + _DEBOUNCE_NS:
-                return Touched()
-            self._touched_at = None
-        return Touched() if self._watcher is None else self._watcher.touched()
+            if self._changed_at is None or now < self._changed_at + _DEBOUNCE_NS:
+                return ChangedModels()
+            self._changed_at = None
+        return ChangedModels() if self.watcher is None else self.watcher.take_changed()
 
-    def _look(self, names: frozenset[str] | None) -> None:
+    def _poll(self, names: frozenset[str] | None) -> None:
         began, busy = self._clock(), time.thread_time_ns()
         if names is None:
             self._poll_at = began + self._poll_ns()
             with self._changed:
-                self._touched_at = None
-            if self._watcher is not None:
-                self._watcher.touched()
-        if self._watcher is not None:
-            self._watcher.cover_repositories()
-        look = self._looker.look(names, lambda: self._stopped)
+                self._changed_at = None
+            if self.watcher is not None:
+                self.watcher.take_changed()
+        if self.watcher is not None:
+            self.watcher.cover_repositories()
+        snapshot = self._reader.poll(names, lambda: self._stopped)
         now = self._clock()
         self._rest_until = now + _REST * (time.thread_time_ns() - busy)
         if self._stopped:
             return
-        if self._watcher is not None:
-            if not look.partial:
-                self._watcher.keep(look.models.keys())
+        if self.watcher is not None:
+            if not snapshot.partial:
+                self.watcher.keep(snapshot.models.keys())
             self._poll_at = min(self._poll_at, began + self._poll_ns())
-        if look.failed:  # what has been touched will not be so again
+        if snapshot.failed:  # what has been touched will not be so again
             self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
-        self._start(self._plan.looked(look, began, now))
+        self.start_operations(self._plan.snapshot_taken(snapshot, began, now))
 
-    def _look_at_late(self) -> None:
+    def _poll_late(self) -> None:
         began, busy = self._clock(), time.thread_time_ns()
         with self._changed:
             if not self._late or began < self._rest_until:
                 return
             self._late = False
-        look = self._looker.look_at_late(lambda: self._stopped)
+        snapshot = self._reader.poll_late(lambda: self._stopped)
         now = self._clock()
         self._rest_until = now + _REST * (time.thread_time_ns() - busy)
         if not self._stopped:
-            self._start(self._plan.looked(look, began, now))
+            self.start_operations(self._plan.snapshot_taken(snapshot, began, now))
 
     def _poll_ns(self) -> int:
-        watched = self._watcher is not None and not self._watcher.unwatched
+        watched = self.watcher is not None and not self.watcher.unwatched
         return round((max(_RECHECK_S, self._options.poll_s) if watched else self._options.poll_s) * _S)
 
     def _next(self) -> int:
-        look_at, wake_at = self._plan.look_at, self._plan.wake_at
-        looks = self._poll_at if look_at is None else min(self._poll_at, look_at)
+        snapshot_due, wake_at = self._plan.snapshot_due, self._plan.wake_at
+        looks = self._poll_at if snapshot_due is None else min(self._poll_at, snapshot_due)
         at = max(looks, self._rest_until)
         return at if wake_at is None else min(at, wake_at)
 
     def _about_to_look(self, source: ModelSource) -> None:
         local = in_repository(source)
-        if self._watcher is not None and isinstance(local, LocalModel):
-            self._watcher.cover(source.name, str(local.directory))
+        if self.watcher is not None and isinstance(local, LocalModel):
+            self.watcher.cover(source.name, str(local.directory))
 
-    def _on_touched(self) -> None:
+    def _on_change(self) -> None:
         with self._changed:
-            if self._touched_at is None:
-                self._touched_at = self._clock()
+            if self._changed_at is None:
+                self._changed_at = self._clock()
                 self._changed.notify_all()
 
     def _on_late(self) -> None:
@@ -369,7 +374,7 @@ class Planner:
             self._late = True
             self._changed.notify_all()
 
-    def _start(self, operations: Iterable[Operation]) -> None:
+    def start_operations(self, operations: Iterable[Operation]) -> None:
         for operation in operations:
             if self._stopped:
                 return
@@ -408,7 +413,7 @@ def outcome_of(error: BaseException) -> Outcome:
     """What an error of a load or an unload says of another try."""
     if isinstance(error, ConchError) and _OUTDATED in error.message:
         return Outcome.DONE  # somebody else has decided since
-    return Outcome.TRANSIENT if may_pass(error) else Outcome.FAILED
+    return Outcome.TRANSIENT if is_transient(error) else Outcome.FAILED
 
 
 def _log_end(operation: Operation, error: BaseException | None, took_ns: int, serves: bool) -> None:

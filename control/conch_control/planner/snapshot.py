@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import ConchError
 from conch_control.options import ControlOptions
-from conch_control.planner.plan import Found, Look
-from conch_control.repository.dependency_graph import read_parts
+from conch_control.planner.plan import FoundModel, Snapshot
+from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import without_editors
 from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
@@ -17,7 +17,7 @@ from conch_control.repository.source import Listed, ModelSource, Scan
 log = logging.getLogger(__name__)
 
 
-class Looker:
+class SnapshotReader:
     """Looks at repositories, and remembers what need not be read twice.
 
     Args:
@@ -41,39 +41,41 @@ class Looker:
         self._options = ControlOptions((), model_config_name=model_config_name)
         self._before = before
         self._on_late = on_late
-        self._known: dict[str, Found] = {}
+        self._known: dict[str, FoundModel] = {}
         self._identifiers: Mapping[str, tuple[str, ...]] = {}
         self._reported: set[tuple[str, str]] = set()
 
-    def look(self, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
+    def poll(self, names: Collection[str] | None, cancelled: Callable[[], bool]) -> Snapshot:
         """Looks at all models, or only at some and those never seen; the others are just counted as there.
 
         Args:
             names: The models whose state to take; None for all.
             given_up: Asked between models whether nobody wants to know any more.
         """
-        return self._look(self._repositories.follow(self._on_late), names, given_up)
+        return self._take_snapshot(self._repositories.poll(self._on_late), names, cancelled)
 
-    def look_at_late(self, given_up: Callable[[], bool]) -> Look:
+    def poll_late(self, cancelled: Callable[[], bool]) -> Snapshot:
         """Looks at the models of the repositories that have answered too late for earlier looks.
 
         Args:
             given_up: Asked between models whether nobody wants to know any more.
         """
-        return self._look(self._repositories.late(), None, given_up)
+        return self._take_snapshot(self._repositories.late(), None, cancelled)
 
-    def wait_and_look(self, given_up: Callable[[], bool]) -> Look:
+    def poll_all(self, cancelled: Callable[[], bool]) -> Snapshot:
         """Looks at all models, and waits for repositories that are much slower than others.
 
         Args:
             given_up: Asked between models whether nobody wants to know any more.
         """
-        return self._look(self._repositories.scan(), None, given_up)
+        return self._take_snapshot(self._repositories.scan(), None, cancelled)
 
-    def _look(self, scan: Scan, names: Collection[str] | None, given_up: Callable[[], bool]) -> Look:
+    def _take_snapshot(
+        self, scan: Scan, names: Collection[str] | None, cancelled: Callable[[], bool]
+    ) -> Snapshot:
         if scan.identifiers != self._identifiers:  # names may mean other models now, in any config
             names, self._identifiers = None, scan.identifiers
-        models: dict[str, Found | None] = dict.fromkeys(scan.duplicates)
+        models: dict[str, FoundModel | None] = dict.fromkeys(scan.duplicates)
         for name in scan.duplicates:
             self._report(
                 name,
@@ -82,8 +84,8 @@ class Looker:
             )
         failed = bool(scan.unreadable)
         for name, source in scan.models.items():
-            if given_up():
-                return Look({}, partial=True)
+            if cancelled():
+                return Snapshot({}, partial=True)
             wanted = names is None or name in names or name not in self._known
             found = models[name] = self._found(source) if wanted else None
             failed = failed or (wanted and found is None)
@@ -91,9 +93,9 @@ class Looker:
             for name in self._known.keys() - models.keys():
                 del self._known[name]
             self._reported = {(name, text) for name, text in self._reported if name in models}
-        return Look(models, bool(scan.unreadable), failed, scan.age_ns, scan.duplicates)
+        return Snapshot(models, bool(scan.unreadable), failed, scan.age_ns, scan.duplicates)
 
-    def _found(self, source: ModelSource) -> Found | None:
+    def _found(self, source: ModelSource) -> FoundModel | None:
         name = source.name
         try:
             self._before(source)
@@ -112,9 +114,9 @@ class Looker:
             if known.markers == markers:
                 found = known
             else:
-                found = Found(known.fingerprint, markers, known.location, known.parts)
+                found = FoundModel(known.fingerprint, markers, known.location, known.parts)
         else:
-            found = Found(state, markers, source.location, read_parts(source, self._options))
+            found = FoundModel(state, markers, source.location, read_composing_models(source, self._options))
         self._known[name] = found
         self._report(
             name,

@@ -48,7 +48,7 @@ class _Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class ChangedModels:
     """What events were about.
 
     Attributes:
@@ -98,22 +98,22 @@ class Watcher:
         self._everything = False
         self._places: dict[Identity, _Place] = {}
         self._spots: dict[_Owner, set[tuple[Identity, str]]] = {}
-        self._directories: Directories | None = None
+        self.directories: Directories | None = None
         for location in locations:
             if "://" in location:
                 self._refuse(location, "object stores tell nobody of changes")
         if len(self._unwatched) < len(self._locations):
-            self._directories = self._open()
+            self.directories = self._open()
 
     @property
     def unwatched(self) -> bool:
         """Whether there are repositories whose changes nobody tells of."""
         return bool(self._unwatched or self._missing)
 
-    def touched(self) -> Touched:
+    def take_changed(self) -> ChangedModels:
         """What has been changed since the last call."""
         with self._lock:
-            found = Touched(frozenset(self._names), self._everything)
+            found = ChangedModels(frozenset(self._names), self._everything)
             self._names, self._everything = set(), False
         return found
 
@@ -145,7 +145,7 @@ class Watcher:
             directory: Its directory.
         """
         location = os.path.dirname(directory)
-        if self._directories is None or location not in self._locations or location in self._unwatched:
+        if self.directories is None or location not in self._locations or location in self._unwatched:
             return
         owner = _Owner("model", name)
         spots = set(self._way(directory, owner, location))
@@ -159,9 +159,9 @@ class Watcher:
 
     def close(self, timeout_s: float) -> None:
         """Watches nothing any more."""
-        if self._directories is not None:
-            self._directories.close(timeout_s)
-            self._directories = None
+        if self.directories is not None:
+            self.directories.close(timeout_s)
+            self.directories = None
 
     def _open(self) -> Directories | None:
         # Here, so that a watchdog that is not as expected is no more than a reason to poll.
@@ -219,10 +219,10 @@ class Watcher:
 
     def _watch(self, directory: str, name: str, owner: _Owner, location: str) -> Identity | None:
         """Watches an entry of a directory, or all of them, for somebody."""
-        if self._directories is None:
+        if self.directories is None:
             return None
         try:
-            identity = self._directories.add(directory)
+            identity = self.directories.add(directory)
         except WatchError as error:
             self._refuse_all(str(error))
             return None
@@ -260,8 +260,8 @@ class Watcher:
                 unused = not place.owners
                 if unused:
                     del self._places[identity]
-            if unused and self._directories is not None:
-                self._directories.remove(identity)
+            if unused and self.directories is not None:
+                self.directories.remove(identity)
 
     def _refuse(self, location: str, reason: str) -> None:
         if location not in self._unwatched:

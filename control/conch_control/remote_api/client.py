@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
@@ -64,7 +64,7 @@ class Update:
     progress: tuple[ModelStatus, ...]
 
 
-class Watching:
+class WatchCall:
     """A watch that goes on: iterate for its updates; any thread may cancel it.
 
     Args:
@@ -161,7 +161,7 @@ class ModelControlClient:
         whole_state: bool = False,
         models: Sequence[str] = (),
         progress_ms: int = 0,
-    ) -> Watching:
+    ) -> WatchCall:
         """Watches what happens; errors come when the result is iterated.
 
         Args:
@@ -176,7 +176,7 @@ class ModelControlClient:
         elif after is not None:
             request.after.epoch = after.epoch
             request.after.revision = after.revision
-        return Watching(self._watch(request, metadata=self._metadata), self.target)
+        return WatchCall(self._watch(request, metadata=self._metadata), self.target)
 
     def close(self) -> None:
         """Ends all calls and the connection."""

@@ -69,7 +69,7 @@ class EventMirror(EventLog):
                 if event.revision > self._revision + 1:
                     return False
                 self._revision = event.revision
-                self._events.append(event)
+                self.entries.append(event)
             self._changed.notify_all()
             return True
 
@@ -113,5 +113,5 @@ class EventMirror(EventLog):
 
     def _move(self, epoch: str, revision: int) -> None:
         self.epoch, self._revision = epoch, revision
-        self._events.clear()
+        self.entries.clear()
         self._changed.notify_all()

@@ -20,7 +20,7 @@ from conch.core.errors import (
     without_traceback,
 )
 from conch.protocol import model_control_pb2 as pb
-from conch_control.port import AgentPort, may_pass
+from conch_control.port import AgentPort, is_transient
 from conch_control.remote_api.messages import description_message, index_message, load_parameters
 from conch_control.remote_api.status_codes import abort
 from conch_control.remote_api.watch_stream import STOPPED, Watch
@@ -35,7 +35,7 @@ QUICK_THREADS = 8
 """Threads that neither watches nor loads can take, so that operators never lock each other out."""
 
 
-class Slots:
+class ConcurrencyLimit:
     """How many calls of one kind may go on at the same time.
 
     Args:
@@ -48,7 +48,7 @@ class Slots:
         self._refusal = f"{most} {what} already; try again when one of them has ended"
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def acquire(self) -> Iterator[None]:
         """Takes part in them.
 
         Raises:
@@ -73,8 +73,8 @@ class ModelControl:
 
     def __init__(self, port: AgentPort, watches: int = MOST_WATCHES, loads: int = MOST_LOADS) -> None:
         self._port = port
-        self._watches = Slots(watches, "callers watch")
-        self._loads = Slots(loads, "loads go on")
+        self._watches = ConcurrencyLimit(watches, "callers watch")
+        self._loads = ConcurrencyLimit(loads, "loads go on")
         self._refusing = False
         self._stopping = False
         self._running = 0
@@ -131,7 +131,7 @@ class ModelControl:
 
     def _load(self, request: pb.LoadRequest) -> pb.LoadResponse:
         self._check_changes()
-        with self._loads.taken():
+        with self._loads.acquire():
             self._port.load(request.model, load_parameters(request))
         return pb.LoadResponse()
 
@@ -161,7 +161,7 @@ class ModelControl:
         if not context.add_callback(on_end):
             return
         try:
-            with self._counted(), self._watches.taken():
+            with self._counted(), self._watches.acquire():
                 request = pb.WatchRequest.FromString(data)
                 for message in Watch(self._port, request, lambda: self._stopping or gone.is_set()):
                     yield message.SerializeToString()
@@ -176,19 +176,19 @@ class ModelControl:
     def _answering(self, kind: Any, answer: Callable[[Any], Message]) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             error: ConchError
-            passing = False
+            transient = False
             try:
                 with self._counted():
                     return answer(kind.FromString(data)).SerializeToString()
             except ConchError as raised:
-                passing = may_pass(raised)
+                transient = is_transient(raised)
                 error = without_traceback(raised)
             except DecodeError as raised:
                 error = _malformed(raised)
             except Exception as raised:
                 log.exception("%s could not be answered", kind.__name__)
                 error = _failed(raised)
-            abort(context, error, passing)
+            abort(context, error, transient)
             raise AssertionError("abort raises")
 
         return handle

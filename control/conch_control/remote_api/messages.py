@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conch.core.errors import InternalError, InvalidArgumentError
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.lifecycle.version_phase import Phase

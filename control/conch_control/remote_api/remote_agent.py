@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import ConchError, OutOfRangeError
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch_control.port import Index, ModelDescription, ModelStatus
-from conch_control.remote_api.client import After, ModelControlClient, Update, Watching
+from conch_control.remote_api.client import After, ModelControlClient, Update, WatchCall
 from conch_control.remote_api.event_mirror import EventMirror
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class RemoteAgent:
         self._stopped = threading.Event()
         self._wait = wait or self._stopped.wait
         self._lock = threading.Lock()
-        self._watching: Watching | None = None
+        self._watch_call: WatchCall | None = None
         self._thread = threading.Thread(target=self._follow, name="conch-remote-events")
 
     @property
@@ -54,8 +54,8 @@ class RemoteAgent:
         """Stops following, ends all calls and all waiting for events."""
         with self._lock:
             self._stopped.set()
-            if self._watching is not None:
-                self._watching.cancel()
+            if self._watch_call is not None:
+                self._watch_call.cancel()
         self.events.close()
         self._client.close()
         if self._thread.ident is not None:
@@ -121,12 +121,12 @@ class RemoteAgent:
                     return
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _watch(self, after: After | None) -> Watching:
+    def _watch(self, after: After | None) -> WatchCall:
         with self._lock:
-            self._watching = self._client.watch(after)
+            self._watch_call = self._client.watch(after)
             if self._stopped.is_set():
-                self._watching.cancel()
-            return self._watching
+                self._watch_call.cancel()
+            return self._watch_call
 
     def _begins_late(self, update: Update) -> bool:
         """Whether an index was read before the watch began, and events that it lacks can still be had."""

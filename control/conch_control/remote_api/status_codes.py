@@ -23,7 +23,7 @@ from conch.core.errors import (
 ERROR_KEY = "conch-error"
 """Trailing metadata of an error that the service has answered with: Triton's name of the code."""
 
-MAY_PASS_KEY = "conch-may-pass"
+TRANSIENT_KEY = "conch-may-pass"
 """Trailing metadata of an error that may be gone at the next try although its code does not say so."""
 
 STATUSES: Mapping[int, Any] = {status.value[0]: status for status in grpc.StatusCode}
@@ -36,7 +36,7 @@ class UnreachableError(UnavailableError):
     """There was no answer: nobody listens there, or not in the way we speak."""
 
 
-def abort(context: Any, error: ConchError, passing: bool = False) -> None:
+def abort(context: Any, error: ConchError, transient: bool = False) -> None:
     """Ends a call with an error.
 
     Args:
@@ -44,8 +44,8 @@ def abort(context: Any, error: ConchError, passing: bool = False) -> None:
         error: The error.
         passing: Whether it may be gone at the next try; see `may_pass`.
     """
-    metadata = ((ERROR_KEY, error.code), (MAY_PASS_KEY, "1"))
-    context.set_trailing_metadata(metadata if passing else metadata[:1])
+    metadata = ((ERROR_KEY, error.code), (TRANSIENT_KEY, "1"))
+    context.set_trailing_metadata(metadata if transient else metadata[:1])
     context.abort(STATUSES[error.grpc_status], shown(error.message).decode())
 
 
@@ -66,7 +66,7 @@ def error_of(call: Any, target: str) -> ConchError:
     code = metadata.get(ERROR_KEY)
     if code is not None:
         error = ERRORS_BY_CODE.get(code, _BY_STATUS.get(number, InternalError))(text)
-        if MAY_PASS_KEY in metadata:
+        if TRANSIENT_KEY in metadata:
             error.__cause__ = UnavailableError(f"{target} says that another try may succeed")
         return error
     if number == UnavailableError.grpc_status:

@@ -22,17 +22,17 @@ HookClass = Callable[[ModelContext], RepositoryHook]
 FindHook = Callable[[str], HookClass]
 
 # Found without its entry point, and not to be replaced by another package's.
-_BUILT_IN: dict[str, HookClass] = {"checksum": Checksum}
+BUILT_IN: dict[str, HookClass] = {"checksum": Checksum}
 
 
 def is_built_in(name: str) -> bool:
     """Whether an agent comes with conch."""
-    return name in _BUILT_IN
+    return name in BUILT_IN
 
 
 def agent_names() -> list[str]:
     """Names of the agents there are, ascending."""
-    return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def find_hook(name: str) -> HookClass:
@@ -41,7 +41,7 @@ def find_hook(name: str) -> HookClass:
     Raises:
         InvalidArgumentError: There is none, or something it needs is not installed.
     """
-    built_in = _BUILT_IN.get(name)
+    built_in = BUILT_IN.get(name)
     if built_in is not None:
         return built_in
     found = entry_points(group=GROUP, name=name)

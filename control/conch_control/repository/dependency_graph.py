@@ -20,7 +20,9 @@ Graph = dict[str, tuple[str, ...]]
 """Names of the models that each model is made of; none for all but ensembles."""
 
 
-def read_parts(source: ModelSource, options: ControlOptions, override: str | None = None) -> tuple[str, ...]:
+def read_composing_models(
+    source: ModelSource, options: ControlOptions, override: str | None = None
+) -> tuple[str, ...]:
     """Models that an ensemble's config names, by identifier; none for one that can't be read.
 
     Whoever loads it finds out again why it can't.
@@ -66,7 +68,7 @@ def build_graph(names: Iterable[str], parts: Callable[[str], tuple[str, ...]]) -
     return graph
 
 
-def circles(graph: Graph) -> dict[str, str]:
+def find_cycles(graph: Graph) -> dict[str, str]:
     """Models that are, in the end, made of themselves; each with the last on the way back to it."""
     found: dict[str, str] = {}
     for name in graph:

@@ -78,7 +78,7 @@ class Lister:
         self._clock = clock
         self._begun = 0  # how many listings have begun
         self._began = 0  # when the newest of them did
-        self._wanted = 0  # the last listing that anybody wants
+        self.requested_number = 0  # the last listing that anybody wants
         self._thread: threading.Thread | None = None
         self._closed = False
         self._given_up_ns = -1  # after how long somebody has gone on without it, since it could be read last
@@ -101,15 +101,15 @@ class Lister:
 
     def ask(self) -> Ticket:
         """Has it listed."""
-        self._wanted = self._begun + 1
+        self.requested_number = self._begun + 1
         if self.busy:
-            return Ticket(self._wanted, self._begun)
+            return Ticket(self.requested_number, self._begun)
         if not self._closed:
             thread = threading.Thread(target=self._run, name="conch-listing", daemon=True)
             self._begin()
             thread.start()
             self._thread = thread
-        return Ticket(self._wanted, self._wanted)
+        return Ticket(self.requested_number, self.requested_number)
 
     def under_way(self) -> Ticket:
         """For the listing under way, though it may not have what is there now."""
@@ -123,13 +123,13 @@ class Lister:
         least = ticket.failure if newest.models is None else ticket.number
         return newest if newest.number >= least else None
 
-    def hung(self, patience_ns: int) -> bool:
+    def hung(self, timeout_ns: int) -> bool:
         """Whether somebody with so much patience has gone on without it, and it could not be read since."""
-        return self._given_up_ns >= patience_ns
+        return self._given_up_ns >= timeout_ns
 
-    def give_up(self, patience_ns: int) -> None:
+    def give_up(self, timeout_ns: int) -> None:
         """Says that somebody goes on without it, after having waited for so long."""
-        if self.silent_ns < patience_ns or self.hung(patience_ns):
+        if self.silent_ns < timeout_ns or self.hung(timeout_ns):
             return  # it has just begun to do what it was asked for
         if self._given_up_ns < 0:
             log.warning(
@@ -137,7 +137,7 @@ class Lister:
                 self.location,
                 self.silent_ns / _S,
             )
-        self._given_up_ns = patience_ns
+        self._given_up_ns = timeout_ns
         self._changed.notify_all()
 
     def tell(self, ticket: Ticket, on_late: Callable[[], None]) -> None:
@@ -196,14 +196,16 @@ class Lister:
         """Takes a listing in; returns whether another one has begun."""
         self.newest = listing
         if listing.models is None:
-            self._wanted = listing.number  # who waits for the next one takes this failure for an answer
+            self.requested_number = (
+                listing.number
+            )  # who waits for the next one takes this failure for an answer
         else:
             self.known = listing.models
             if self._given_up_ns >= 0:
                 log.info("model repository '%s' answers again", self.location)
             self._given_up_ns = -1
             self.took_ns = min(listing.ended - listing.began, 2 * self.took_ns + _S)
-        if self._wanted > self._begun and not self._closed:
+        if self.requested_number > self._begun and not self._closed:
             self._begin()
             return True
         self._thread = None

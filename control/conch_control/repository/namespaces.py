@@ -18,7 +18,7 @@ from conch_control.repository.source import Listed, ModelSource, Progress, Scan,
 
 _PARTS = "::parts"  # no file of a model can be called so by a path inside its directory's versions
 
-ReadParts = Callable[[ModelSource], tuple[str, ...]]
+ReadComposingModels = Callable[[ModelSource], tuple[str, ...]]
 """Identifiers of the models that an ensemble is made of; none for other models."""
 
 
@@ -65,7 +65,7 @@ class Namespaced:
     source: ModelSource
     namespace: str
     names: Names
-    read_parts: ReadParts
+    read_composing_models: ReadComposingModels
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class Namespaced:
         return _StagedWithParts(staged, self._with_parts(staged.fingerprint))
 
     def _with_parts(self, state: Fingerprint) -> Fingerprint:
-        parts = self.read_parts(self)
+        parts = self.read_composing_models(self)
         return tuple(sorted((*state, (_PARTS, 0, 0, "\n".join(parts))))) if parts else state
 
 
@@ -142,7 +142,7 @@ def namespace_of(source: ModelSource) -> str:
 def namespaced(
     found: Mapping[str, Mapping[str, ModelSource]],
     known: Mapping[str, tuple[str, ...]],
-    read_parts: ReadParts,
+    read_composing_models: ReadComposingModels,
 ) -> Scan:
     """A scan in which all models go by their identifiers.
 
@@ -157,7 +157,7 @@ def namespaced(
             identifiers[name] = (*identifiers.get(name, ()), identifier(location, name))
     names = Names(identifiers)
     models = {
-        identifier(location, name): Namespaced(source, location, names, read_parts)
+        identifier(location, name): Namespaced(source, location, names, read_composing_models)
         for location, sources in found.items()
         for name, source in sources.items()
     }

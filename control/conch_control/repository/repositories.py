@@ -15,20 +15,20 @@ from dataclasses import replace
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
 from conch_control.options import ControlOptions
-from conch_control.repository.dependency_graph import read_parts
+from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
-from conch_control.repository.namespaces import ReadParts, namespaced
+from conch_control.repository.namespaces import ReadComposingModels, namespaced
 from conch_control.repository.source import ModelSource, Repository, Scan
 from conch_control.repository.storage import open_repository
 
 log = logging.getLogger(__name__)
 
 
-PATIENCE_S = 1.0
+TIMEOUT_S = 1.0
 """How long a repository may take when another one has answered."""
 
 _S = 1_000_000_000
-_CLOSE_S = 1.0
+CLOSE_S = 1.0
 
 
 class Repositories:
@@ -45,19 +45,19 @@ class Repositories:
     def __init__(
         self,
         repositories: Iterable[Repository],
-        read_parts: ReadParts | None = None,
-        patience_s: float = PATIENCE_S,
+        read_composing_models: ReadComposingModels | None = None,
+        timeout_s: float = TIMEOUT_S,
         clock: Clock = monotonic_ns,
     ) -> None:
-        self._read_parts = read_parts
+        self._read_composing_models = read_composing_models
         self._names: dict[str, tuple[str, ...]] = {}  # at the last look that could be had, by location
         self._repositories = tuple({each.location: each for each in repositories}.values())
-        self._patience_ns = round(patience_s * _S)
+        self.timeout_ns = round(timeout_s * _S)
         self._clock = clock
         self._changed = threading.Condition()  # guards what follows, and the listers
         self._closed = False
         # One repository holds up nobody but those who need it.
-        self._listers = tuple(
+        self.listers = tuple(
             Lister(each, self._changed, clock) for each in self._repositories if len(self._repositories) > 1
         )
 
@@ -80,27 +80,27 @@ class Repositories:
         """
         with self._changed:
             self._closed = True
-            for lister in self._listers:
+            for lister in self.listers:
                 lister.close()
             self._changed.notify_all()
         for repository in self._repositories:
             repository.close()
-        end = self._clock() + round(_CLOSE_S * _S)
-        for lister in self._listers:
+        end = self._clock() + round(CLOSE_S * _S)
+        for lister in self.listers:
             lister.join(max(end - self._clock(), 0) / _S)
 
     def scan(self) -> Scan:
         """Looks for models in all of them, and waits until the last one has said what it has."""
-        return self._scan_side_by_side(patient=True) if self._listers else self._scan_one()
+        return self._scan_concurrently(wait_for_all=True) if self.listers else self._scan_sequentially()
 
-    def glance(self) -> Scan:
+    def list_available(self) -> Scan:
         """Looks for models in all of them, but does not wait long for those that are slower than others.
 
         They count as unreadable then, and are not waited for again until they have answered.
         """
-        return self._scan_side_by_side(patient=False) if self._listers else self._scan_one()
+        return self._scan_concurrently(wait_for_all=False) if self.listers else self._scan_sequentially()
 
-    def follow(self, on_late: Callable[[], None]) -> Scan:
+    def poll(self, on_late: Callable[[], None]) -> Scan:
         """As `glance`, for the one who looks again and again.
 
         It waits longer for those that always take long: what is nowhere has to be seen as such some time.
@@ -109,23 +109,29 @@ class Repositories:
             on_late: Called, on any thread, when one has answered that this scan has gone on without; `late`
                 has what it has said.
         """
-        return self._scan_side_by_side(patient=False, on_late=on_late) if self._listers else self._scan_one()
+        return (
+            self._scan_concurrently(wait_for_all=False, on_late=on_late)
+            if self.listers
+            else self._scan_sequentially()
+        )
 
     def late(self) -> Scan:
         """What those have that have answered late since the last call; the others count as unreadable."""
         with self._changed:
-            taken = {each: each.newest for each in self._listers if each.arrived and each.newest is not None}
-            for lister in self._listers:
+            taken = {each: each.newest for each in self.listers if each.arrived and each.newest is not None}
+            for lister in self.listers:
                 lister.arrived = False
             scan = self._scanned(taken, self._clock())
             unseen = (
-                () if self._read_parts is not None else (each for each in self._listers if each not in taken)
+                ()
+                if self._read_composing_models is not None
+                else (each for each in self.listers if each not in taken)
             )
             elsewhere = {name for each in unseen for name in each.known}
         models = {name: source for name, source in scan.models.items() if name not in elsewhere}
         return replace(scan, models=models, duplicates=scan.duplicates | (scan.models.keys() & elsewhere))
 
-    def _scan_one(self) -> Scan:
+    def _scan_sequentially(self) -> Scan:
         found: dict[str, Mapping[str, ModelSource]] = {}
         unreadable: dict[str, str] = {}
         for repository in self._repositories:
@@ -135,24 +141,24 @@ class Repositories:
                 reason = reason_of(repository, error)
                 log.error("failed to read model repository '%s': %s", repository.location, reason)
                 unreadable[repository.location] = reason
-        return replace(self._together(found), unreadable=unreadable)
+        return replace(self._merge(found), unreadable=unreadable)
 
-    def _scan_side_by_side(self, patient: bool, on_late: Callable[[], None] | None = None) -> Scan:
+    def _scan_concurrently(self, wait_for_all: bool, on_late: Callable[[], None] | None = None) -> Scan:
         with self._changed:
             began = self._clock()
             tickets: dict[Lister, Ticket] = {}
-            patience: dict[Lister, int] = {}
-            for lister in self._listers:
-                if not patient:
+            timeouts: dict[Lister, int] = {}
+            for lister in self.listers:
+                if not wait_for_all:
                     longer = on_late is not None
-                    patience[lister] = max(self._patience_ns, 2 * lister.took_ns if longer else 0)
-                if patient or not lister.busy or not lister.hung(patience[lister]):
+                    timeouts[lister] = max(self.timeout_ns, 2 * lister.took_ns if longer else 0)
+                if wait_for_all or not lister.busy or not lister.hung(timeouts[lister]):
                     tickets[lister] = lister.ask()
                 elif on_late is not None:
                     tickets[lister] = (
                         lister.under_way()
                     )  # who follows may have it: the scan says how old it is
-            self._wait(tickets, patience)
+            self._wait(tickets, timeouts)
             taken: dict[Lister, Listing] = {}
             for lister, ticket in tickets.items():
                 listing = lister.answer(ticket)
@@ -162,7 +168,7 @@ class Repositories:
                     lister.tell(ticket, on_late)
             return self._scanned(taken, began)
 
-    def _wait(self, tickets: Mapping[Lister, Ticket], patience: Mapping[Lister, int]) -> None:
+    def _wait(self, tickets: Mapping[Lister, Ticket], timeouts: Mapping[Lister, int]) -> None:
         """Waits until everything has been said that is worth waiting for.
 
         Args:
@@ -177,15 +183,15 @@ class Repositories:
                 answered_at = now
             wait_ns: list[int | None] = []
             for lister, listing in answers.items():
-                patience_ns = patience.get(lister)
-                if listing is not None or (patience_ns is not None and lister.hung(patience_ns)):
+                timeout_ns = timeouts.get(lister)
+                if listing is not None or (timeout_ns is not None and lister.hung(timeout_ns)):
                     continue
-                if patience_ns is None or answered_at is None:
+                if timeout_ns is None or answered_at is None:
                     wait_ns.append(None)
-                elif now < answered_at + patience_ns:
-                    wait_ns.append(answered_at + patience_ns - now)
+                elif now < answered_at + timeout_ns:
+                    wait_ns.append(answered_at + timeout_ns - now)
                 else:
-                    lister.give_up(patience_ns)
+                    lister.give_up(timeout_ns)
             if not wait_ns:
                 return
             self._changed.wait(min((each / _S for each in wait_ns if each is not None), default=None))
@@ -195,7 +201,7 @@ class Repositories:
         late: set[str] = set()
         remembered: dict[str, Mapping[str, ModelSource]] = {}
         found: dict[str, Mapping[str, ModelSource]] = {}
-        for lister in self._listers:
+        for lister in self.listers:
             listing = taken.get(lister)
             if listing is not None and listing.models is not None:
                 found[lister.location] = listing.models
@@ -209,22 +215,22 @@ class Repositories:
                 late.add(lister.location)
                 unreadable[lister.location] = f"has not answered for {lister.silent_ns / _S:.1f} s"
         oldest = min((each.began for each in taken.values() if each.models is not None), default=began)
-        seen = self._together(found)
+        seen = self._merge(found)
         return replace(
             seen,
             unreadable=unreadable,
             late=frozenset(late),
-            remembered=self._together(remembered).models,
+            remembered=self._merge(remembered).models,
             age_ns=max(began - oldest, 0),
         )
 
-    def _together(self, found: Mapping[str, Mapping[str, ModelSource]]) -> Scan:
+    def _merge(self, found: Mapping[str, Mapping[str, ModelSource]]) -> Scan:
         """What repositories hold, by their locations and the names of models."""
-        if self._read_parts is None:
+        if self._read_composing_models is None:
             return _unique(found.values())
         # Names that are just not seen now go on meaning what they did.
         self._names |= {location: tuple(models) for location, models in found.items()}
-        return namespaced(found, self._names, self._read_parts)
+        return namespaced(found, self._names, self._read_composing_models)
 
 
 def _has_succeeded(listing: Listing | None) -> bool:
@@ -257,4 +263,4 @@ def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()
     opened += others
     if not options.namespacing:
         return Repositories(opened)
-    return Repositories(opened, lambda source: read_parts(source, options))
+    return Repositories(opened, lambda source: read_composing_models(source, options))

@@ -76,14 +76,14 @@ class Listed(Protocol):
 
 
 @runtime_checkable
-class Announced(Protocol):
+class SelfManaged(Protocol):
     """A repository that nobody needs to watch: whoever changes it has what follows from that loaded.
 
     Attributes:
         announced: That it is one.
     """
 
-    announced: bool
+    self_managed: bool
 
 
 class Repository(Protocol):

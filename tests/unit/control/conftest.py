@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conch.core.admission import Dispatcher
+from conch.core.admission import Admission
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.calls import ServerCalls
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
@@ -194,7 +194,7 @@ class Site:
         request = InferenceRequest(name, "", {"X": Tensor("X", "UINT8", (1,), b"\x07")}, answer, 0)
         request.correlation_id = correlation_id
         request.sequence_start, request.sequence_end = start, end
-        Dispatcher(self.registry).submit(request)
+        Admission(self.registry).admit(request)
         return answer
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from conch.core.server_state import IndexEntry, RepositoryAgent
-from conch_control.lifecycle.access_policy import Gate
+from conch.core.model_control import IndexEntry, ModelControl
+from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.version_phase import Phase
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def test_mode_none_loads_everything_and_refuses_to_be_told(site: Site) -> None:
     site.model("b", {1: "ok", 2: "ok"})
     agent = site.agent("none")
     assert agent.start() == []
-    gate: RepositoryAgent = Gate(agent, "none")
+    gate: ModelControl = GuardedAgent(agent, "none")
     assert gate.index(True) == [IndexEntry("a", "1", "READY"), IndexEntry("b", "2", "READY")]
     with pytest.raises(UnavailableError, match=NOT_ALLOWED):
         gate.load("a", {})
@@ -219,7 +219,7 @@ def test_options_that_contradict(site: Site, options: dict[str, Any], message: s
 def test_the_operator_may_keep_the_data_port_from_loading(site: Site) -> None:
     site.model("a")
     agent = site.agent()
-    gate: RepositoryAgent = Gate(agent, "explicit", allowed=False)
+    gate: ModelControl = GuardedAgent(agent, "explicit", allowed=False)
     text = "model load / unload is not allowed on this port: the server runs with --allow-model-control=false"
     calls: list[Callable[[], None]] = [
         lambda: gate.load("a", {}),
@@ -233,4 +233,4 @@ def test_the_operator_may_keep_the_data_port_from_loading(site: Site) -> None:
     agent.load("a", {})
     assert gate.index(True) == [IndexEntry("a", "1", "READY")]
     with pytest.raises(UnavailableError, match=NOT_ALLOWED):
-        Gate(agent, "none", allowed=False).load("a", {})
+        GuardedAgent(agent, "none", allowed=False).load("a", {})

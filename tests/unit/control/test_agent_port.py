@@ -13,9 +13,9 @@ from tests.unit.control.test_lifecycle import drained
 from conch.core.errors import ConchError, NotFoundError
 from conch.core.execution.placement import Devices
 from conch.core.registry import Registry
-from conch.core.server_state import ServerCore
+from conch.core.server_state import ServerState
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.lifecycle.access_policy import Gate
+from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.options import ControlOptions
@@ -125,7 +125,7 @@ def test_drain_makes_the_server_not_ready_and_nothing_else(site: Site) -> None:
     drained = threading.Event()
     options = ControlOptions(repositories=(site.repository,))
     agent = Agent(options, registry, site.get_backend, on_drain=drained.set)
-    core = ServerCore(registry, Gate(agent, "none"), "id", "1", agent.ready)
+    core = ServerState(registry, GuardedAgent(agent, "none"), "id", "1", agent.ready)
     assert agent.start() == []
     core.started()
     agent.drain()

@@ -10,41 +10,41 @@ from conch.core.registry import Registry, VersionState
 from conch.core.servable import Servable
 from conch_control.events import EventLog
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.lifecycle.version_states import FORGOTTEN, UNLOADED, Book, Change
+from conch_control.lifecycle.version_states import FORGOTTEN, UNLOADED, Change, VersionStates
 
 MODEL = cast(Servable, object())
 
 
-def a_book() -> tuple[Book, Registry, EventLog]:
+def a_book() -> tuple[VersionStates, Registry, EventLog]:
     registry, events = Registry(), EventLog(lambda: 7.0)
-    return Book(registry, events), registry, events
+    return VersionStates(registry, events), registry, events
 
 
-def through(book: Book, *phases: Phase) -> None:
+def through(states: VersionStates, *phases: Phase) -> None:
     """Takes version 1 of a model through phases."""
     for phase in phases:
         ready = {1: MODEL} if phase is Phase.READY else {}
-        book.change("m", {1: Change(phase)}, ready)
+        states.change("m", {1: Change(phase)}, ready)
 
 
 LOADED = (Phase.STAGING, Phase.LOADING, Phase.READY)
 
 
 def test_each_phase_is_published_and_logged() -> None:
-    book, registry, events = a_book()
+    states, registry, events = a_book()
     shown = []
     for phase in (*LOADED[:2], Phase.WARMING, Phase.READY, Phase.DRAINING):
-        through(book, phase)
+        through(states, phase)
         shown.append(registry.entries["m"].states[1].state)
     assert shown == ["LOADING", "LOADING", "LOADING", "READY", "UNLOADING"]
     assert [(event.version, event.phase) for event in events.after(0)] == [
         (1, phase) for phase in (*LOADED[:2], Phase.WARMING, Phase.READY, Phase.DRAINING)
     ]
-    assert book.snapshot().revision == 5
+    assert states.snapshot().revision == 5
 
 
 def test_the_registry_is_changed_when_an_event_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    book, registry, events = a_book()
+    states, registry, events = a_book()
     seen = []
     append = events.append
 
@@ -53,7 +53,7 @@ def test_the_registry_is_changed_when_an_event_is_seen(monkeypatch: pytest.Monke
         return append(model, version, phase, reason)
 
     monkeypatch.setattr(events, "append", watching)
-    through(book, *LOADED)
+    through(states, *LOADED)
     assert seen == ["LOADING", "LOADING", "READY"]
 
 
@@ -67,71 +67,71 @@ def test_the_registry_is_changed_when_an_event_is_seen(monkeypatch: pytest.Monke
     ],
 )
 def test_what_may_not_follow_changes_nothing(before: tuple[Phase, ...], after: Phase) -> None:
-    book, registry, events = a_book()
-    through(book, *before)
+    states, registry, events = a_book()
+    through(states, *before)
     entry, revision = registry.entries["m"], events.revision
     with pytest.raises(ValueError, match=f"can't become {after.value}"):
-        through(book, after)
+        through(states, after)
     assert registry.entries["m"] is entry
-    assert events.revision == revision == book.snapshot().revision
+    assert events.revision == revision == states.snapshot().revision
 
 
 def test_ready_versions_are_those_that_take_requests() -> None:
-    book, registry, _ = a_book()
-    through(book, *LOADED[:2])
+    states, registry, _ = a_book()
+    through(states, *LOADED[:2])
     with pytest.raises(ValueError, match=r"versions \[1\] are said to be ready, \[\] are"):
-        book.change("m", {1: Change(Phase.READY)})
+        states.change("m", {1: Change(Phase.READY)})
     assert registry.entries["m"].ready == {}
 
 
 def test_what_was_loaded_again_while_it_drained_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    book, registry, _ = a_book()
-    through(book, *LOADED, Phase.DRAINING)
-    first = book.versions("m")[1]
-    through(book, *LOADED, Phase.DRAINING)
-    book.drained("m", first)
-    assert book.versions("m")[1].phase is Phase.DRAINING, "that of the second unload"
-    book.drained("m", book.versions("m")[1])
+    states, registry, _ = a_book()
+    through(states, *LOADED, Phase.DRAINING)
+    first = states.versions("m")[1]
+    through(states, *LOADED, Phase.DRAINING)
+    states.mark_unloaded("m", first)
+    assert states.versions("m")[1].phase is Phase.DRAINING, "that of the second unload"
+    states.mark_unloaded("m", states.versions("m")[1])
     assert registry.entries["m"].states == {1: VersionState("UNAVAILABLE", UNLOADED)}
 
 
 def test_memory_is_said_until_it_is_free() -> None:
-    book, _, _ = a_book()
-    through(book, *LOADED[:2])
-    book.change("m", {1: Change(Phase.READY, "", 5)}, {1: MODEL})
-    assert book.versions("m")[1].host_bytes == 5
-    through(book, Phase.DRAINING)
-    assert book.versions("m")[1].host_bytes == 5
-    through(book, Phase.UNLOADED)
-    assert book.versions("m")[1].host_bytes is None
+    states, _, _ = a_book()
+    through(states, *LOADED[:2])
+    states.change("m", {1: Change(Phase.READY, "", 5)}, {1: MODEL})
+    assert states.versions("m")[1].host_bytes == 5
+    through(states, Phase.DRAINING)
+    assert states.versions("m")[1].host_bytes == 5
+    through(states, Phase.UNLOADED)
+    assert states.versions("m")[1].host_bytes is None
 
 
 def test_forgotten_versions_are_not_in_the_registry() -> None:
-    book, registry, _ = a_book()
-    through(book, Phase.STAGING)
-    book.change("m", {1: Change(Phase.UNLOADED, FORGOTTEN)})
+    states, registry, _ = a_book()
+    through(states, Phase.STAGING)
+    states.change("m", {1: Change(Phase.UNLOADED, FORGOTTEN)})
     assert "m" not in registry.entries
-    assert book.snapshot().versions["m"][1].reason == FORGOTTEN
+    assert states.snapshot().versions["m"][1].reason == FORGOTTEN
 
 
 def test_progress_is_no_event() -> None:
-    book, _, events = a_book()
-    through(book, Phase.STAGING)
-    book.fetched("m", [1, 2], 3, 9)
-    status = book.versions("m")[1]
+    states, _, events = a_book()
+    through(states, Phase.STAGING)
+    states.report_progress("m", [1, 2], 3, 9)
+    status = states.versions("m")[1]
     assert (status.done_bytes, status.total_bytes, events.revision) == (3, 9, 1)
-    through(book, Phase.LOADING)
-    assert book.versions("m")[1].total_bytes == 0
+    through(states, Phase.LOADING)
+    assert states.versions("m")[1].total_bytes == 0
 
 
 def test_failures_of_a_model_as_a_whole() -> None:
-    book, _, events = a_book()
-    book.failed("m", "no config")
-    book.failed("m", "no config")
-    assert book.failures == {"m": "no config"}
-    book.settled("m")
-    book.settled("m")
-    assert book.snapshot().failures == {}
+    states, _, events = a_book()
+    states.failed("m", "no config")
+    states.failed("m", "no config")
+    assert states.failures == {"m": "no config"}
+    states.clear_failure("m")
+    states.clear_failure("m")
+    assert states.snapshot().failures == {}
     assert [(event.version, event.phase, event.reason) for event in events.after(0)] == [
         (0, Phase.FAILED, "no config"),
         (0, Phase.UNLOADED, ""),

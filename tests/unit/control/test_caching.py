@@ -17,7 +17,7 @@ from conch.core.model import Model
 from conch.core.response_cache.cached import CachedModel
 from conch.core.response_cache.local import LocalCache
 from conch.core.response_cache.service import CacheService
-from conch_control.lifecycle.cache_identity import PartsIdentity, content_digest
+from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, content_digest
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def test_an_ensemble_is_cached_no_more_once_a_part_has_sequences(
     site.model("m", config=site.config(SEQUENCES))
     agent.load("m", {})
     assert site.serving("e")[1] is cached
-    identity = PartsIdentity(cached.spec, site.registry)
+    identity = EnsembleCacheIdentity(cached.spec, site.registry)
     assert len({identity() for _ in range(3)}) == 3
 
 
@@ -217,7 +217,7 @@ def test_the_identity_of_nested_parts_is_that_of_what_is_in_them(site: Site) -> 
     site.model("e", config=ensemble_of("inner", "max_batch_size: 4", CACHED))
     agent = site.agent()
     agent.load("e", {})
-    identity = PartsIdentity(site.serving("e")[1].spec, site.registry)
+    identity = EnsembleCacheIdentity(site.serving("e")[1].spec, site.registry)
     before = identity()
     assert identity() == before
     inner = site.serving("inner")

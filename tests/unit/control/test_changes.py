@@ -9,7 +9,7 @@ import pytest
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import parse_config
 from conch_control.lifecycle.model_definition import Definition
-from conch_control.lifecycle.version_diff import Origin, Treatment, treat
+from conch_control.lifecycle.version_diff import Origin, VersionAction, diff_versions
 from conch_control.repository.layout import Fingerprint, versions_in
 
 FILES = (
@@ -38,7 +38,7 @@ def origin(
     return Origin(location, state, definition, override)
 
 
-KEEP, RESIZE, LOAD = Treatment.KEEP, Treatment.RESIZE, Treatment.LOAD
+KEEP, RESIZE, LOAD = VersionAction.KEEP, VersionAction.RESIZE, VersionAction.LOAD
 POLICY = "version_policy { all {} }"
 GROUP = "instance_group { count: 2 }"
 
@@ -65,8 +65,8 @@ GROUP = "instance_group { count: 2 }"
         (origin(location="there"), (LOAD, LOAD)),
     ],
 )
-def test_treatment(after: Origin, expected: tuple[Treatment, Treatment]) -> None:
-    assert treat(origin(), after, (1, 2)) == dict(zip((1, 2), expected, strict=True))
+def test_treatment(after: Origin, expected: tuple[VersionAction, VersionAction]) -> None:
+    assert diff_versions(origin(), after, (1, 2)) == dict(zip((1, 2), expected, strict=True))
 
 
 def test_versions_by_their_files() -> None:

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.configs import Layout, layouts
+from tests.support.profiles import scaled
 from tests.unit.control.conftest import Site as MakeSite
 
 from conch.core.execution.placement import Devices
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.check.findings import Checkup, Finding, Report
+from conch_control.check.findings import Finding, ModelReport, Report
 from conch_control.check.model_checks import Rules
 from conch_control.check.report import as_json, as_text, is_clean
 from conch_control.check.repository_checks import UnknownModelError, check_repositories
@@ -40,13 +41,13 @@ def checked(site: Site, *repositories: Path, only: tuple[str, ...] = (), **optio
     return check_repositories(map(LocalRepository, repositories or (site.repository,)), rules, only)
 
 
-def model(site: Site, text: str, name: str = "m", **options: Any) -> Checkup:
+def model(site: Site, text: str, name: str = "m", **options: Any) -> ModelReport:
     site.model(name, config=text)
     report = checked(site, **options)
     return next(each for each in report.models if each.name == name)
 
 
-def errors(checkup: Checkup) -> list[Finding]:
+def errors(checkup: ModelReport) -> list[Finding]:
     return [finding for finding in checkup.findings if finding.severity == "error"]
 
 
@@ -484,7 +485,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=4, unique=True), st.booleans())
 def test_finds_a_problem_exactly_when_the_load_fails(fragments: list[str], strict: bool) -> None:
     text = "\n".join(['backend: "echo"', IO, *fragments])
@@ -548,7 +549,7 @@ def ensembles(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(st.lists(ensembles(), min_size=1, max_size=3))
 def test_ensembles_have_problems_exactly_when_they_can_not_be_loaded(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as root:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.servers import eventually
 
-from conch.core.admission import Dispatcher
+from conch.core.admission import Admission
 from conch.core.errors import ConchError, InvalidArgumentError
+from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.server_state import LoadParameter
 from conch.core.tensor import Tensor
 from conch_control.config.json_format import to_json
 from conch_control.config.parse import decode_config
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_queue import SupersededError
-from conch_control.repository.dependency_graph import circles, run_in_order
+from conch_control.repository.dependency_graph import find_cycles, run_in_order
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -355,7 +355,7 @@ def test_unloading_a_part_lets_its_ensembles_finish(site: Site, with_reload: boo
     for name in ("m", "inner", "e"):
         assert site.serving(name) == {}, "for everybody else"
     with pytest.raises(ConchError):
-        Dispatcher(site.registry).submit(InferenceRequest("m", "", {}, lambda *_: None, 0))
+        Admission(site.registry).admit(InferenceRequest("m", "", {}, lambda *_: None, 0))
     assert site.states("m") == {1: ("UNLOADING", "")}
     assert site.backend.closed == []
     site.backend.gate.set()
@@ -538,7 +538,7 @@ def test_an_ensemble_needs_a_version_directory(site: Site) -> None:
 
 def test_circles_are_found_and_nothing_else() -> None:
     graph = {"a": ("b", "c"), "b": ("c",), "c": (), "d": ("e", "c"), "e": ("f",), "f": ("e",), "g": ("g",)}
-    assert circles(graph) == {"e": "f", "f": "e", "g": "g"}
+    assert find_cycles(graph) == {"e": "f", "f": "e", "g": "g"}
 
 
 def test_running_in_order_goes_on_after_failures() -> None:

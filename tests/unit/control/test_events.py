@@ -102,7 +102,7 @@ class Counting(deque[Event]):
 def test_what_is_new_costs_no_look_at_what_is_old() -> None:
     """Every watch asks after every event."""
     log = EventLog(lambda: 0.0)
-    events = log._events = Counting(maxlen=KEPT)
+    events = log.entries = Counting(maxlen=KEPT)
     for _ in range(KEPT):
         log.append("m", 1, Phase.READY)
     log.append("m", 1, Phase.FAILED)

@@ -17,7 +17,7 @@ from tests.support.servers import eventually
 from tests.support.stores import WAIT_S, HangingStore
 
 from conch.core.errors import ConchError
-from conch.core.server_state import IndexEntry
+from conch.core.model_control import IndexEntry
 from conch_control.lifecycle.agent import Agent
 from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.repository.local import LocalRepository
@@ -65,9 +65,9 @@ class Beside:
         """Writes a model into the store."""
         self.site.model(name, {1: behaviour}, repository=self.second)
 
-    def repositories(self, patience_s: float = 0.0) -> Repositories:
+    def repositories(self, timeout_s: float = 0.0) -> Repositories:
         """Both of them."""
-        return Repositories([LocalRepository(self.site.repository), self.store], patience_s=patience_s)
+        return Repositories([LocalRepository(self.site.repository), self.store], timeout_s=timeout_s)
 
     def agent(self, mode: Literal["explicit", "poll"] = "explicit") -> Agent:
         """An agent that has seen both, and has loaded nothing."""
@@ -115,7 +115,7 @@ def test_a_load_waits_for_the_store_if_it_may_have_the_model(beside: Beside) -> 
     beside.write("new")
     loads = [load(agent, name) for name in ("theirs", "new", "nowhere")]
     assert beside.store.begun.acquire(timeout=WAIT_S)
-    eventually(lambda: agent.repositories._listers[1]._wanted == 3, "all wait for it")
+    eventually(lambda: agent.repositories.listers[1].requested_number == 3, "all wait for it")
     assert not any(each.done() for each in loads)
     beside.store.go_on()
     for each in loads[:2]:
@@ -172,7 +172,7 @@ def test_an_ensemble_waits_for_parts_that_do_not_serve(beside: Beside, served: b
     loading = load(agent, "whole")
     if not served:
         assert beside.store.begun.acquire(timeout=WAIT_S)
-        eventually(lambda: agent.repositories._listers[1]._wanted == 3, "it waits")
+        eventually(lambda: agent.repositories.listers[1].requested_number == 3, "it waits")
         assert not loading.done()
         beside.store.go_on()
     loading.result(WAIT_S)
@@ -216,7 +216,7 @@ def following(beside: Beside, mode: Literal["poll", "watch"], poll_s: float) -> 
     planner.remember()
     for name in ("ours", "theirs"):
         agent.load(name, {})
-    agent.repositories._patience_ns = 0
+    agent.repositories.timeout_ns = 0
     planner.start()
     try:
         yield planner
@@ -274,18 +274,18 @@ def test_nothing_is_unloaded_while_the_store_hangs(beside: Beside, caplog: pytes
 def test_what_comes_late_is_looked_at_without_waiting_for_the_next_poll(beside: Beside) -> None:
     site = beside.site
     with following(beside, "poll", NEVER_S) as planner:
-        eventually(lambda: planner._poll_at and planner._rest_until, "the first look has been taken")
+        eventually(lambda: planner.has_polled, "the first look has been taken")
         beside.store.hang()
-        planner.look()
+        planner.poll()
         assert beside.store.begun.acquire(timeout=WAIT_S)
-        eventually(lambda: hangs(planner._repositories), "the look goes on without it")
+        eventually(lambda: hangs(planner.repositories), "the look goes on without it")
         beside.write("theirs", "ok again")
         beside.store.go_on()
         eventually(lambda: site.loads().count("theirs:1") == 2, "it is loaded anew")
 
 
 def hangs(repositories: Repositories) -> bool:
-    return repositories._listers[1].hung(0)
+    return repositories.listers[1].hung(0)
 
 
 def test_a_planner_that_begins_while_the_store_hangs(beside: Beside) -> None:

@@ -21,7 +21,7 @@ from conch.core.scheduling.base import Batch
 from conch.core.scheduling.rate import ResourceLimit
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.lifecycle.model_definition import read_definition
-from conch_control.lifecycle.model_loader import Loader
+from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.options import ControlOptions
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def test_an_order_is_kept_by_a_reload(site: Site) -> None:
     agent = loaded(site, ordered % 1)
     directory = site.model("m", config=site.config(ordered % 2))
     options = ControlOptions(repositories=(site.repository,))
-    loader = Loader(options, site.get_backend, site.registry)
+    loader = ModelLoader(options, site.get_backend, site.registry)
     assert loader.resize(read_definition("m", directory, options), site.serving("m")[1]) is None
     agent.unload("m", False)
     drained("m")

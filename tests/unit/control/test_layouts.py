@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conch.core.errors import InternalError
-from conch.core.server_state import IndexEntry
+from conch.core.model_control import IndexEntry
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

@@ -32,10 +32,10 @@ from conch.core.tensor import Tensor
 from conch_control.events import EventLog
 from conch_control.lifecycle import draining
 from conch_control.lifecycle.load_queue import SupersededError
-from conch_control.lifecycle.model_lifecycle import Lifecycle
-from conch_control.lifecycle.model_loader import Loader
+from conch_control.lifecycle.model_lifecycle import ModelLifecycle
+from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.lifecycle.version_states import FORGOTTEN, Book, Snapshot
+from conch_control.lifecycle.version_states import FORGOTTEN, StatesSnapshot, VersionStates
 from conch_control.options import ControlOptions
 
 WAIT_S = 30.0
@@ -159,10 +159,10 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.backend.on_execute = lambda batch: self.answer_doors.pass_one()
         self.registry = Watched()
         self.events = EventLog(lambda: 0.0)
-        self.book = Book(self.registry, self.events)
+        self.states = VersionStates(self.registry, self.events)
         options = ControlOptions(repositories=(), load_threads=2, load_retries=1)
-        loader = Loader(options, self.get_backend, self.registry)
-        self.lifecycle = Lifecycle(options, self.registry, loader, self.book)
+        loader = ModelLoader(options, self.get_backend, self.registry)
+        self.lifecycle = ModelLifecycle(options, self.registry, loader, self.states)
         self.models: dict[str, RemoteModel] = {}
         self.pool = ThreadPoolExecutor(64)
         self.loads: list[Future[None]] = []
@@ -269,15 +269,15 @@ class LifecycleMachine(RuleBasedStateMachine):
             load.exception(WAIT_S)
         for answer in self.answers:
             assert answer.error() is None
-        self.lifecycle._drains.wait(time.monotonic() + WAIT_S)
-        for statuses in self.book.snapshot().versions.values():
+        self.lifecycle.drainer.wait(time.monotonic() + WAIT_S)
+        for statuses in self.states.snapshot().versions.values():
             assert {status.phase for status in statuses.values()} <= SETTLED
         self.doors.close()
         self.answer_doors.close()
 
     @invariant()
     def the_index_is_what_the_events_say(self) -> None:
-        check_replay(self.book.snapshot(), self.events)
+        check_replay(self.states.snapshot(), self.events)
 
     @invariant()
     def nothing_that_served_is_gone(self) -> None:
@@ -302,7 +302,7 @@ class LifecycleMachine(RuleBasedStateMachine):
         self.nothing_that_served_is_gone()
         assert self.lifecycle.close(WAIT_S)
         self.pool.shutdown()
-        snapshot = self.book.snapshot()
+        snapshot = self.states.snapshot()
         assert {each.phase for said in snapshot.versions.values() for each in said.values()} == {
             Phase.UNLOADED
         }
@@ -325,7 +325,7 @@ class LifecycleMachine(RuleBasedStateMachine):
             assert "said to be ready" not in str(error)
 
 
-def check_replay(snapshot: Snapshot, events: EventLog) -> None:
+def check_replay(snapshot: StatesSnapshot, events: EventLog) -> None:
     """The events up to a snapshot's revision are legal, and give the snapshot."""
     versions: dict[str, dict[int, tuple[Phase, str]]] = {}
     failures: dict[str, str] = {}
@@ -350,7 +350,7 @@ def check_replay(snapshot: Snapshot, events: EventLog) -> None:
     }
 
 
-def check_registry(snapshot: Snapshot, registry: Registry) -> None:
+def check_registry(snapshot: StatesSnapshot, registry: Registry) -> None:
     """Triton's index shows the same, where nothing goes on any more."""
     for name, statuses in snapshot.versions.items():
         shown = {
@@ -365,7 +365,7 @@ def check_registry(snapshot: Snapshot, registry: Registry) -> None:
 @pytest.fixture(autouse=True)
 def collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes long in a process with all the test tools, and has tests of its own."""
-    monkeypatch.setattr(draining, "give_back", lambda also_frozen=False: None)
+    monkeypatch.setattr(draining, "release_memory", lambda also_frozen=False: None)
 
 
 TestLifecycle, TestLifecycleForLong = run_machine(LifecycleMachine, 50)

@@ -28,7 +28,7 @@ from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource
 from conch_control.repository.storage import open_repository
 from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Connection, Patience
+from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.listing import contents_of
 from conch_control.repository.storage.locations import Location, parse_location
@@ -127,10 +127,10 @@ def test_an_ensemble_does_not_serve_without_a_part_that_was_unloaded_while_it_wa
     site.model("e", config=chain("m"))
     agent = site.agent()
     agent.load("m", {})
-    make = agent._lifecycle._maker.make
+    build = agent.lifecycle.builder.build
 
     def made(operation: Any, *rest: Any) -> Any:
-        result = make(operation, *rest)
+        result = build(operation, *rest)
         if operation.name == "e":
             thread = threading.Thread(target=agent.unload, args=("m", False))
             thread.start()
@@ -138,7 +138,7 @@ def test_an_ensemble_does_not_serve_without_a_part_that_was_unloaded_while_it_wa
         return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent._lifecycle._maker, "make", made)
+        patch.setattr(agent.lifecycle.builder, "build", made)
         with pytest.raises(ConchError):
             agent.load("e", {})
     assert site.serving("e") == {}
@@ -153,7 +153,7 @@ def test_an_ensemble_does_not_serve_without_a_part_if_its_load_ends_while_the_pa
     site.model("e", config=chain("m"))
     agent = site.agent()
     agent.load("m", {})
-    unload = agent._lifecycle.unload
+    unload = agent.lifecycle.unload
 
     def unloaded(name: str, *rest: Any, **more: Any) -> None:
         if name == "m":
@@ -161,7 +161,7 @@ def test_an_ensemble_does_not_serve_without_a_part_if_its_load_ends_while_the_pa
         unload(name, *rest, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(agent._lifecycle, "unload", unloaded)
+        patch.setattr(agent.lifecycle, "unload", unloaded)
         agent.unload("m", False)
     assert site.serving("e") == {}
     agent.load("m", {})
@@ -255,7 +255,7 @@ def test_a_planner_that_has_been_stopped_begins_nothing(site: Site, monkeypatch:
     agent = site.agent("poll")
     planner = Planner(agent, agent.repositories, PlannerOptions("poll", 0.02, 0.0))
     assert planner.stop(0.0)
-    planner._start([Operation("load", "m")])
+    planner.start_operations([Operation("load", "m")])
     assert planner.stop(WAIT_S)
     assert site.loads() == []
 
@@ -329,7 +329,7 @@ def test_a_store_that_is_closed_from_two_sides(caplog: pytest.LogCaptureFixture)
 
     location = parse_location("s3://b/p")
     assert isinstance(location, Location)
-    connection = Connection(location, opened, CredentialReader({}), Patience())
+    connection = Connection(location, opened, CredentialReader({}), StoreTimeouts())
 
     async def listed(store: Any) -> Any:
         return await store.list("")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conch_control.lifecycle import memory_usage
-from conch_control.lifecycle.memory_usage import MemoryMeter, give_back, resident_bytes
+from conch_control.lifecycle.memory_usage import MemoryMeter, release_memory, resident_bytes
 
 
 def test_growth() -> None:
@@ -31,7 +31,7 @@ def test_two_at_once_can_not_be_told_apart() -> None:
 
 def test_a_platform_that_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (resident_bytes() or 0) > 1 << 20
-    monkeypatch.setattr(memory_usage, "_STATM", tmp_path / "none")
+    monkeypatch.setattr(memory_usage, "STATM", tmp_path / "none")
     assert resident_bytes() is None
     meter = MemoryMeter()
     assert meter.end(meter.begin()) is None
@@ -47,7 +47,7 @@ def test_garbage_goes() -> None:
         circle.me = circle
         gone = weakref.ref(circle)
         del circle
-        give_back()
+        release_memory()
         assert gone() is None
     finally:
         gc.enable()
@@ -59,7 +59,7 @@ def test_large_blocks_return_to_the_system() -> None:
     before = resident_bytes()
     assert before is not None
     del blocks
-    give_back()
+    release_memory()
     after = resident_bytes()
     assert after is not None
     assert before - after > 60 << 20

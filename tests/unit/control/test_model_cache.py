@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.profiles import scaled
 
 from conch_control.repository.storage.cache import Blob, ModelCache, Tree
 
@@ -257,7 +258,7 @@ class Sharing(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-Sharing.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Sharing.TestCase.settings = settings(max_examples=scaled(60), stateful_step_count=25, deadline=None)
 TestSharing = Sharing.TestCase
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conch_control.options import ControlOptions
-from conch_control.repository.dependency_graph import read_parts
+from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.namespaces import Names
 from conch_control.repository.repositories import Repositories
@@ -63,7 +63,9 @@ def test_an_ensemble_changes_with_what_its_names_mean(tmp_path: Path) -> None:
     write(two / "m")
     other = Failing(two)
     options = ControlOptions((), namespacing=True)
-    repositories = Repositories([LocalRepository(one), other], lambda source: read_parts(source, options))
+    repositories = Repositories(
+        [LocalRepository(one), other], lambda source: read_composing_models(source, options)
+    )
     ensemble = f"{one}::e"
 
     def state(scan: Scan) -> object:
@@ -73,7 +75,7 @@ def test_an_ensemble_changes_with_what_its_names_mean(tmp_path: Path) -> None:
     assert before.identified("m") == (f"{two}::m",)
     assert before.identified(f"{two}::m") == (f"{two}::m",)
     assert before.duplicates == frozenset()
-    assert read_parts(before.models[ensemble], options) == (f"{two}::m",)
+    assert read_composing_models(before.models[ensemble], options) == (f"{two}::m",)
     other.fails = True
     unseen = repositories.scan()
     assert unseen.models.keys() == {ensemble}
@@ -82,7 +84,7 @@ def test_an_ensemble_changes_with_what_its_names_mean(tmp_path: Path) -> None:
     write(one / "m")
     after = repositories.scan()
     assert state(after) != state(before)
-    assert read_parts(after.models[ensemble], options) == (f"{one}::m",)
+    assert read_composing_models(after.models[ensemble], options) == (f"{one}::m",)
     assert after.identified("m") == (f"{one}::m", f"{two}::m")
     staged = after.models[ensemble].stage(lambda done, total: None, lambda: False)
     assert staged.fingerprint == state(after)

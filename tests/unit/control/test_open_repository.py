@@ -40,11 +40,12 @@ def test_a_missing_package_is_named_with_its_extra(
     assert location in caught.value.message
 
 
+@pytest.mark.process
 def test_no_store_s_package_is_imported_before_it_is_needed() -> None:
     import subprocess
 
     names = "s3fs", "gcsfs", "azure", "aiobotocore", "fsspec"
-    imports = "import sys, conch.cli, conch_control.repository.storage"
+    imports = "import sys, conch.cli.serve_command, conch_control.repository.storage"
     code = f"{imports}; print([n for n in {names} if n in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

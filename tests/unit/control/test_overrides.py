@@ -18,9 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import CancelledError, ConchError, InternalError, InvalidArgumentError
-from conch.core.server_state import IndexEntry
-from conch_control.lifecycle.load_overrides import Given, Overrides, arranged, placed, read_overrides
-from conch_control.lifecycle.uploaded_files import Folder, remove_abandoned
+from conch.core.model_control import IndexEntry
+from conch_control.lifecycle.load_overrides import (
+    Overrides,
+    UploadedModel,
+    normalized_files,
+    normalized_path,
+    read_overrides,
+)
+from conch_control.lifecycle.uploaded_files import UploadDirectory, remove_abandoned
 from conch_control.repository.layout import fingerprint
 
 if TYPE_CHECKING:
@@ -66,7 +72,7 @@ def parameters(config: str | None = CONFIG, **files: str) -> dict[str, Any]:
 @given(paths)
 def test_no_file_ever_lands_outside(path: str) -> None:
     try:
-        place = placed(path)
+        place = normalized_path(path)
     except InvalidArgumentError as error:
         assert error.message.startswith("Invalid file parameter 'file:")
         return
@@ -76,17 +82,17 @@ def test_no_file_ever_lands_outside(path: str) -> None:
     parts = place.split("/")
     assert not {"", ".", "..", "\0"} & set(parts)
     assert max(len(os.fsencode(part)) for part in parts) <= 255
-    assert placed(place) == place
+    assert normalized_path(place) == place
 
 
 @given(st.dictionaries(paths, st.binary(max_size=3), max_size=6))
 def test_what_can_be_arranged_can_be_written(files: dict[str, bytes]) -> None:
     try:
-        arrangement = arranged(files)
+        arrangement = normalized_files(files)
     except InvalidArgumentError:
         return
     assert sorted(arrangement.values()) == sorted(files.values())
-    staged = Given("m", arrangement).stage(ignore, never)
+    staged = UploadedModel("m", arrangement).stage(ignore, never)
     try:
         found = {
             str(path.relative_to(staged.directory)): path.read_bytes()
@@ -114,7 +120,7 @@ def test_what_can_be_arranged_can_be_written(files: dict[str, bytes]) -> None:
     ],
 )
 def test_where_files_go(path: str, place: str) -> None:
-    assert placed(path) == place
+    assert normalized_path(path) == place
 
 
 @pytest.mark.parametrize(
@@ -139,7 +145,7 @@ def test_where_files_go(path: str, place: str) -> None:
 )
 def test_paths_that_are_refused(path: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        placed(path)
+        normalized_path(path)
     assert raised.value.message == InvalidArgumentError(f"Invalid file parameter 'file:{path}'{text}").message
 
 
@@ -156,7 +162,7 @@ def test_paths_that_are_refused(path: str, text: str) -> None:
 )
 def test_files_that_can_not_be_together(paths: list[str], text: str) -> None:
     with pytest.raises(InvalidArgumentError) as raised:
-        arranged(dict.fromkeys(paths, b""))
+        normalized_files(dict.fromkeys(paths, b""))
     assert raised.value.message == text
 
 
@@ -187,7 +193,7 @@ def test_parameters_that_are_refused(key: str, value: Any, text: str) -> None:
 
 
 def test_files_are_put_where_nobody_else_can_look() -> None:
-    source = Given("m", {"1/a/b": b"x" * 10, "1/c": b"", "d": b"1"})
+    source = UploadedModel("m", {"1/a/b": b"x" * 10, "1/c": b"", "d": b"1"})
     told: list[tuple[int, int]] = []
     staged = source.stage(lambda done, total: told.append((done, total)), never)
     assert stat.S_IMODE(staged.directory.stat().st_mode) == 0o700
@@ -202,19 +208,19 @@ def test_files_are_put_where_nobody_else_can_look() -> None:
 
 
 def test_the_source_of_given_files() -> None:
-    source = Given("m", {"b": b"2", "a": b"1"})
+    source = UploadedModel("m", {"b": b"2", "a": b"1"})
     assert (source.name, source.location) == ("m", "load request")
     assert source.read("a") == b"1"
     with pytest.raises(FileNotFoundError, match="no file 'config"):
         source.read("config.pbtxt")
     assert [path for path, *_ in source.fingerprint()] == ["a", "b"]
-    assert source.fingerprint() != Given("m", {"b": b"2", "a": b"1"}).fingerprint()
+    assert source.fingerprint() != UploadedModel("m", {"b": b"2", "a": b"1"}).fingerprint()
 
 
 def test_a_load_that_is_given_up_leaves_nothing() -> None:
     asked = iter([False, True])
     with pytest.raises(CancelledError):
-        Given("m", {"a": b"", "b": b""}).stage(ignore, lambda: next(asked))
+        UploadedModel("m", {"a": b"", "b": b""}).stage(ignore, lambda: next(asked))
 
 
 def test_a_disk_that_is_full_leaves_nothing() -> None:
@@ -222,13 +228,14 @@ def test_a_disk_that_is_full_leaves_nothing() -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        Given("m", {"a": b"", "b": b""}).stage(full, never)
+        UploadedModel("m", {"a": b"", "b": b""}).stage(full, never)
 
 
+@pytest.mark.process
 def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) -> None:
     program = (
-        "from conch_control.lifecycle.uploaded_files import Folder\n"
-        "kept = Folder(())\nprint(kept.directory.is_dir())"
+        "from conch_control.lifecycle.uploaded_files import UploadDirectory\n"
+        "kept = UploadDirectory(())\nprint(kept.directory.is_dir())"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "temporary")}
     done = subprocess.run(
@@ -239,9 +246,9 @@ def test_the_end_of_the_process_removes_what_was_not_released(tmp_path: Path) ->
 
 FORKING = """
 import multiprocessing
-from conch_control.lifecycle.uploaded_files import Folder
+from conch_control.lifecycle.uploaded_files import UploadDirectory
 
-folder = Folder(())
+folder = UploadDirectory(())
 child = multiprocessing.get_context("fork").Process(target=folder.release)
 child.start()
 child.join()
@@ -252,21 +259,24 @@ assert not folder.directory.exists()
 """
 
 
+@pytest.mark.process
 def test_a_process_that_was_forked_removes_nothing() -> None:
     # Not here: libraries that other tests have used have hooks of their own for forks.
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.process
 def test_what_a_killed_process_has_left_is_removed(folders: Path) -> None:
     program = (
-        "import os, signal\nfrom conch_control.lifecycle.uploaded_files import Folder\nkept = Folder(())\n"
+        "import os, signal\nfrom conch_control.lifecycle.uploaded_files import UploadDirectory\n"
+        "kept = UploadDirectory(())\n"
         "(kept.directory / 'x').touch()\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folders)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == -9
     (left,) = folders.iterdir()
-    mine = Folder(())
+    mine = UploadDirectory(())
     for name, target in (("conch-model-link", left), ("conch-model-nothing", folders / "nothing")):
         (folders / name).symlink_to(target)
     (folders / "conch-model-file").touch()
@@ -300,7 +310,7 @@ def test_a_directory_that_is_found_before_it_is_locked(
 
     monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
     monkeypatch.setattr(fcntl, "flock", flock)
-    folder = Folder(())
+    folder = UploadDirectory(())
     assert len(made) == 3
     assert os.listdir(folders) == [folder.directory.name]
     folder.release()

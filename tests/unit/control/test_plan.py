@@ -7,8 +7,17 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.profiles import scaled
 
-from conch_control.planner.plan import FIRST_RETRY_NS, LAST_RETRY_NS, Found, Look, Operation, Outcome, Plan
+from conch_control.planner.plan import (
+    FIRST_RETRY_NS,
+    LAST_RETRY_NS,
+    FoundModel,
+    Operation,
+    Outcome,
+    Plan,
+    Snapshot,
+)
 from conch_control.repository.layout import Fingerprint
 
 SETTLE = 100
@@ -33,36 +42,36 @@ def marker(path: str, number: int = 0) -> Fingerprint:
     return ((path, 0, number, 7),)
 
 
-def at(number: int, markers: Fingerprint = (), parts: tuple[str, ...] = ()) -> Found:
-    return Found(state(number), markers, "r", parts)
+def at(number: int, markers: Fingerprint = (), parts: tuple[str, ...] = ()) -> FoundModel:
+    return FoundModel(state(number), markers, "r", parts)
 
 
 class Told:
     """A plan, and a clock."""
 
-    def __init__(self, adopted: dict[str, Found] | None = None, most: int = 4) -> None:
+    def __init__(self, adopted: dict[str, FoundModel] | None = None, most: int = 4) -> None:
         self.now = 1_000
         self.plan = Plan(SETTLE, most)
         if adopted is not None:
-            self.plan.adopt(Look(adopted), self.now)
+            self.plan.adopt(Snapshot(adopted), self.now)
 
-    def look(self, after: int = 0, partial: bool = False, **models: Found | None) -> list[Operation]:
+    def look(self, after: int = 0, partial: bool = False, **models: FoundModel | None) -> list[Operation]:
         self.now += after
-        return self.plan.looked(Look(models, partial), self.now, self.now)
+        return self.plan.snapshot_taken(Snapshot(models, partial), self.now, self.now)
 
     def end(self, operation: Operation, outcome: Outcome = DONE) -> list[Operation]:
         return self.plan.finished(operation, outcome, self.now)
 
-    def settle(self, **models: Found | None) -> list[Operation]:
+    def settle(self, **models: FoundModel | None) -> list[Operation]:
         """Two looks that find the same."""
-        assert self.plan.looked(Look(models), self.now, self.now) == []
+        assert self.plan.snapshot_taken(Snapshot(models), self.now, self.now) == []
         self.now += SETTLE
-        return self.plan.looked(Look(models), self.now, self.now)
+        return self.plan.snapshot_taken(Snapshot(models), self.now, self.now)
 
     @property
     def quiet(self) -> bool:
         plan = self.plan
-        return (plan.look_at, plan.wake_at, plan.settling, plan.doing) == (
+        return (plan.snapshot_due, plan.wake_at, plan.settling, plan.in_progress) == (
             None,
             None,
             frozenset(),
@@ -79,7 +88,7 @@ def test_what_has_not_changed_is_left_alone() -> None:
 def test_a_new_model_is_loaded_when_it_has_settled() -> None:
     told = Told({})
     assert told.look(m=at(1)) == []
-    assert told.plan.look_at == told.now + SETTLE
+    assert told.plan.snapshot_due == told.now + SETTLE
     assert told.look(SETTLE - 1, m=at(1)) == []
     assert told.look(1, m=at(1)) == [load("m")]
     assert told.look(1000, m=at(1)) == []
@@ -98,9 +107,9 @@ def test_a_slow_copy_is_loaded_once() -> None:
 
 def test_the_time_that_a_look_takes_does_not_count_as_settled() -> None:
     plan = Plan(SETTLE)
-    plan.looked(Look({"m": at(1)}), 0, 500)
-    assert plan.looked(Look({"m": at(1)}), 599, 700) == []
-    assert plan.looked(Look({"m": at(1)}), 600, 700) == [load("m")]
+    plan.snapshot_taken(Snapshot({"m": at(1)}), 0, 500)
+    assert plan.snapshot_taken(Snapshot({"m": at(1)}), 599, 700) == []
+    assert plan.snapshot_taken(Snapshot({"m": at(1)}), 600, 700) == [load("m")]
 
 
 def test_a_change_and_back_is_none() -> None:
@@ -214,9 +223,9 @@ def test_storage_that_fails_for_a_time_is_tried_again_later_and_later() -> None:
         assert wake is not None
         waited.append(wake - told.now)
         told.now = wake - 1
-        assert told.plan.passed(told.now) == []
+        assert told.plan.tick(told.now) == []
         told.now = wake
-        assert told.plan.passed(told.now) == [load("m")]
+        assert told.plan.tick(told.now) == [load("m")]
         assert told.plan.wake_at is None
     assert waited[:3] == [FIRST_RETRY_NS, 2 * FIRST_RETRY_NS, 4 * FIRST_RETRY_NS]
     assert waited[-1] == LAST_RETRY_NS
@@ -236,7 +245,7 @@ def test_an_unload_that_failed_is_tried_again() -> None:
     assert told.settle() == [unload("m")]
     assert told.end(unload("m"), FAILED) == []
     told.now += FIRST_RETRY_NS
-    assert told.plan.passed(told.now) == [unload("m")]
+    assert told.plan.tick(told.now) == [unload("m")]
 
 
 def test_no_more_operations_than_allowed() -> None:
@@ -251,7 +260,7 @@ def test_what_is_marked_as_incomplete_waits() -> None:
     told = Told({"m": at(1)})
     copying = at(2, marker("2/.incomplete"))
     assert told.settle(m=copying) == []
-    assert told.plan.look_at is None
+    assert told.plan.snapshot_due is None
     assert told.look(10 * SETTLE, m=copying) == []
     assert told.look(SETTLE, m=at(2)) == [load("m")]
 
@@ -272,12 +281,12 @@ def test_a_marker_vouches_for_what_has_changed() -> None:
 
 
 def test_the_marker_of_a_version_vouches_for_that_version_only() -> None:
-    before = Found(state(1, "1"))
+    before = FoundModel(state(1, "1"))
     told = Told({"m": before})
     both = marker("2/.complete")
-    assert told.look(m=Found(state(1, "1") + state(2, "2"), both)) == [load("m")]
+    assert told.look(m=FoundModel(state(1, "1") + state(2, "2"), both)) == [load("m")]
     told.end(load("m"))
-    changed = Found(state(3, "1") + state(3, "2"), marker("2/.complete", 5))
+    changed = FoundModel(state(3, "1") + state(3, "2"), marker("2/.complete", 5))
     assert told.look(m=changed) == []
     assert told.look(SETTLE, m=changed) == [load("m")]
 
@@ -296,14 +305,14 @@ def test_a_marker_alone_is_no_change() -> None:
 
 def test_what_somebody_unloads_stays_unloaded_until_its_files_change() -> None:
     told = Told({"m": at(1)})
-    told.plan.told("m", False, told.now)
+    told.plan.external_change("m", False, told.now)
     assert told.settle(m=at(1)) == []
     assert told.settle(m=at(2)) == [load("m")]
 
 
 def test_what_somebody_loads_from_nowhere_is_theirs() -> None:
     told = Told({})
-    told.plan.told("m", True, told.now)
+    told.plan.external_change("m", True, told.now)
     assert told.settle() == []
     assert told.look(10 * SETTLE) == []
     assert told.settle(m=at(1)) == [load("m")]
@@ -313,7 +322,7 @@ def test_an_unload_by_somebody_ends_retries() -> None:
     told = Told({})
     told.settle(m=at(1))
     told.end(load("m"), TRANSIENT)
-    told.plan.told("m", False, told.now)
+    told.plan.external_change("m", False, told.now)
     assert told.quiet
 
 
@@ -374,7 +383,7 @@ class Disk:
     incomplete: bool = False
     vouched: int = 0  # a marker that was written for so many times
 
-    def found(self) -> Found:
+    def found(self) -> FoundModel:
         markers = marker(".incomplete") if self.incomplete else ()
         if self.vouched:
             markers += marker(".complete", self.vouched)
@@ -405,7 +414,7 @@ class Machine(RuleBasedStateMachine):
         self.disk = {name: Disk(self.change()) for name in there}
         self.agent = {name: Served() for name in NAMES}
         self.broken: set[int] = set()
-        self.doing: dict[str, Operation] = {}
+        self.in_progress: dict[str, Operation] = {}
         self.held: set[str] = set()
         # Since when a look has found the disk as it is now, and nothing has disagreed.
         self.stable: dict[str, tuple[int | None, int]] = {}
@@ -415,7 +424,7 @@ class Machine(RuleBasedStateMachine):
         if adopted:
             for name, disk in self.disk.items():
                 self.agent[name].number = disk.number
-            self.plan.adopt(Look({name: disk.found() for name, disk in self.disk.items()}), 0)
+            self.plan.adopt(Snapshot({name: disk.found() for name, disk in self.disk.items()}), 0)
         else:
             for name in running:
                 self.agent[name].number = self.disk[name].number if name in self.disk else self.change()
@@ -429,9 +438,9 @@ class Machine(RuleBasedStateMachine):
     def carry_out(self, operations: list[Operation]) -> None:
         for operation in operations:
             name = operation.name
-            assert name not in self.doing
-            self.doing[name] = operation
-            assert len(self.doing) <= self.most
+            assert name not in self.in_progress
+            self.in_progress[name] = operation
+            assert len(self.in_progress) <= self.most
             number, since = self.stable[name]
             if operation.kind == "unload":
                 assert number is None
@@ -466,7 +475,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(partial=st.booleans(), silent=st.sets(names, max_size=1), hidden=st.sets(names))
     def look(self, partial: bool, silent: set[str], hidden: set[str]) -> None:
-        found: dict[str, Found | None] = {}
+        found: dict[str, FoundModel | None] = {}
         for name, disk in self.disk.items():
             if partial and name in hidden:
                 continue
@@ -486,20 +495,20 @@ class Machine(RuleBasedStateMachine):
                     self.seen[name] = self.disk[name]
             elif name in self.stable and self.stable[name][0] is None:
                 self.stable[name] = (None, self.now)
-        self.carry_out(self.plan.looked(Look(found, partial), self.now, self.now))
+        self.carry_out(self.plan.snapshot_taken(Snapshot(found, partial), self.now, self.now))
 
     @rule(time=st.just(0))
     def passes(self, time: int) -> None:
-        self.carry_out(self.plan.passed(self.now))
+        self.carry_out(self.plan.tick(self.now))
 
-    @precondition(lambda self: self.doing)
+    @precondition(lambda self: self.in_progress)
     @rule(data=st.data(), outcome=st.sampled_from(Outcome))
     def end(self, data: st.DataObject, outcome: Outcome) -> None:
-        name = data.draw(st.sampled_from(sorted(self.doing)))
+        name = data.draw(st.sampled_from(sorted(self.in_progress)))
         self.finish(name, outcome)
 
     def finish(self, name: str, outcome: Outcome) -> None:
-        operation = self.doing.pop(name)
+        operation = self.in_progress.pop(name)
         served = self.agent[name]
         number = self.stable[name][0]
         asked = self.seen[name].number if operation.kind == "load" else None
@@ -518,15 +527,15 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.adopted)
     @rule(name=names)
     def somebody_unloads(self, name: str) -> None:
-        if name not in self.doing and name in self.disk:
+        if name not in self.in_progress and name in self.disk:
             self.agent[name].number = None
             self.held.add(name)
-            self.carry_out(self.plan.told(name, False, self.now))
+            self.carry_out(self.plan.external_change(name, False, self.now))
 
     @invariant()
     def agrees_about_what_is_being_done(self) -> None:
         if hasattr(self, "plan"):
-            assert self.plan.doing == self.doing.keys()
+            assert self.plan.in_progress == self.in_progress.keys()
 
     def teardown(self) -> None:
         """From wherever it has come to, it gets to where what runs is what is wanted."""
@@ -535,13 +544,13 @@ class Machine(RuleBasedStateMachine):
         self.disk = {name: replace(disk, incomplete=False) for name, disk in self.disk.items()}
         for _ in range(60):
             self.look(False, set(), set())
-            for name in list(self.doing):
-                number = self.seen[name].number if self.doing[name].kind == "load" else None
+            for name in list(self.in_progress):
+                number = self.seen[name].number if self.in_progress[name].kind == "load" else None
                 self.finish(name, FAILED if number in self.broken else DONE)
             self.now += max(SETTLE, FIRST_RETRY_NS)
             self.passes(0)
-        assert not self.doing
-        assert self.plan.look_at is None
+        assert not self.in_progress
+        assert self.plan.snapshot_due is None
         assert self.plan.wake_at is None
         for name, served in self.agent.items():
             if name not in self.disk:
@@ -550,7 +559,7 @@ class Machine(RuleBasedStateMachine):
                 assert served.number == self.disk[name].number, f"{name} was not loaded"
 
 
-Machine.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=scaled(300), stateful_step_count=40, deadline=None)
 TestAnyOrder = Machine.TestCase
 
 

@@ -15,13 +15,13 @@ import pytest
 from tests.support.servers import eventually
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
-from conch.core.server_state import LoadParameter
+from conch.core.model_control import LoadParameter
 from conch_control.events import EventLog
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.planner import planner_loop as driver_module
 from conch_control.planner.plan import Outcome
 from conch_control.planner.planner_loop import Planner, PlannerOptions, outcome_of
-from conch_control.planner.snapshot import Looker
+from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watch_paths import file_system, is_silent, resolve
 from conch_control.planner.watcher import Watcher
 from conch_control.port import Index, ModelStatus, VersionStatus
@@ -111,7 +111,7 @@ class Place:
             assert planner.stop(WAIT_S)
 
     def wait_until_looked(self, planner: Planner) -> None:
-        eventually(lambda: planner._poll_at > 0 and planner._rest_until > 0, "the first look has been taken")
+        eventually(lambda: planner.has_polled, "the first look has been taken")
 
     def runs(self, name: str, text: str | None, file: str = "1/model") -> None:
         """Waits until a model runs with a file that says something, or does not run."""
@@ -254,7 +254,7 @@ def test_a_slow_copy_is_loaded_once_and_whole(
         for number in range(8):
             (directory / "1" / f"part {number}").write_text(str(number))
             whole[f"1/part {number}"] = str(number)
-            planner.look()
+            planner.poll()
             pause.wait(SETTLE_S / 3)
         (directory / "config.pbtxt").write_text('backend: "x"')
         eventually(lambda: place.port.running.get("m") == whole, "m is whole")
@@ -273,7 +273,7 @@ def test_a_marker_holds_a_copy_back_for_as_long_as_it_is_there(
         eventually(lambda: "marked as incomplete" in caplog.text, "it says so")
         write(place.repository / "other")
         place.runs("other", "one")
-        planner.look()
+        planner.poll()
         write(place.repository / "other", "two")
         place.runs("other", "two")
         assert "load m" not in place.port.asked
@@ -294,7 +294,7 @@ def test_a_load_that_fails_waits_for_new_files(
         eventually(
             lambda: "failed to load 'm', what served before goes on: broken" in caplog.text, "it fails"
         )
-        planner.look()
+        planner.poll()
         write(place.repository / "other")
         place.runs("other", "one")
         assert place.port.asked.count("load m") == 1
@@ -313,7 +313,7 @@ def test_pythons_caches_are_no_change(place: Place, mode: Literal["poll", "watch
     with place.planner(mode, poll_s) as planner:
         (directory / "1" / "__pycache__").mkdir()
         (directory / "1" / "__pycache__" / "model.pyc").write_text("x")
-        planner.look()
+        planner.poll()
         write(place.repository / "other")
         place.runs("other", "one")
     assert place.port.asked == ["load other"]
@@ -499,8 +499,8 @@ def test_watching_nothing_happen_does_nothing(place: Place) -> None:
         write(place.repository / f"m{number}")
     turns: list[int] = []
     with place.planner("watch") as planner:
-        turn = planner._turn
-        planner._turn = lambda: (turns.append(1), turn())[1]  # type: ignore[method-assign, func-returns-value]
+        turn = planner.step
+        planner.step = lambda: (turns.append(1), turn())[1]  # type: ignore[method-assign, func-returns-value]
         before = time.process_time()
         threading.Event().wait(0.5)
         assert turns == []
@@ -585,14 +585,14 @@ def test_a_repository_that_comes_back_is_watched_again(place: Place, tmp_path: P
 def test_lost_events_are_made_up_for(place: Place) -> None:
     write(place.repository / "m")
     with place.planner("watch") as planner:
-        watcher = planner._watcher
+        watcher = planner.watcher
         assert watcher is not None
-        assert watcher._directories is not None
-        on_event, watcher._directories.touched = watcher._directories.touched, lambda identity, name: None
+        assert watcher.directories is not None
+        on_event, watcher.directories.on_change = watcher.directories.on_change, lambda identity, name: None
         write(place.repository / "m", "two", version=2)
         write(place.repository / "new")
-        watcher._directories.touched = on_event
-        watcher._directories.overflowed()
+        watcher.directories.on_change = on_event
+        watcher.directories.on_overflow()
         place.runs("m", "two", "2/model")
         place.runs("new", "one")
         write(place.repository / "m", "three", version=2)
@@ -606,16 +606,16 @@ def test_many_models_are_looked_at_without_reading_them(
         write(place.repository / f"m{number}")
     reads: list[str] = []
 
-    def read_parts(*given: object) -> tuple[str, ...]:
+    def read_composing_models(*given: object) -> tuple[str, ...]:
         reads.append("x")
         return ()
 
-    monkeypatch.setattr("conch_control.planner.snapshot.read_parts", read_parts)
-    looker = Looker(Repositories([LocalRepository(place.repository)]), "", lambda source: None)
-    first = looker.look(None, lambda: False)
+    monkeypatch.setattr("conch_control.planner.snapshot.read_composing_models", read_composing_models)
+    reader = SnapshotReader(Repositories([LocalRepository(place.repository)]), "", lambda source: None)
+    first = reader.poll(None, lambda: False)
     assert len(first.models) == len(reads) == 500
     before = time.process_time()
-    second = looker.look(None, lambda: False)
+    second = reader.poll(None, lambda: False)
     assert time.process_time() - before < 1
     assert second == first
     assert len(reads) == 500

@@ -13,8 +13,8 @@ from tests.unit.control.conftest import Site
 
 from conch.core.errors import UnavailableError
 from conch.core.registry import Entry, VersionState
-from conch.core.server_state import ServerCore
-from conch_control.lifecycle.access_policy import Gate
+from conch.core.server_state import ServerState
+from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -41,10 +41,10 @@ class Situation:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.agent: Agent = site.agent("none")
-        self.cores: list[ServerCore] = []
+        self.cores: list[ServerState] = []
         for strict in (True, False):
-            gate = Gate(self.agent, "none")
-            core = ServerCore(site.registry, gate, "id", "1.0", self.agent.ready, strict)
+            gate = GuardedAgent(self.agent, "none")
+            core = ServerState(site.registry, gate, "id", "1.0", self.agent.ready, strict)
             self.cores.append(core)
         self.models = [make_model(make_spec(name="other")), make_model(make_spec(name="m"))]
         self.show("other", {1: READY})

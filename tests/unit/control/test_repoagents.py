@@ -279,7 +279,7 @@ def test_the_agent_of_the_documentation(site: Site, tmp_path: Path, monkeypatch:
     (code,) = re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(code, namespace)
-    monkeypatch.setattr(chain_module, "_BUILT_IN", {"unpack": namespace["Unpack"]})
+    monkeypatch.setattr(chain_module, "BUILT_IN", {"unpack": namespace["Unpack"]})
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     inside = site.model("m", repository=tmp_path / "inside")
     directory = site.model("m", {}, agents({"archive": "model.tar.gz"}, name="unpack"))

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.profiles import scaled
 from tests.support.servers import eventually
 from tests.support.stores import WAIT_S, HangingStore
 
@@ -58,7 +59,7 @@ def now(function: Callable[[], T]) -> T:
 
 def asked_for(repositories: Repositories, number: int) -> None:
     """Waits until somebody wants a listing of the second repository that has not begun."""
-    eventually(lambda: repositories._listers[1]._wanted >= number, "a further listing is wanted")
+    eventually(lambda: repositories.listers[1].requested_number >= number, "a further listing is wanted")
 
 
 def no_call() -> None:
@@ -67,7 +68,7 @@ def no_call() -> None:
 
 def test_one_repository_is_listed_by_whoever_asks(store: HangingStore) -> None:
     repositories = Repositories([store, store])
-    for scan in (repositories.scan(), repositories.glance(), repositories.follow(no_call)):
+    for scan in (repositories.scan(), repositories.list_available(), repositories.poll(no_call)):
         assert scan == Scan(store.models_now)
     assert store.threads == {threading.current_thread()}
     repositories.close()
@@ -92,12 +93,12 @@ def test_several_are_listed_side_by_side(store: HangingStore, local: HangingStor
 def test_a_glance_goes_on_without_one_that_hangs(
     store: HangingStore, local: HangingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     repositories.scan()
     store.hang()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            scan = now(repositories.glance)
+            scan = now(repositories.list_available)
             assert scan.models == local.models_now
             assert scan.unreadable.keys() == scan.late == {store.location}
             assert scan.unreadable[store.location].startswith("has not answered for ")
@@ -109,10 +110,10 @@ def test_a_glance_goes_on_without_one_that_hangs(
 
 
 def test_nobody_is_patient_until_another_one_has_answered(store: HangingStore, local: HangingStore) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     for each in (store, local):
         each.hang()
-    glance = beside(repositories.glance)
+    glance = beside(repositories.list_available)
     for each in (store, local):
         assert each.begun.acquire(timeout=WAIT_S)
     assert not glance.done()
@@ -125,11 +126,11 @@ def test_nobody_is_patient_until_another_one_has_answered(store: HangingStore, l
 
 
 def test_one_that_fails_has_not_answered(store: HangingStore, local: HangingStore) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     local.error = OSError("gone")
     store.hang()
-    glance = beside(repositories.glance)
-    eventually(lambda: repositories._listers[0].newest, "the first one has failed")
+    glance = beside(repositories.list_available)
+    eventually(lambda: repositories.listers[0].newest, "the first one has failed")
     assert not glance.done()
     store.go_on()
     assert glance.result(WAIT_S) == Scan(store.models_now, unreadable={local.location: "gone"})
@@ -138,36 +139,36 @@ def test_one_that_fails_has_not_answered(store: HangingStore, local: HangingStor
 
 def test_what_is_known_to_hang_is_not_waited_for_again(store: HangingStore, local: HangingStore) -> None:
     ticks = [0]
-    repositories = Repositories([local, store], patience_s=0.1, clock=lambda: ticks[0])
+    repositories = Repositories([local, store], timeout_s=0.1, clock=lambda: ticks[0])
     store.hang()
-    glance = beside(repositories.glance)
+    glance = beside(repositories.list_available)
     assert store.begun.acquire(timeout=WAIT_S)
-    eventually(lambda: not repositories._listers[0].busy, "the other one has answered")
+    eventually(lambda: not repositories.listers[0].busy, "the other one has answered")
     assert not glance.done()
     ticks[0] += 10**9
     assert glance.result(WAIT_S).late == {store.location}
     # From here on the clock stands still: who waits does so for ever.
-    assert now(repositories.glance).late == {store.location}
+    assert now(repositories.list_available).late == {store.location}
     # That its listing fails in the end is no answer either.
     store.error = OSError("timed out")
     store.go_on()
-    eventually(lambda: not repositories._listers[1].busy, "it has failed")
+    eventually(lambda: not repositories.listers[1].busy, "it has failed")
     store.hang()
     store.error = None
-    assert now(repositories.glance).late == {store.location}
+    assert now(repositories.list_available).late == {store.location}
     store.go_on()
     now(repositories.scan)
-    assert now(repositories.glance).late == frozenset()
+    assert now(repositories.list_available).late == frozenset()
     repositories.close()
 
 
 def test_many_who_ask_share_one_listing(store: HangingStore, local: HangingStore) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     store.hang()
-    repositories.glance()
+    repositories.list_available()
     before = threading.active_count()
     with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(repositories.glance) for _ in range(100)]:
+        for future in [pool.submit(repositories.list_available) for _ in range(100)]:
             assert future.result(WAIT_S).late == {store.location}
     assert (store.listings, store.most, local.most) == (1, 1, 1)
     assert threading.active_count() <= before + 1  # of the local one, if anything
@@ -192,32 +193,32 @@ def test_who_asks_sees_what_was_there_before(store: HangingStore, local: Hanging
 
 def test_a_glance_does_not_take_what_was_listed_before(store: HangingStore, local: HangingStore) -> None:
     """Or a load would not find a model that is there."""
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     repositories.scan()
     store.hang()
-    assert now(repositories.glance).late == {store.location}
+    assert now(repositories.list_available).late == {store.location}
     store.models_now = {**store.models_now, "new": model("new")}
     local.hang()
     while local.begun.acquire(blocking=False):
         pass
-    glance = beside(repositories.glance)
+    glance = beside(repositories.list_available)
     assert local.begun.acquire(timeout=WAIT_S)
     store.go_on()
-    eventually(lambda: not repositories._listers[1].busy, "the old listing has ended")
+    eventually(lambda: not repositories.listers[1].busy, "the old listing has ended")
     local.go_on()
     assert glance.result(WAIT_S).late == {store.location}
     repositories.close()
 
 
 def test_who_follows_takes_it_and_is_told_how_old_it_is(store: HangingStore, local: HangingStore) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     repositories.scan()
     store.hang()
-    assert now(lambda: repositories.follow(lambda: None)).late == {store.location}
+    assert now(lambda: repositories.poll(lambda: None)).late == {store.location}
     local.hang()
     while local.begun.acquire(blocking=False):
         pass
-    follow = beside(lambda: repositories.follow(lambda: None))
+    follow = beside(lambda: repositories.poll(lambda: None))
     assert local.begun.acquire(timeout=WAIT_S)
     assert not follow.done()
     store.go_on()
@@ -256,12 +257,12 @@ def test_an_error_that_nobody_expects_is_one_of_the_repository(
 
 
 def test_who_follows_is_told_of_a_late_answer(store: HangingStore, local: HangingStore) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     repositories.scan()
     told = threading.Semaphore(0)
     store.hang()
     for _ in range(3):
-        assert now(lambda: repositories.follow(told.release)).late == {store.location}
+        assert now(lambda: repositories.poll(told.release)).late == {store.location}
     assert not told.acquire(blocking=False)
     store.models_now = {"theirs": model("theirs"), "ours": model("ours")}
     store.go_on()
@@ -280,12 +281,12 @@ def test_who_follows_is_told_of_a_late_answer(store: HangingStore, local: Hangin
 def test_what_comes_late_and_is_elsewhere_too_is_there_twice(
     store: HangingStore, local: HangingStore
 ) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     repositories.scan()
     told = threading.Semaphore(0)
     store.models_now = {"theirs": model("theirs"), "ours": model("ours")}
     store.hang()
-    repositories.follow(told.release)
+    repositories.poll(told.release)
     store.go_on()
     assert told.acquire(timeout=WAIT_S)
     late = repositories.late()
@@ -297,13 +298,13 @@ def test_what_comes_late_and_is_elsewhere_too_is_there_twice(
 def test_a_late_failure_is_none_of_the_answers_that_are_told(
     store: HangingStore, local: HangingStore
 ) -> None:
-    repositories = Repositories([local, store], patience_s=0.0)
+    repositories = Repositories([local, store], timeout_s=0.0)
     told = threading.Semaphore(0)
     store.hang()
-    now(lambda: repositories.follow(told.release))
+    now(lambda: repositories.poll(told.release))
     store.error = OSError("timed out")
     store.go_on()
-    eventually(lambda: not repositories._listers[1].busy, "it has failed")
+    eventually(lambda: not repositories.listers[1].busy, "it has failed")
     assert not told.acquire(blocking=False)
     store.error = None
     now(repositories.scan)  # whoever has it listed: it has answered
@@ -315,31 +316,31 @@ def test_a_late_failure_is_none_of_the_answers_that_are_told(
 def test_who_follows_waits_for_one_that_always_takes_long(local: HangingStore, store: HangingStore) -> None:
     """Else what is gone would never be seen to be gone: something would be unreadable at every look."""
     ticks = [0]
-    repositories = Repositories([local, store], patience_s=0.0, clock=lambda: ticks[0])
+    repositories = Repositories([local, store], timeout_s=0.0, clock=lambda: ticks[0])
 
     def take(seconds: int, function: Callable[[], Scan]) -> Scan:
         store.hang()
         scan = beside(function)
         assert store.begun.acquire(timeout=WAIT_S)
-        eventually(lambda: not repositories._listers[0].busy, "the other one has answered")
+        eventually(lambda: not repositories.listers[0].busy, "the other one has answered")
         ticks[0] += seconds * 10**9
         store.go_on()
         return scan.result(WAIT_S)
 
     for seconds in (3, 3, 3):
         take(seconds, repositories.scan)
-    assert repositories._listers[1].took_ns == 3 * 10**9
-    assert take(5, lambda: repositories.follow(no_call)) == Scan({**local.models_now, **store.models_now})
+    assert repositories.listers[1].took_ns == 3 * 10**9
+    assert take(5, lambda: repositories.poll(no_call)) == Scan({**local.models_now, **store.models_now})
     # One exception does not make it one that always takes that long.
     take(1000, repositories.scan)
-    assert repositories._listers[1].took_ns < 12 * 10**9
+    assert repositories.listers[1].took_ns < 12 * 10**9
     repositories.close()
 
 
 def test_a_close_ends_all_waiting_and_leaves_what_hangs(
     store: HangingStore, local: HangingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(module, "CLOSE_S", 0.01)
     repositories = Repositories([local, store])
     store.hang()
     scan = beside(repositories.scan)
@@ -353,17 +354,18 @@ def test_a_close_ends_all_waiting_and_leaves_what_hangs(
 Step = tuple[str, int]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["write", "hang", "go on", "fail", "scan", "glance", "follow"]), st.integers(0, 1)
+        st.sampled_from(["write", "hang", "go on", "fail", "scan", "list_available", "poll"]),
+        st.integers(0, 1),
     ),
     max_size=25,
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60), deadline=None)
 @given(STEPS)
 def test_whatever_happens_everybody_sees_what_was_written_before(steps: list[Step]) -> None:
     stores = (HangingStore("/a"), HangingStore("/b"))
-    repositories = Repositories(stores, patience_s=0.0)
+    repositories = Repositories(stores, timeout_s=0.0)
     late = threading.Event()
     scans: list[tuple[tuple[set[str], set[str]], Future[Scan]]] = []
     for number, (step, which) in enumerate(steps):
@@ -384,8 +386,8 @@ def test_whatever_happens_everybody_sees_what_was_written_before(steps: list[Ste
                 written = (set(stores[0].models_now), set(stores[1].models_now))
                 functions: dict[str, Callable[[], Scan]] = {
                     "scan": repositories.scan,
-                    "glance": repositories.glance,
-                    "follow": lambda: repositories.follow(late.set),
+                    "list_available": repositories.list_available,
+                    "poll": lambda: repositories.poll(late.set),
                 }
                 scans.append((written, beside(functions[step])))
     for each in stores:
@@ -396,9 +398,9 @@ def test_whatever_happens_everybody_sees_what_was_written_before(steps: list[Ste
         for each, names in zip(stores, written, strict=True):
             assert scan.age_ns or each.location in scan.unreadable or names <= scan.models.keys()
         assert scan.late <= scan.unreadable.keys()
-    eventually(lambda: not any(each.busy for each in repositories._listers), "what was given up has ended")
+    eventually(lambda: not any(each.busy for each in repositories.listers), "what was given up has ended")
     assert max(each.most for each in stores) <= 1
     last = now(repositories.scan)
     assert last == Scan({**stores[0].models_now, **stores[1].models_now})
     repositories.close()
-    eventually(lambda: not any(lister.busy for lister in repositories._listers), "nothing is left")
+    eventually(lambda: not any(lister.busy for lister in repositories.listers), "nothing is left")

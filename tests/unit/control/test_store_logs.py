@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from tests.support.stores import HangingStore
 
-from conch_control.planner.snapshot import Looker
+from conch_control.planner.snapshot import SnapshotReader
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, Repository
 from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Connection, Patience
+from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
 from conch_control.repository.storage.stores import BusyError, StoredObject
 
-PATIENCE = Patience(total_s=20.0, first_wait_s=0.001, longest_wait_s=0.001)
+PATIENCE = StoreTimeouts(total_s=20.0, first_wait_s=0.001, longest_wait_s=0.001)
 
 
 class Scripted:
@@ -68,8 +68,8 @@ def test_a_look_takes_what_the_listing_says_however_long_ago_that_was(tmp_path: 
         clock[0] += 10
 
     with opened(store, tmp_path, clock) as repository:
-        looker = Looker(Repositories([repository]), "", take_long)
-        first, second = (looker.wait_and_look(lambda: False) for _ in range(2))
+        reader = SnapshotReader(Repositories([repository]), "", take_long)
+        first, second = (reader.poll_all(lambda: False) for _ in range(2))
         assert first.models.keys() == {"m"}
         assert first == second
         assert store.listed == ["", ""]

@@ -21,11 +21,11 @@ from conch.core.stopping import load_stopped
 from conch_control.events import EventLog
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.lifecycle.model_lifecycle import Lifecycle
-from conch_control.lifecycle.model_loader import Loader
+from conch_control.lifecycle.model_lifecycle import ModelLifecycle
+from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.lifecycle.version_states import Book
+from conch_control.lifecycle.version_states import VersionStates
 from conch_control.options import ControlOptions
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class Storage:
         self.site = site
         self.root = root
         self.events = EventLog(lambda: 0.0)
-        self.book = Book(site.registry, self.events)
-        loader = Loader(options, site.get_backend, site.registry)
-        self.lifecycle = Lifecycle(options, site.registry, loader, self.book)
+        self.states = VersionStates(site.registry, self.events)
+        loader = ModelLoader(options, site.get_backend, site.registry)
+        self.lifecycle = ModelLifecycle(options, site.registry, loader, self.states)
         self.models: list[RemoteModel] = []
         self._pool = ThreadPoolExecutor(8)
 
@@ -76,7 +76,7 @@ class Storage:
         return future
 
     def phases(self, name: str = "m") -> dict[int, str]:
-        return {version: status.phase.value for version, status in self.book.versions(name).items()}
+        return {version: status.phase.value for version, status in self.states.versions(name).items()}
 
     def history(self, version: int = 1) -> list[str]:
         return [event.phase.value for event in self.events.after(0) if event.version == version]
@@ -112,13 +112,13 @@ def test_a_fetched_model_goes_through_all_phases(storage: Storage) -> None:
     seen = []
 
     def look(path: str) -> None:
-        status = storage.book.versions("m")[1]
+        status = storage.states.versions("m")[1]
         seen.append((status.phase, status.done_bytes > 0, status.total_bytes > status.done_bytes))
 
     model.before_file = look
     storage.load(model)
     assert seen == [(Phase.STAGING, False, True), (Phase.STAGING, True, True)]
-    assert storage.book.versions("m")[1].total_bytes == 0
+    assert storage.states.versions("m")[1].total_bytes == 0
     storage.lifecycle.unload("m")
     drained("m")
     assert storage.history() == ["STAGING", "LOADING", "READY", "DRAINING", "UNLOADED"]
@@ -130,7 +130,7 @@ def test_how_far_the_successor_of_a_version_that_serves_is(storage: Storage) -> 
     storage.load(model)
     model.write(storage.files(v1="changed"))
     seen = []
-    model.before_file = lambda path: seen.append(storage.book.versions("m")[1])
+    model.before_file = lambda path: seen.append(storage.states.versions("m")[1])
     storage.load(model)
     assert {(status.phase, status.total_bytes > 0) for status in seen} == {(Phase.READY, True)}
     assert storage.history() == ["STAGING", "LOADING", "READY", "READY"]
@@ -192,13 +192,13 @@ def test_storage_that_fails(storage: Storage, caplog: pytest.LogCaptureFixture, 
             storage.load(model)
         assert raised.value.message == "failed to load 'm', failed to poll from model repository"
     assert "Poll failed for model directory 'm': 503 slow down" in caplog.text
-    assert storage.book.failures == {"m": "503 slow down"}
-    status = storage.book.versions("m")[1]
+    assert storage.states.failures == {"m": "503 slow down"}
+    status = storage.states.versions("m")[1]
     assert (status.phase, status.reason) == ((Phase.FAILED, "503 slow down") if first else (Phase.READY, ""))
     model.error, model.before_file = None, lambda path: None
     storage.load(model)
     assert storage.phases() == {1: "READY"}
-    assert storage.book.failures == {}
+    assert storage.states.failures == {}
 
 
 def test_an_unload_stops_fetching(storage: Storage) -> None:
@@ -224,7 +224,7 @@ def test_an_unload_while_the_successor_is_fetched(storage: Storage, site: Site) 
     go = threading.Event()
     model.before_file = waiting_for(go)
     loading = storage.start(model)
-    eventually(lambda: storage.book.versions("m")[1].total_bytes, "it is being fetched")
+    eventually(lambda: storage.states.versions("m")[1].total_bytes, "it is being fetched")
     storage.lifecycle.unload("m")
     go.set()
     with pytest.raises(SupersededError):
@@ -282,7 +282,7 @@ def test_a_newer_override_overtakes_and_an_equal_one_shares(storage: Storage, si
     model = storage.model(v1="slowly")
     older = storage.start_slow(model)
     newer = [storage.start(model, config(4))]
-    eventually(lambda: storage.lifecycle._operations._newest["m"].override is not None, "it has come in")
+    eventually(lambda: storage.lifecycle.queue.newest["m"].override is not None, "it has come in")
     newer += [storage.start(model, config(4)) for _ in range(2)]
     newer += [storage.start(model)]  # leaves it in force
     site.backend.gate.set()
@@ -356,7 +356,7 @@ def test_a_failed_successor_is_in_the_index(storage: Storage) -> None:
     model.write(storage.files(v1="crash boom"))
     with pytest.raises(InvalidArgumentError):
         storage.load(model)
-    status = storage.book.versions("m")[1]
+    status = storage.states.versions("m")[1]
     assert (status.phase, status.reason) == (
         Phase.READY,
         "it goes on as it was, as its successor failed to load: Internal: boom",
@@ -366,7 +366,7 @@ def test_a_failed_successor_is_in_the_index(storage: Storage) -> None:
     )
     model.write(storage.files())
     storage.load(model)
-    assert storage.book.versions("m")[1].reason == ""
+    assert storage.states.versions("m")[1].reason == ""
     assert storage.site.registry.entries["m"].states[1] == VersionState("READY")
 
 
@@ -478,12 +478,12 @@ def test_memory_is_measured_and_given_back(
 ) -> None:
     with caplog.at_level(logging.INFO):
         storage.load(storage.model())
-        assert storage.book.versions("m")[1].host_bytes is not None
+        assert storage.states.versions("m")[1].host_bytes is not None
         storage.lifecycle.unload("m")
         drained("m")
     assert "'m' version 1 has taken " in caplog.text
     assert "'m' version 1 gave back " in caplog.text
-    assert storage.book.versions("m")[1].host_bytes is None
+    assert storage.states.versions("m")[1].host_bytes is None
 
 
 def test_loads_side_by_side_are_not_measured(storage: Storage, site: Site) -> None:
@@ -492,7 +492,7 @@ def test_loads_side_by_side_are_not_measured(storage: Storage, site: Site) -> No
     site.backend.gate.set()
     for load in loads:
         load.result(WAIT_S)
-    assert [storage.book.versions(name)[1].host_bytes for name in ("a", "b")] == [None, None]
+    assert [storage.states.versions(name)[1].host_bytes for name in ("a", "b")] == [None, None]
 
 
 def test_what_takes_long_in_a_load_can_ask_whether_to_go_on(

@@ -10,7 +10,7 @@ from conch.core.errors import InvalidArgumentError
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.source import Repository
 from conch_control.repository.storage.cache import ModelCache
-from conch_control.repository.storage.connection import Connection, Patience
+from conch_control.repository.storage.connection import Connection, StoreTimeouts
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
@@ -45,7 +45,7 @@ def open_repository(
     if isinstance(parsed, Path):
         return LocalRepository(parsed)
     connection = Connection(
-        parsed, find_store(parsed), CredentialReader(environment), Patience.of(options.timeout_s)
+        parsed, find_store(parsed), CredentialReader(environment), StoreTimeouts.of(options.timeout_s)
     )
     cache = ModelCache(cache_directory(parsed, options, environment), options.cache_bytes)
     return ObjectRepository(connection, cache)

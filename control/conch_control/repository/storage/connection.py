@@ -26,7 +26,7 @@ _CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class StoreTimeouts:
     """How long a store may take.
 
     Attributes:
@@ -48,7 +48,7 @@ class Patience:
     open_s: float = 30.0
 
     @classmethod
-    def of(cls, total_s: float) -> Patience:
+    def of(cls, total_s: float) -> StoreTimeouts:
         """What fits a limit in seconds."""
         return cls(total_s, total_s / 3, total_s, total_s * 10, min(0.2, total_s / 10), total_s / 6)
 
@@ -64,10 +64,14 @@ class Connection:
     """
 
     def __init__(
-        self, location: Location, open_store: OpenStore, credentials: CredentialReader, patience: Patience
+        self,
+        location: Location,
+        open_store: OpenStore,
+        credentials: CredentialReader,
+        timeouts: StoreTimeouts,
     ) -> None:
         self.location = location
-        self.patience = patience
+        self.timeouts = timeouts
         self._open_store = open_store
         self._credentials = credentials
         self._secrets: tuple[str, ...] = ()
@@ -107,9 +111,9 @@ class Connection:
         Raises:
             OSError: It failed, or took too long; the text names the repository.
         """
-        patience = self.patience
-        future = self.start(lambda: self.trying(operation, try_s or patience.try_s))
-        limit_s = patience.open_s + patience.total_s + (try_s or patience.try_s) + 1.0
+        timeouts = self.timeouts
+        future = self.start(lambda: self.trying(operation, try_s or timeouts.try_s))
+        limit_s = timeouts.open_s + timeouts.total_s + (try_s or timeouts.try_s) + 1.0
         try:
             # The loop keeps the time too, unless a library holds it up.
             return future.result(limit_s)
@@ -126,16 +130,16 @@ class Connection:
             OSError: It failed; the text names the repository.
             ConchError: The credentials are wrong.
         """
-        patience = self.patience
+        timeouts = self.timeouts
         loop = asyncio.get_running_loop()
         deadline = None
-        wait_s = patience.first_wait_s
+        wait_s = timeouts.first_wait_s
         while True:
             store: Store | None = None
             try:
-                async with asyncio.timeout(patience.open_s):
+                async with asyncio.timeout(timeouts.open_s):
                     store = await self._opened()
-                deadline = deadline or loop.time() + patience.total_s
+                deadline = deadline or loop.time() + timeouts.total_s
                 async with asyncio.timeout(try_s):
                     result = await operation(store)
                 self._retried = ""
@@ -146,7 +150,7 @@ class Connection:
                 await self._forget()  # the next call looks whether there are other credentials
                 raise self.failure(error) from None
             except TimeoutError:
-                limit_s = patience.open_s if store is None else try_s
+                limit_s = timeouts.open_s if store is None else try_s
                 failure: OSError = BusyError(f"no answer within {limit_s:g} s")
             except BusyError as error:
                 failure = error
@@ -166,7 +170,7 @@ class Connection:
                 self._retried = reason
                 log.info("%s; trying again", reason)
             await asyncio.sleep(pause_s)
-            wait_s = min(wait_s * 2, patience.longest_wait_s)
+            wait_s = min(wait_s * 2, timeouts.longest_wait_s)
 
     def failure(self, error: BaseException) -> OSError:
         """An error as it is to be seen: it names the repository, and no secrets."""
@@ -215,7 +219,7 @@ class Connection:
                 credentials = await asyncio.to_thread(self._credentials.read, self.location)
                 self._secrets = credentials.secrets()
                 try:
-                    self._store = await self._open_store(self.location, credentials, self.patience.silence_s)
+                    self._store = await self._open_store(self.location, credentials, self.timeouts.silence_s)
                 except (OSError, ConchError):
                     raise
                 except Exception as error:  # a library's own kinds: what is wrong with its settings

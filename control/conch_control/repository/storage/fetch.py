@@ -29,7 +29,7 @@ class ShortError(OSError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FetchItem:
     """An object to be fetched.
 
     Attributes:
@@ -65,7 +65,7 @@ class Fetch:
     """
 
     def __init__(
-        self, connection: Connection, cache: ModelCache, files: Mapping[str, Wanted], checksums: Checksums
+        self, connection: Connection, cache: ModelCache, files: Mapping[str, FetchItem], checksums: Checksums
     ) -> None:
         self._connection = connection
         self._cache = cache
@@ -111,7 +111,7 @@ class Fetch:
         finally:
             self.ended.set()
 
-    async def _file(self, path: str, wanted: Wanted, blocks: asyncio.Semaphore) -> None:
+    async def _file(self, path: str, wanted: FetchItem, blocks: asyncio.Semaphore) -> None:
         while not await asyncio.to_thread(self._cache.has, wanted.blob):
             partial = await asyncio.to_thread(self._cache.partial, wanted.blob)
             if partial is None:
@@ -124,7 +124,9 @@ class Fetch:
             break
         self._done[path] = wanted.blob.size
 
-    async def _content(self, path: str, wanted: Wanted, partial: Partial, blocks: asyncio.Semaphore) -> None:
+    async def _content(
+        self, path: str, wanted: FetchItem, partial: Partial, blocks: asyncio.Semaphore
+    ) -> None:
         seen = ""
         for _ in range(_TRIES):
             if partial.size:
@@ -172,7 +174,7 @@ class Fetch:
 
         async with blocks:
             for _ in range(_TRIES):
-                data = await self._connection.trying(read, self._connection.patience.block_s)
+                data = await self._connection.trying(read, self._connection.timeouts.block_s)
                 if len(data) == item.size > end - start:
                     data = data[start:end]  # a server that knows no ranges
                 if len(data) == end - start:

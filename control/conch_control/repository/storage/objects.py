@@ -111,7 +111,7 @@ class ObjectRepository:
         async def fetched(store: Store) -> bytes:
             return await store.read(item.path, 0, item.size)
 
-        return self._connection.call(fetched, self._connection.patience.block_s)
+        return self._connection.call(fetched, self._connection.timeouts.block_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Progress
 from conch_control.repository.storage.cache import Blob, ModelCache, Tree
 from conch_control.repository.storage.connection import Connection
-from conch_control.repository.storage.fetch import Checksums, Fetch, Wanted
+from conch_control.repository.storage.fetch import Checksums, Fetch, FetchItem
 from conch_control.repository.storage.listing import Contents
 from conch_control.repository.storage.partial import is_full
 from conch_control.repository.storage.stores import BusyError, StoredObject
@@ -157,7 +157,7 @@ class Stager:
             progress(total, total)
             return True
         log.info("model '%s': fetching %d files, %d bytes", name, len(missing), total)
-        files = {path: Wanted(contents.files[path], blobs[path]) for path in missing}
+        files = {path: FetchItem(contents.files[path], blobs[path]) for path in missing}
         fetch = Fetch(self._connection, self._cache, files, self._checksums)
         try:
             self._wait(name, fetch, len(files), total, progress, cancelled)
@@ -210,7 +210,7 @@ class Stager:
             if fetch.begun:  # else it was given up before
                 fetch.ended.wait(_END_S)
 
-    def _forget(self, files: dict[str, Wanted]) -> None:
+    def _forget(self, files: dict[str, FetchItem]) -> None:
         """Drops what was fetched of objects that have changed meanwhile: it may be of either state."""
         for wanted in files.values():
             with suppress(OSError):

@@ -1,0 +1,129 @@
+"""Loads model directories as a server does, by the control plane's own rules."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from conch.backends import load_backend
+from conch.backends.python.python_settings import NeedsWorkerError
+from conch.core.calls import Calls
+from conch.core.errors import DeadlineExceededError, InvalidArgumentError
+from conch.core.registry import Entry, Registry, VersionState
+from conch.core.request import InferenceRequest
+from conch.core.servable import Servable
+from conch.testing.mock_models import Function, StandIn
+
+Placement = Literal["in_process", "worker"]
+
+GRACE_S = 3.0
+"""How long `Repository.close` waits for a model that goes on with what nobody waits for any more."""
+
+_PLACEMENT = "CONCH_PLACEMENT"
+
+log = logging.getLogger(__name__)
+
+
+class Repository:
+    """Models that know of each other; close it when they have run.
+
+    Args:
+        placement: Where Python models run.
+
+    Attributes:
+        given_up: Requests for which nobody waits any more, as their deadline has passed.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._registry = Registry()
+        self._loaded: list[Servable] = []
+        self.calls = Calls(self._registry)
+        self.given_up: list[InferenceRequest] = []
+
+    def add(self, name: str, model: Function | str | Path) -> None:
+        """Adds a stand-in: a function, or a directory."""
+        if callable(model):
+            self._publish(name, StandIn(name, model))
+        else:
+            self.load(Path(model), name=name)
+
+    def load(
+        self,
+        directory: Path,
+        version: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+    ) -> Servable:
+        """Loads a version of a model: the newest, unless one is named.
+
+        Raises:
+            ConchError: It can't be loaded.
+            FileNotFoundError: There is no such directory, or no such version.
+        """
+        # The planes meet here only.
+        from conch_control.config.json_format import to_json
+        from conch_control.config.parse import read_config
+        from conch_control.lifecycle.model_definition import read_definition
+        from conch_control.lifecycle.model_loader import ModelLoader
+        from conch_control.options import ControlOptions
+        from conch_control.repository.layout import config_file
+
+        directory = directory.resolve()
+        if not directory.is_dir():
+            raise FileNotFoundError(f"there is no model directory '{directory}'")
+        name = directory.name if name is None else name
+        options = ControlOptions(
+            repositories=(directory.parent,), backend_options={"python": {"placement": self._placement}}
+        )
+        override = None
+        if config:
+            path = config_file(directory)
+            written = to_json(read_config(path)) if path.is_file() else {}
+            override = json.dumps({**written, **config})
+        definition = read_definition(name, directory, options, override)
+        if definition.config.parameters and _PLACEMENT in definition.config.parameters:
+            definition.config.parameters[_PLACEMENT].string_value = self._placement
+        if not definition.versions or (version is not None and version not in definition.versions):
+            wanted = "no version" if version is None else f"no version {version}"
+            raise FileNotFoundError(f"model directory '{directory}' has {wanted}")
+        version = max(definition.versions) if version is None else version
+        loader = ModelLoader(options, load_backend, self._registry, calls=self.calls)
+        loader.check(definition)
+        try:
+            model = loader.load(replace(definition, versions=(version,)), version)
+        except NeedsWorkerError as error:
+            # No flag and no parameter of its config has it run here.
+            raise InvalidArgumentError(
+                f"{error.need}, and conch.testing runs it in this process unless it is told otherwise: give "
+                f"run or load placement='worker'"
+            ) from None
+        return self._publish(name, model)
+
+    def close(self) -> None:
+        """Closes all models, the last first; waits for what they do, but not long if that was given up."""
+        while self._loaded:
+            self._close(self._loaded.pop())
+
+    def _close(self, model: Servable) -> None:
+        late = [request for request in self.given_up if not request.answered]
+        if model.close(GRACE_S if late else None):
+            return
+        for request in late:
+            # Its model may never do so: it has forgotten that it has to, or keeps the sender.
+            request.fail(DeadlineExceededError("Deadline Exceeded"))
+        if not model.close(GRACE_S):
+            log.warning(
+                "model '%s' still runs a request whose deadline has passed: it is left, and not finalized",
+                model.spec.name,
+            )
+
+    def _publish(self, name: str, model: Servable) -> Servable:
+        self._loaded.append(model)
+        version = model.spec.version
+        self._registry.publish(name, Entry({version: model}, {version: VersionState("READY")}))
+        return model
