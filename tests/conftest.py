@@ -4,23 +4,46 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import settings
 
 # `pytest` alone, unlike `python -m pytest`, does not put the root on the path.
 if (_root := str(Path(__file__).resolve().parents[1])) not in sys.path:
     sys.path.insert(0, _root)
 
+from tests.support import budgets, profiles, sets
 from tests.support.leaks import no_leaks
 
 # From its first loop on libuv keeps a pipe for signals, which is no leak of the test that has that loop.
 uvloop.new_event_loop().close()
 
-settings.register_profile("conch", deadline=None)
-settings.load_profile("conch")
+profiles.load()
+_guard = sets.ProcessGuard()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of `make test` and its like."""
+    parser.addoption(
+        "--budgets",
+        choices=("quick", "process", "slow"),
+        help="report the slowest tests and each folder's time; fail where a budget is passed by half",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests that start processes."""
+    sets.mark(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Refuses tests of the quick set that start a process."""
+    with _guard.refused() if sets.is_quick(item) else nullcontext():
+        return (yield)
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +51,12 @@ def leaves_nothing_behind() -> Iterator[None]:
     """Fails a test that leaves a thread, process, file descriptor or shared-memory name behind."""
     with no_leaks():
         yield
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Reports times where they are asked for."""
+    if part := config.getoption("budgets"):
+        over = budgets.report(terminalreporter, part)
+        if over and terminalreporter._session.exitstatus == pytest.ExitCode.OK:
+            terminalreporter.write_line(f"over budget by more than half: {', '.join(over)}", red=True)
+            terminalreporter._session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -10,10 +10,10 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import (
     EXAMPLES,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
-    serving_process,
+    serving,
     write_model,
     write_probe,
 )
@@ -62,7 +62,7 @@ MOST_BYTES = 4 * 1024 * 1024
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server with the examples and models written for these tests."""
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
@@ -79,7 +79,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_probe(repository, "versions", "version_policy { all { } }", versions=(1, 3))
     write_model(repository, "repeater", REPEATER_CONFIG, {"model.py": REPEATER})
     write_model(repository, "caster", CASTER_CONFIG, {"model.py": CASTER})
-    with serving_process(EXAMPLES, repository, flags=[f"--grpc-max-message-bytes={MOST_BYTES}"]) as server:
+    with serving(EXAMPLES, repository, flags=[f"--grpc-max-message-bytes={MOST_BYTES}"]) as server:
         # gRPC keeps some file descriptors and threads from its first call on.
         with client_of(server) as client:
             assert client.is_server_ready()
@@ -87,14 +87,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+def client(server: AnyServer) -> Iterator[triton.InferenceServerClient]:
     """A client of that server."""
     with client_of(server) as client:
         yield client
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     """A client of that server that sends whatever it is given."""
     with closing(RawClient(server.address)) as raw:
         yield raw

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton_aio
-from tests.support.servers import WAIT_S, ServerProcess, check_simple, simple_inputs, tensor
+from tests.support.servers import WAIT_S, AnyServer, check_simple, simple_inputs, tensor
 from tritonclient.utils import InferenceServerException
 
 
-def run(server: ServerProcess, use: Callable[[Any], Awaitable[None]]) -> None:
+def run(server: AnyServer, use: Callable[[Any], Awaitable[None]]) -> None:
     """Runs a coroutine function with a client."""
 
     async def main() -> None:
@@ -23,7 +23,7 @@ def run(server: ServerProcess, use: Callable[[Any], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_infer(server: ServerProcess) -> None:
+def test_infer(server: AnyServer) -> None:
     async def use(client: Any) -> None:
         assert await client.is_server_live()
         assert await client.is_model_ready("simple")
@@ -38,7 +38,7 @@ def test_infer(server: ServerProcess) -> None:
     run(server, use)
 
 
-def test_stream_infer(server: ServerProcess) -> None:
+def test_stream_infer(server: AnyServer) -> None:
     numbers = [tensor("IN", np.array([1, 2, 3], np.int32), "INT32")]
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
@@ -63,7 +63,7 @@ def test_stream_infer(server: ServerProcess) -> None:
     run(server, use)
 
 
-def test_cancelled_infer(server: ServerProcess, tmp_path: Any) -> None:
+def test_cancelled_infer(server: AnyServer, tmp_path: Any) -> None:
     started, noticed = tmp_path / "started", tmp_path / "noticed"
     inputs = [tensor("IN", np.zeros((1, 4), np.float32))]
 

@@ -15,11 +15,11 @@ import pytest
 from tests.contract.conftest import REPEATER, REPEATER_CONFIG
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
-    serving_process,
+    serving,
     tensor,
     write_model,
     write_probe,
@@ -61,7 +61,7 @@ TWO_INSTANCES = "instance_group { count: 2 kind: KIND_CPU }"
 
 
 @pytest.fixture(scope="module")
-def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server of models that batch."""
     repository = tmp_path_factory.mktemp("batching")
     write_probe(repository, "ordered", f"dynamic_batching {{ preserve_ordering: true }} {TWO_INSTANCES}")
@@ -77,20 +77,20 @@ def batching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
     write_model(repository, "repeater", REPEATER_CONFIG + ordered, {"model.py": REPEATER})
     write_model(repository, "ragged", RAGGED_CONFIG, {"model.onnx": RAGGED})
     write_model(repository, "padded", PADDED_CONFIG, {"model.onnx": MEAN})
-    with serving_process(repository, flags=[f"--max-queue-size={BOUND}"]) as server:
+    with serving(repository, flags=[f"--max-queue-size={BOUND}"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(batching: ServerProcess) -> Iterator[Client]:
+def client(batching: AnyServer) -> Iterator[Client]:
     with client_of(batching) as client:
         yield client
 
 
 @pytest.fixture
-def raw(batching: ServerProcess) -> Iterator[RawClient]:
+def raw(batching: AnyServer) -> Iterator[RawClient]:
     with closing(RawClient(batching.address)) as raw:
         yield raw
 
@@ -322,7 +322,7 @@ class TestFullQueues:
             assert 1 <= message.infer_response.parameters["retry_after_ms"].int64_param <= 10_000
 
     def test_a_client_with_a_retry_policy_waits_for_so_long(
-        self, batching: ServerProcess, raw: RawClient, block: Callable[[str], Blocked]
+        self, batching: AnyServer, raw: RawClient, block: Callable[[str], Blocked]
     ) -> None:
         """gRPC itself waits for the time that the server names, not for that of its policy."""
         block("fresh")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tests.support.calling import run, write_callers, write_script, write_until_cancelled
-from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
+from tests.support.servers import AnyServer, client_of, eventually, serving, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
 NOT_READY = "Failed for execute the inference request. Model '{0}' is not ready."
@@ -117,14 +117,14 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
+def server(repository: Path, placement: str) -> Iterator[AnyServer]:
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+def client(server: AnyServer) -> Iterator[triton.InferenceServerClient]:
     with client_of(server) as client:
         yield client
 
@@ -318,7 +318,7 @@ def test_a_deadline_ends_the_waiting(client: triton.InferenceServerClient, repos
 
 
 def test_nobody_who_waits_ends_the_waiting(
-    server: ServerProcess, client: triton.InferenceServerClient, repository: Path
+    server: AnyServer, client: triton.InferenceServerClient, repository: Path
 ) -> None:
     files = repository / "endless"
     with client_of(server) as other:
@@ -433,7 +433,7 @@ def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
         write_model(tmp_path, name, PLAIN, {"model.py": INITIALIZES.format(other=other)})
     write_script(tmp_path, "c")
     flags = ["--model-control-mode=explicit", "--model-load-thread-count=1", placement]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         client.load_model("a", client_timeout=20)
         assert [client.is_model_ready(name) for name in "abc"] == [True] * 3
         for name in ("self", "x"):
@@ -443,7 +443,7 @@ def test_loads_while_a_model_is_loaded(tmp_path: Path, placement: str) -> None:
 
 def test_loading_is_not_always_allowed(tmp_path: Path) -> None:
     write_script(tmp_path)
-    with serving_process(tmp_path) as server, client_of(server) as client:
+    with serving(tmp_path) as server, client_of(server) as client:
         said = run(client, "result = raised(lambda: pb_utils.load_model('script'))")
     assert said.endswith(
         "explicit model load / unload is not allowed if polling is enabled; the model control mode is "

@@ -15,11 +15,12 @@ import tritonclient.grpc as triton
 from tests.contract.conftest import CASTER, CASTER_CONFIG, CASTER_TYPES
 from tests.support.redis_server import RedisServer, redis_server, silent_server
 from tests.support.servers import (
-    ServerProcess,
+    AnyServer,
     client_of,
     eventually,
     probe,
     probe_inputs,
+    serving,
     serving_process,
     started,
     tensor,
@@ -53,15 +54,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving_process(repository, flags=[f"--cache-config=local,size={SIZE}"]) as server:
+def server(repository: Path) -> Iterator[AnyServer]:
+    with serving(repository, flags=[f"--cache-config=local,size={SIZE}"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+def client(server: AnyServer) -> Iterator[triton.InferenceServerClient]:
     with client_of(server) as client:
         yield client
 
@@ -208,14 +209,14 @@ def test_bypass_and_refresh(client: triton.InferenceServerClient) -> None:
 
 
 def test_what_is_larger_than_the_cache_is_answered(
-    server: ServerProcess, client: triton.InferenceServerClient
+    caplog: pytest.LogCaptureFixture, client: triton.InferenceServerClient
 ) -> None:
     counts = Counts(client, "probe")
     large = np.ones((1, SIZE // 4), np.float32)
     for _ in range(2):
         assert (client.infer("probe", [tensor("IN", large)]).as_numpy("OUT") == large).all()
     assert counts()["cache_miss"] == 2
-    eventually(lambda: server.errors.count("Failed to insert key [") == 1, "it is logged once")
+    eventually(lambda: caplog.text.count("Failed to insert key [") == 1, "it is logged once")
 
 
 def test_cached_responses_end_in_time(client: triton.InferenceServerClient) -> None:
@@ -255,7 +256,7 @@ def test_streams_keep_their_order(client: triton.InferenceServerClient, tmp_path
 def test_a_reloaded_model_gives_its_own_answers(tmp_path: Path) -> None:
     directory = write_probe(tmp_path, "probe", BATCHED)
     flags = ["--model-control-mode=explicit", "--load-model=*", f"--cache-config=local,size={SIZE}"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         assert probe(client, 1.0, request_id="old")["ids"] == ["old"]
         assert probe(client, 1.0, request_id="x")["ids"] == ["old"]
         os.utime(directory / "1" / "model.py", (1, 1))
@@ -267,16 +268,17 @@ def test_a_reloaded_model_gives_its_own_answers(tmp_path: Path) -> None:
             probe(client, 1.0)
 
 
-def test_without_a_cache_the_config_is_ignored(tmp_path: Path) -> None:
+def test_without_a_cache_the_config_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_probe(tmp_path, "probe", BATCHED)
-    with serving_process(tmp_path) as server, client_of(server) as client:
+    with serving(tmp_path) as server, client_of(server) as client:
         for request_id in ("one", "two"):
             assert probe(client, 1.0, request_id=request_id)["ids"] == [request_id]
         assert client.get_model_config("probe").config.response_cache.enable
         text = "model 'probe' enables the response cache, but the server has none"
-        eventually(lambda: text in server.errors, "it is logged")
+        eventually(lambda: text in caplog.text, "it is logged")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("extra", "text"),
     [
@@ -301,6 +303,7 @@ def test_models_that_can_not_be_cached(tmp_path: Path, extra: str, text: str) ->
         assert text in server.errors
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -339,6 +342,7 @@ def test_flags_that_end_the_start(tmp_path: Path, flags: list[str], text: str) -
         assert "Traceback" not in server.errors
 
 
+@pytest.mark.process
 def test_the_old_flag_is_a_local_cache(tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
     flags = [f"--response-cache-byte-size={SIZE}", f"--cache-directory={tmp_path}"]
@@ -363,6 +367,7 @@ def wait_entries(redis: RedisServer, entries: int) -> None:
         eventually(lambda: client.dbsize() == entries, f"{entries} entries")
 
 
+@pytest.mark.process
 def test_servers_share_a_redis(redis: RedisServer, tmp_path: Path) -> None:
     """Same files, same answers: from server to server, and beyond a restart."""
     write_probe(tmp_path, "probe", ttl("600"))
@@ -383,6 +388,7 @@ def test_servers_share_a_redis(redis: RedisServer, tmp_path: Path) -> None:
         assert probe(client, 1.0, request_id="three")["ids"] == ["three"]
 
 
+@pytest.mark.process
 def test_a_redis_that_goes_away_is_done_without(tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
     with (
@@ -411,6 +417,7 @@ def test_a_redis_that_goes_away_is_done_without(tmp_path: Path) -> None:
         eventually(lambda: server.errors.count(again) == 1, "it is logged once")
 
 
+@pytest.mark.process
 def test_a_redis_that_hangs_delays_nobody_for_long(tmp_path: Path) -> None:
     """Redis's port is taken over by a server that says nothing."""
     write_probe(tmp_path, "probe", BATCHED)
@@ -430,6 +437,7 @@ def test_a_redis_that_hangs_delays_nobody_for_long(tmp_path: Path) -> None:
                 eventually(lambda: text in server.errors, "it is logged")
 
 
+@pytest.mark.process
 def test_passwords_do_not_reach_the_log(redis: RedisServer, tmp_path: Path) -> None:
     write_probe(tmp_path, "probe", BATCHED)
     environment = {"TRITONCACHE_REDIS_PASSWORD": "from-environment"}

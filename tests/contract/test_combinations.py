@@ -23,12 +23,12 @@ from tests.support.ensembles import python_config as spy_config
 from tests.support.sequence_models import COUNTDOWN, ECHOES, IO, LONG, SUMS, python_config, write_sums
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
     probe,
-    serving_process,
+    serving,
     tensor,
     write_model,
     write_probe,
@@ -139,7 +139,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
+def server(repository: Path) -> Iterator[AnyServer]:
     """A server with a cache and with rate limits."""
     flags = [
         "--model-control-mode=explicit",
@@ -147,20 +147,20 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         "--rate-limit=execution_count",
         f"--cache-config=local,size={SIZE}",
     ]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
+def client(server: AnyServer) -> Iterator[Client]:
     with client_of(server) as client:
         yield client
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     with closing(RawClient(server.address)) as raw:
         yield raw
 
@@ -240,7 +240,7 @@ class TestSequencesInEnsembles:
 
     @FIRSTS
     def test_requests_of_a_stream_stay_in_their_order(
-        self, server: ServerProcess, model: str, added: int
+        self, server: AnyServer, model: str, added: int
     ) -> None:
         """Whichever threads take a request from step to step."""
         once = int(model == "around")
@@ -266,7 +266,7 @@ class TestSequencesInEnsembles:
         assert step(client, "relay and sums", 5, 1) == 13
         assert step(client, "around", 5, 1, "E") == 16
 
-    def test_decoupled_sequences(self, server: ServerProcess) -> None:
+    def test_decoupled_sequences(self, server: AnyServer) -> None:
         with client_of(server) as client:
             stream = Stream(client)
             for number, flags in enumerate(("S", "", "E")):
@@ -388,7 +388,7 @@ class TestCaches:
 
 
 class TestDecoupledStepsOfNestedEnsembles:
-    def test_answers_come_one_by_one(self, server: ServerProcess) -> None:
+    def test_answers_come_one_by_one(self, server: AnyServer) -> None:
         with client_of(server) as client:
             stream = Stream(client)
             wanted = {}

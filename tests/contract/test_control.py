@@ -17,14 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     copy_example,
     eventually,
     probe,
     probe_inputs,
-    serving_process,
+    serving,
     simple_inputs,
     write_model,
     write_probe,
@@ -41,18 +41,18 @@ UNKNOWN = "Request for unknown model: 'nope' is not found"
 
 
 @pytest.fixture(scope="module")
-def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServer, Path]]:
     """A server in explicit mode, and its repository."""
     repository = tmp_path_factory.mktemp("explicit")
     write_probe(repository)
     copy_example(repository, "simple")
     flags = ["--model-control-mode=explicit", "--load-model=simple"]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         yield server, repository
 
 
 @pytest.fixture
-def manager(explicit: tuple[ServerProcess, Path]) -> Iterator[Client]:
+def manager(explicit: tuple[AnyServer, Path]) -> Iterator[Client]:
     """A client of the server in explicit mode; leaves the probe unloaded."""
     with client_of(explicit[0]) as client:
         yield client
@@ -305,7 +305,7 @@ def test_load_of_wrong_names(manager: Client, name: str, code: str, text: str) -
     ],
 )  # fmt: skip
 def test_parameters_of_load_and_unload(
-    explicit: tuple[ServerProcess, Path], method: str, key: str, kind: str, text: str
+    explicit: tuple[AnyServer, Path], method: str, key: str, kind: str, text: str
 ) -> None:
     request = getattr(service_pb2, f"RepositoryModel{method}Request")(model_name="probe")
     value: Any = {"string_param": "x", "int64_param": 1, "bool_param": True}[kind]
@@ -322,7 +322,7 @@ def test_unload_of_an_unknown_model_is_no_error(manager: Client) -> None:
     assert manager.is_model_ready("simple")
 
 
-def test_failed_reload_keeps_the_old_version(manager: Client, explicit: tuple[ServerProcess, Path]) -> None:
+def test_failed_reload_keeps_the_old_version(manager: Client, explicit: tuple[AnyServer, Path]) -> None:
     repository = explicit[1]
     manager.load_model("probe")
     good = (repository / "probe" / "1" / "model.py").read_text()

@@ -25,6 +25,8 @@ from tests.unit.backends.test_onnxruntime import ADD_SUB
 
 from conch.memory.cuda_driver import LIBRARY
 
+pytestmark = pytest.mark.process
+
 ECHO = """
 import triton_python_backend_utils as pb_utils
 

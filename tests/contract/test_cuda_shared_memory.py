@@ -28,6 +28,8 @@ from tests.support.servers import (
 )
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
+pytestmark = pytest.mark.process
+
 ECHO = """
 import time
 from pathlib import Path

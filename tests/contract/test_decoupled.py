@@ -15,10 +15,11 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
+    serving,
     serving_process,
     write_steps,
 )
@@ -34,17 +35,17 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
+def server(repository: Path, placement: str) -> Iterator[AnyServer]:
     write_steps(repository)
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     with closing(RawClient(server.address)) as raw:
         yield raw
 
@@ -192,7 +193,7 @@ def test_response_parameters_on_a_stream(raw: RawClient) -> None:
     ]
 
 
-def test_statistics(raw: RawClient, server: ServerProcess, repository: Path) -> None:
+def test_statistics(raw: RawClient, server: AnyServer, repository: Path) -> None:
     write_steps(repository, "counted")
     with client_of(server) as client:
         client.load_model("counted")
@@ -221,7 +222,7 @@ def test_statistics(raw: RawClient, server: ServerProcess, repository: Path) -> 
 
 @pytest.mark.parametrize("reload", [True, False], ids=["reload", "unload"])
 def test_a_replaced_model_goes_on_until_its_last_response(
-    raw: RawClient, server: ServerProcess, repository: Path, tmp_path: Path, reload: bool
+    raw: RawClient, server: AnyServer, repository: Path, tmp_path: Path, reload: bool
 ) -> None:
     name, finalized, go = f"replaced{reload}", tmp_path / "finalized", tmp_path / "go"
     write_steps(repository, name, finalized)
@@ -253,6 +254,7 @@ def test_a_replaced_model_goes_on_until_its_last_response(
         eventually(unloaded, "it is unloaded")
 
 
+@pytest.mark.process
 def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path, placement: str) -> None:
     finalized, go, begun = tmp_path / "finalized", tmp_path / "go", tmp_path / "begun"
     repository = tmp_path / "models"
@@ -271,7 +273,7 @@ def test_a_server_that_stops_lets_a_generation_finish(tmp_path: Path, placement:
     assert finalized.exists()
 
 
-def test_tritonclient(server: ServerProcess) -> None:
+def test_tritonclient(server: AnyServer) -> None:
     tensor = triton.InferInput("IN", [1], "INT32")
     tensor.set_data_from_numpy(np.zeros(1, np.int32))
     with client_of(server) as client:

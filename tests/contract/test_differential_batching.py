@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.contract.test_batching import TWO_INSTANCES, probe_request, send
 from tests.support.peers import NEEDS_TRITON, ready, text_of, triton_serving
-from tests.support.servers import RawClient, eventually, serving_process, write_probe
+from tests.support.servers import RawClient, eventually, serving, write_probe
 from tritonclient.grpc import service_pb2
 
 pytestmark = NEEDS_TRITON
@@ -67,7 +67,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RawClie
         settings = f"dynamic_batching {{ default_queue_policy {{ {policy.format(action)} }} }}"
         write_probe(repository, f"timeout_{action}", settings)
     with (
-        serving_process(repository) as server,
+        serving(repository) as server,
         closing(RawClient(server.address)) as conch,
         triton_serving(repository) as triton,
     ):

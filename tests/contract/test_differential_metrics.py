@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.metrics import Samples, get, samples
 from tests.support.peers import NEEDS_TRITON, TRITON, triton_serving
-from tests.support.servers import RawClient, eventually, free_port, serving_process, write_model
+from tests.support.servers import RawClient, eventually, free_port, serving, write_model
 from tritonclient.grpc import service_pb2
 
 pytestmark = NEEDS_TRITON
@@ -75,7 +75,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         cache,
     ]
     with (
-        serving_process(repository, flags=[cache]) as server,
+        serving(repository, flags=[cache]) as server,
         closing(RawClient(server.address)) as ours,
         triton_serving(repository, *flags) as theirs,
     ):

@@ -24,12 +24,12 @@ from tests.support.ensembles import (
 )
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     copy_example,
     eventually,
-    serving_process,
+    serving,
     tensor,
     write_model,
     write_probe,
@@ -155,20 +155,20 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
+def server(repository: Path) -> Iterator[AnyServer]:
     """A server with them."""
-    with serving_process(repository) as server:
+    with serving(repository) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
+def client(server: AnyServer) -> Iterator[Client]:
     with client_of(server) as client:
         yield client
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     with closing(RawClient(server.address)) as raw:
         yield raw
 
@@ -211,7 +211,7 @@ def test_readiness_index_and_metadata(client: Client) -> None:
     assert not config.instance_group
 
 
-def test_requests_share_batches_inside(client: Client, server: ServerProcess) -> None:
+def test_requests_share_batches_inside(client: Client, server: AnyServer) -> None:
     results: list[Any] = []
 
     def send(number: int) -> None:
@@ -433,7 +433,7 @@ def test_loading_unloading_and_what_is_wrong(tmp_path: Path) -> None:
     write_model(tmp_path, "wrong", ensemble_config([plain("spy", "X", "t")]))
     write_model(tmp_path, "wrong again", ensemble_config([plain("nothere", "X", "Y")]))
     with (
-        serving_process(tmp_path, flags=["--model-control-mode=explicit"]) as server,
+        serving(tmp_path, flags=["--model-control-mode=explicit"]) as server,
         client_of(server) as client,
     ):
         client.load_model("outer")
@@ -466,7 +466,7 @@ def test_requests_through_a_reload_of_a_step(tmp_path: Path) -> None:
     write_ensembles(tmp_path)
     flags = ["--model-control-mode=explicit", "--load-model=chain"]
     with (
-        serving_process(tmp_path, flags=flags) as server,
+        serving(tmp_path, flags=flags) as server,
         client_of(server) as client,
         client_of(server) as manager,
     ):

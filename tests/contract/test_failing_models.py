@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.support.servers import (
     WAIT_S,
-    ServerProcess,
+    AnyServer,
     check_simple,
     client_of,
     copy_example,
     probe,
     probe_inputs,
-    serving_process,
+    serving,
     simple_inputs,
     write_model,
     write_probe,
@@ -37,9 +37,7 @@ HELPS = "class TritonPythonModel:\n    def execute(self, requests):\n        ret
 
 
 @pytest.fixture(scope="module", params=["in_process", "worker"])
-def broken(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
+def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server most of whose models do not load."""
     repository = tmp_path_factory.mktemp("broken")
     copy_example(repository, "simple")
@@ -61,7 +59,7 @@ def broken(
     fails = 'class TritonPythonModel:\n    def execute(self, requests):\n        raise ValueError("cold")\n'
     write_model(repository, "bad_warmup", FIELDS + WARMUP, {"model.py": fails})
     flags = ["--exit-on-error=false", f"--backend-config=python,placement={request.param}"]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         yield server
 
 
@@ -83,7 +81,7 @@ def broken(
         ("bad_warmup", "failed to run warmup sample 'w': Failed to process the request(s) for model"),
     ],
 )  # fmt: skip
-def test_what_does_not_load(broken: ServerProcess, name: str, reason: str) -> None:
+def test_what_does_not_load(broken: AnyServer, name: str, reason: str) -> None:
     with client_of(broken) as client:
         lines = [line for line in client.get_model_repository_index().models if line.name == name]
         assert [line.state for line in lines] == ["UNAVAILABLE"]
@@ -98,7 +96,7 @@ def test_what_does_not_load(broken: ServerProcess, name: str, reason: str) -> No
         check_simple(client.infer("simple", simple_inputs()))
 
 
-def test_a_server_with_failed_models_is_live_and_not_ready(broken: ServerProcess) -> None:
+def test_a_server_with_failed_models_is_live_and_not_ready(broken: AnyServer) -> None:
     with client_of(broken) as client:
         assert client.is_server_live() is True
         assert client.is_server_ready() is False
@@ -152,7 +150,7 @@ def test_error_codes_of_models(client: Client, code: str, status: str) -> None:
     assert (raised.value.status(), raised.value.message()) == (f"StatusCode.{status}", "told to")
 
 
-def ask_four(server: ServerProcess, orders: dict[int, dict[str, str]]) -> dict[int, Any]:
+def ask_four(server: AnyServer, orders: dict[int, dict[str, str]]) -> dict[int, Any]:
     """Four requests, which run as one batch; for each what SEEN says, or its error."""
     said: dict[int, Any] = {}
 
@@ -173,7 +171,7 @@ def ask_four(server: ServerProcess, orders: dict[int, dict[str, str]]) -> dict[i
     return said
 
 
-def executions(server: ServerProcess) -> tuple[int, int, int]:
+def executions(server: AnyServer) -> tuple[int, int, int]:
     """Of the model that batches four: executions, successes, failures."""
     with client_of(server) as client:
         (stats,) = client.get_inference_statistics("four").model_stats
@@ -184,7 +182,7 @@ def executions(server: ServerProcess) -> tuple[int, int, int]:
         )
 
 
-def test_an_error_for_one_request_of_a_batch(server: ServerProcess) -> None:
+def test_an_error_for_one_request_of_a_batch(server: AnyServer) -> None:
     before = executions(server)
     said = ask_four(server, {2: {"error": "INVALID_ARG"}})
     failed = said.pop(2)
@@ -196,7 +194,7 @@ def test_an_error_for_one_request_of_a_batch(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("order", ["raise", "exit", "too few"])
-def test_a_failed_batch_fails_all_its_requests(server: ServerProcess, order: str) -> None:
+def test_a_failed_batch_fails_all_its_requests(server: AnyServer, order: str) -> None:
     before = executions(server)
     said = ask_four(server, {1: {"do": order}})
     assert len({str(error.message()) for error in said.values()}) == 1
@@ -209,7 +207,7 @@ def test_a_failed_batch_fails_all_its_requests(server: ServerProcess, order: str
 def test_a_model_that_failed_can_be_repaired(tmp_path: Path) -> None:
     directory = write_probe(tmp_path, extra='parameters { key: "fail" value { string_value: "no weights" } }')
     with (
-        serving_process(tmp_path, flags=["--model-control-mode=explicit"]) as server,
+        serving(tmp_path, flags=["--model-control-mode=explicit"]) as server,
         client_of(server) as client,
     ):
         with pytest.raises(InferenceServerException) as raised:

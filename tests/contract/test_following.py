@@ -18,6 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from conch_control.planner.watch_paths import file_system, is_silent
 
+pytestmark = pytest.mark.process
+
 SETTLE_S = 0.3
 
 ANSWER = """

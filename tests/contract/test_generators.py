@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, eventually, serving_process
+from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, eventually, serving
 from tritonclient.grpc import service_pb2
 
 STREAM = """
@@ -60,7 +61,7 @@ INFLIGHT = 'parameters { key: "CONCH_MAX_INFLIGHT" value { string_value: "8" } }
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[AnyServer]:
     root = tmp_path_factory.mktemp("generators")
     for name, source, config in (
         ("def", STREAM.replace("KIND", "def"), DECOUPLED),
@@ -70,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
         (root / name / "1").mkdir(parents=True)
         (root / name / "1/model.py").write_text(source)
         (root / name / "config.pbtxt").write_text(CONFIG + config)
-    with serving_process(root, flags=["--disable-auto-complete-config", placement]) as server:
+    with serving(root, flags=["--disable-auto-complete-config", placement]) as server:
         yield server
 
 
@@ -81,7 +82,7 @@ def tensor(value: int) -> triton.InferInput:
 
 
 @pytest.mark.parametrize("name", ["def", "async"])
-def test_streams(server: ServerProcess, name: str) -> None:
+def test_streams(server: AnyServer, name: str) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     with client_of(server) as client:
         client.start_stream(lambda result, error: answers.put(error or result))
@@ -94,9 +95,13 @@ def test_streams(server: ServerProcess, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["def", "async"])
-def test_a_generator_is_closed_when_its_client_goes(server: ServerProcess, name: str) -> None:
+def test_a_generator_is_closed_when_its_client_goes(
+    server: AnyServer, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    caplog.set_level(logging.INFO)
+
     def closed() -> int:
-        return sum(line["message"] == "closed" for line in server.logs())
+        return caplog.messages.count("closed")
 
     before = closed()
     request = service_pb2.ModelInferRequest(
@@ -114,7 +119,7 @@ def test_a_generator_is_closed_when_its_client_goes(server: ServerProcess, name:
     eventually(lambda: closed() == before + 1, "the generator is closed")
 
 
-def test_batches_in_flight_meet(server: ServerProcess) -> None:
+def test_batches_in_flight_meet(server: AnyServer) -> None:
     with client_of(server) as client, ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda value: client.infer("meet", [tensor(value)]), range(8)))
         counted: Any = client.get_inference_statistics("meet").model_stats[0]

@@ -13,7 +13,7 @@ import tritonclient.grpc as triton
 from tests.support.servers import (
     EXAMPLES,
     WAIT_S,
-    ServerProcess,
+    AnyServer,
     check_simple,
     client_of,
     eventually,
@@ -214,7 +214,7 @@ def test_deadline_that_passes_in_the_queue(client: Client, signal_files: tuple[P
     assert answers.get(timeout=WAIT_S)[1] is None
 
 
-def test_requests_of_many_clients_share_a_batch(server: ServerProcess) -> None:
+def test_requests_of_many_clients_share_a_batch(server: AnyServer) -> None:
     seen: list[Any] = []
 
     def ask(number: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.servers import client_of, serving_process, write_model
+from tests.support.servers import client_of, serving, write_model
 
 CONFIG = """
 backend: "python"
@@ -64,7 +64,7 @@ def test_instances_come_and_go(tmp_path: Path, placement: str) -> None:
         "--disable-auto-complete-config",
         f"--backend-config=python,placement={placement}",
     ]
-    with serving_process(repository, flags=flags) as server, client_of(server) as client:
+    with serving(repository, flags=flags) as server, client_of(server) as client:
         assert change("instance_group { count: 4 }") == ["initializes"] * 4
         assert change("instance_group { count: 3 } instance_group { name: 'other' }") == []
         assert change("instance_group { count: 1 }") == ["begins", "ends"] * 3

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -24,7 +26,7 @@ from tests.support.loading import (
     unload,
     write_number,
 )
-from tests.support.servers import RawClient, ServerProcess, client_of, eventually, serving_process
+from tests.support.servers import AnyServer, RawClient, client_of, eventually, serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -37,19 +39,22 @@ UNPOLLED = ("INTERNAL", "failed to load 'm', failed to poll from model repositor
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path, Path]]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServer, Path, Path]]:
     """A server in explicit mode, its repository, and where it makes temporary directories."""
     repository = tmp_path_factory.mktemp("models")
     temporary = tmp_path_factory.mktemp("temporary")
     write_number(repository, "m")
-    with serving_process(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
+    with (
+        patch.object(tempfile, "tempdir", str(temporary)),
+        serving(repository, flags=[EXPLICIT]) as server,
+    ):
         with closing(RawClient(server.address)) as client:
             index(client)  # gRPC keeps what it makes for its first call
         yield server, repository, temporary
 
 
 @pytest.fixture
-def raw(site: tuple[ServerProcess, Path, Path]) -> Iterator[RawClient]:
+def raw(site: tuple[AnyServer, Path, Path]) -> Iterator[RawClient]:
     """A client of that server; leaves nothing loaded, and so no file behind."""
     with closing(RawClient(site[0].address)) as client:
         yield client
@@ -59,7 +64,7 @@ def raw(site: tuple[ServerProcess, Path, Path]) -> Iterator[RawClient]:
         eventually(lambda: not os.listdir(site[2]), "the files are removed")
 
 
-def test_files_over_the_client_library(site: tuple[ServerProcess, Path, Path], raw: RawClient) -> None:
+def test_files_over_the_client_library(site: tuple[AnyServer, Path, Path], raw: RawClient) -> None:
     temporary = site[2]
     with client_of(site[0]) as client:
         contents = {"file:3/model.py": model_text(3).encode(), "file:3/more/data.bin": bytes(range(256))}
@@ -106,7 +111,7 @@ def test_files_that_fail_leave_what_serves(raw: RawClient) -> None:
     ["", "..", "../x", "../../../../tmp/x", "/..", "1/../../x", "1/", "1", "1/model.py/x", "x\0y", "x" * 256,
      "é" * 128, "1/" * 5000 + "x", "/".join(["x" * 255] * 20), "1/./model.py"],
 )  # fmt: skip
-def test_paths_that_are_refused(site: tuple[ServerProcess, Path, Path], raw: RawClient, path: str) -> None:
+def test_paths_that_are_refused(site: tuple[AnyServer, Path, Path], raw: RawClient, path: str) -> None:
     around = sorted(os.listdir(site[2].parent))
     assert load(raw, "m", {**files(v1=2), f"file:{path}": b"evil"}) == UNPOLLED
     assert os.listdir(site[2]) == []
@@ -115,7 +120,7 @@ def test_paths_that_are_refused(site: tuple[ServerProcess, Path, Path], raw: Raw
 
 
 def test_a_path_that_begins_with_a_slash_stays_inside(
-    site: tuple[ServerProcess, Path, Path], raw: RawClient, tmp_path: Path
+    site: tuple[AnyServer, Path, Path], raw: RawClient, tmp_path: Path
 ) -> None:
     assert load(raw, "m", {**files(v1=2), f"file:{tmp_path}/evil": b"evil"}) == {}
     assert os.listdir(tmp_path) == []
@@ -125,7 +130,7 @@ def test_a_path_that_begins_with_a_slash_stays_inside(
 
 @pytest.mark.parametrize("escape", ["{path}", "../../../{path}"], ids=["absolute", "escaping"])
 def test_configs_name_no_files_outside_the_model(
-    site: tuple[ServerProcess, Path, Path], raw: RawClient, tmp_path: Path, escape: str
+    site: tuple[AnyServer, Path, Path], raw: RawClient, tmp_path: Path, escape: str
 ) -> None:
     server, repository, _ = site
     outside = tmp_path / "model.py"
@@ -200,7 +205,10 @@ def test_the_end_of_the_server_removes_the_files(tmp_path: Path) -> None:
     repository, temporary = tmp_path / "models", tmp_path / "temporary"
     repository.mkdir()
     temporary.mkdir()
-    with serving_process(repository, flags=[EXPLICIT], environment={"TMPDIR": str(temporary)}) as server:
+    with (
+        patch.object(tempfile, "tempdir", str(temporary)),
+        serving(repository, flags=[EXPLICIT]) as server,
+    ):
         with closing(RawClient(server.address)) as client:
             assert load(client, "m", files(v1=1)) == {}
         assert len(os.listdir(temporary)) == 1
@@ -215,7 +223,7 @@ def test_the_operator_forbids_loading(tmp_path: Path) -> None:
         "UNAVAILABLE",
         "model load / unload is not allowed on this port: the server runs with --allow-model-control=false",
     )
-    with serving_process(tmp_path, flags=flags) as server, closing(RawClient(server.address)) as client:
+    with serving(tmp_path, flags=flags) as server, closing(RawClient(server.address)) as client:
         assert load(client, "n") == refused
         assert load(client, "n", files(v1=2)) == refused
         assert load(client, "") == refused
@@ -230,7 +238,7 @@ def test_the_operator_forbids_loading(tmp_path: Path) -> None:
 def test_the_mode_forbids_loading(tmp_path: Path) -> None:
     write_number(tmp_path, "m")
     refused = ("UNAVAILABLE", NOT_ALLOWED)
-    with serving_process(tmp_path) as server, closing(RawClient(server.address)) as client:
+    with serving(tmp_path) as server, closing(RawClient(server.address)) as client:
         assert load(client, "m") == refused
         assert load(client, "m", files(v1=2)) == refused
         assert load(client, "..") == refused

@@ -19,12 +19,14 @@ from tests.support.ensembles import request as ensemble_request
 from tests.support.ensembles import write_ensembles
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
     ServerProcess,
     client_of,
     eventually,
     probe,
     probe_inputs,
+    serving,
     serving_process,
     started,
     tensor,
@@ -81,6 +83,7 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
         yield server
 
 
+@pytest.mark.process
 def test_log_settings_at_run_time(talking: ServerProcess) -> None:
     def logged() -> str:
         before = len(talking.errors)
@@ -104,6 +107,7 @@ def test_log_settings_at_run_time(talking: ServerProcess) -> None:
         assert values(client.get_log_settings()) == SETTINGS
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("settings", "code", "text"),
     [
@@ -125,6 +129,7 @@ def test_log_settings_that_can_not_be(
         assert values(client.get_log_settings()) == SETTINGS
 
 
+@pytest.mark.process
 def test_verbose_lines_of_requests(tmp_path: Path) -> None:
     write_probe(tmp_path)
     with serving_process(tmp_path) as server, client_of(server) as client:
@@ -158,6 +163,7 @@ def test_verbose_lines_of_requests(tmp_path: Path) -> None:
     assert lines[7:] == ["[request id: r2] released, model: probe"]
 
 
+@pytest.mark.process
 def test_trace_settings(talking: ServerProcess) -> None:
     def settings(message: Any) -> dict[str, list[str]]:
         return {name: list(setting.value) for name, setting in message.settings.items()}
@@ -181,18 +187,23 @@ def test_trace_settings(talking: ServerProcess) -> None:
             client.update_trace_settings(settings={"trace_level": "TIMESTAMPS"})
 
 
+def access_lines(path: Path, count: int) -> list[Any]:
+    """The lines of an access log, which must be so many, when there are so many."""
+    eventually(lambda: path.read_text().count("\n") >= count, f"{count} lines")
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(found) == count, found
+    return found
+
+
 @contextmanager
-def recorded(tmp_path: Path, *flags: str) -> Iterator[tuple[ServerProcess, Callable[[int], list[Any]]]]:
+def recorded(tmp_path: Path, *flags: str) -> Iterator[tuple[AnyServer, Callable[[int], list[Any]]]]:
     """A server with an access log, and a function that gives so many of its lines, when there are so many."""
     path = tmp_path / "access.log"
 
     def lines(count: int) -> list[Any]:
-        eventually(lambda: path.read_text().count("\n") >= count, f"{count} lines")
-        found = [json.loads(line) for line in path.read_text().splitlines()]
-        assert len(found) == count, found
-        return found
+        return access_lines(path, count)
 
-    with serving_process(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
+    with serving(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
         yield server, lines
 
 
@@ -323,6 +334,7 @@ def test_calls_of_models_have_lines_if_asked(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.process
 def test_text_on_standard_output(tmp_path: Path) -> None:
     write_probe(tmp_path)
     with serving_process(tmp_path, flags=["--access-log=-", "--access-log-format=text"]) as server:
@@ -331,26 +343,30 @@ def test_text_on_standard_output(tmp_path: Path) -> None:
         eventually(lambda: re.search(r" grpc ipv4:\S+ probe/1 OK id=one rows=1 ", server.output), "a line")
 
 
+@pytest.mark.process
 def test_log_files_are_opened_anew_at_hangup(tmp_path: Path) -> None:
     write_probe(tmp_path / "models")
-    log = tmp_path / "server.log"
+    log, access = tmp_path / "server.log", tmp_path / "access.log"
     with (
-        recorded(tmp_path, f"--log-file={log}", "--log-json") as (server, lines),
+        serving_process(
+            tmp_path / "models", flags=[f"--access-log={access}", f"--log-file={log}", "--log-json"]
+        ) as server,
         client_of(server) as client,
     ):
         probe(client, request_id="before")
-        assert lines(1)[0]["id"] == "before"
-        for path in (log, tmp_path / "access.log"):
+        assert access_lines(access, 1)[0]["id"] == "before"
+        for path in (log, access):
             path.rename(path.with_suffix(".old"))
         server.signal(signal.SIGHUP)
-        eventually(lambda: log.exists() and (tmp_path / "access.log").exists(), "both are there again")
+        eventually(lambda: log.exists() and access.exists(), "both are there again")
         probe(client, request_id="after")
-        assert lines(1)[0]["id"] == "after"
+        assert access_lines(access, 1)[0]["id"] == "after"
     assert "Waiting for in-flight" in log.read_text()
     assert "Waiting for in-flight" not in log.with_suffix(".old").read_text()
     assert all(json.loads(line) for line in log.read_text().splitlines())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("flag", ["--log-file", "--access-log"])
 def test_files_that_can_not_be_opened(tmp_path: Path, flag: str) -> None:
     write_probe(tmp_path)
@@ -359,6 +375,7 @@ def test_files_that_can_not_be_opened(tmp_path: Path, flag: str) -> None:
         assert f"conch serve: {flag} can't be opened: " in server.errors
 
 
+@pytest.mark.process
 def test_settings_without_a_value(talking: ServerProcess) -> None:
     raw = RawClient(talking.address)
     message = pb.LogSettingsRequest()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from tests.support.metrics import Samples, families, get, of_model, samples, scr
 from tests.support.names import new_name
 from tests.support.servers import (
     ROOT,
-    ServerProcess,
+    AnyServer,
     client_of,
     eventually,
+    serving,
     serving_process,
     started,
     write_model,
@@ -68,14 +70,25 @@ TAGS = 'metric_tags { key: "team" value: "x" }'
 METRIC_NAME = re.compile(r"\bup\b|\b(?:nv|conch|process|python)_[a-z0-9_]+")
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@contextmanager
+def nvml(directory: Path) -> Iterator[None]:
+    """Has this process find the stand-in for NVIDIA's management library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(directory)
+        yield
+        sys.modules.pop("pynvml", None)
+
+
+@pytest.fixture(scope="module", params=["in_process", "worker"])
+def everything(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AnyServer]:
     """A server with all that has metrics: a cache, a GPU, workers, own metrics, a failed model."""
     directory = tmp_path_factory.mktemp("everything")
     repository, modules = directory / "models", directory / "modules"
     modules.mkdir()
     shutil.copy(ROOT / "tests" / "support" / "nvml_module.py", modules / "pynvml.py")
-    apart = 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
+    apart = f'parameters {{ key: "CONCH_PLACEMENT" value {{ string_value: "{request.param}" }} }}'
     for name, extra in {
         "m": "",
         "apart": apart,
@@ -86,9 +99,8 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     write_probe(repository, "batches", "dynamic_batching { }")
     write_hazards(repository)
     write_model(repository, "broken", CONFIG.format(extra=""), {"model.py": "nonsense("})
-    path = os.pathsep.join(filter(None, (str(modules), os.environ.get("PYTHONPATH"))))
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", CACHE]
-    with serving_process(repository, flags=flags, environment={"PYTHONPATH": path}) as server:
+    with nvml(modules), serving(repository, flags=flags) as server:
         # gRPC and HTTP keep some file descriptors and threads from their first calls on.
         with client_of(server) as client:
             infer(client, "m", 1)
@@ -97,7 +109,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
 
 
 @pytest.fixture
-def client(everything: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+def client(everything: AnyServer) -> Iterator[triton.InferenceServerClient]:
     """A client of that server."""
     with client_of(everything) as client:
         yield client
@@ -117,7 +129,7 @@ def gained(before: Samples, after: Samples, model: str, name: str, **labels: str
 
 @pytest.mark.parametrize("model", ["m", "apart"])
 def test_requests_are_counted(
-    everything: ServerProcess, client: triton.InferenceServerClient, model: str
+    everything: AnyServer, client: triton.InferenceServerClient, model: str
 ) -> None:
     before = scrape(everything.metrics_url)
     infer(client, model, 1)
@@ -148,7 +160,7 @@ def test_requests_are_counted(
     assert of_model(after, "m", "nv_inference_request_duration_us") == statistics.success.ns // 1000
 
 
-def test_cached_answers_are_counted(everything: ServerProcess, client: triton.InferenceServerClient) -> None:
+def test_cached_answers_are_counted(everything: AnyServer, client: triton.InferenceServerClient) -> None:
     before = scrape(everything.metrics_url)
     for _ in range(3):
         infer(client, "kept", 7)
@@ -167,11 +179,11 @@ def test_cached_answers_are_counted(everything: ServerProcess, client: triton.In
 
 
 def test_what_waits_and_what_runs(
-    everything: ServerProcess, client: triton.InferenceServerClient, tmp_path: Path
+    everything: AnyServer, client: triton.InferenceServerClient, tmp_path: Path
 ) -> None:
     write_probe(tmp_path, "slow")
     begun, go = tmp_path / "begun", tmp_path / "go"
-    with serving_process(tmp_path) as server, client_of(server) as slow:
+    with serving(tmp_path) as server, client_of(server) as slow:
         tensor = triton.InferInput("IN", [1, 1], "FP32")
         tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
         parameters = {"started": str(begun), "wait_for": str(go)}
@@ -198,9 +210,7 @@ def test_what_waits_and_what_runs(
         eventually(lambda: state() == [0, 0, 0], "none")
 
 
-def test_series_come_and_go_with_models(
-    everything: ServerProcess, client: triton.InferenceServerClient
-) -> None:
+def test_series_come_and_go_with_models(everything: AnyServer, client: triton.InferenceServerClient) -> None:
     url = everything.metrics_url
     infer(client, "m", 1)
     before = scrape(url)
@@ -229,7 +239,7 @@ def test_series_come_and_go_with_models(
     assert (value(swapped, name) or 0) - (value(after, name) or 0) == 1
 
 
-def test_failed_loads_are_counted(everything: ServerProcess, client: triton.InferenceServerClient) -> None:
+def test_failed_loads_are_counted(everything: AnyServer, client: triton.InferenceServerClient) -> None:
     before = value(scrape(everything.metrics_url), "conch_model_load_failures_total", model="broken")
     assert before
     with pytest.raises(InferenceServerException):
@@ -243,7 +253,7 @@ def test_failed_loads_are_counted(everything: ServerProcess, client: triton.Infe
 
 
 def test_the_first_failed_load_is_an_increase_and_lasts(
-    everything: ServerProcess, client: triton.InferenceServerClient
+    everything: AnyServer, client: triton.InferenceServerClient
 ) -> None:
     def of(name: str, model: str) -> float | None:
         return value(scrape(everything.metrics_url), f"conch_model_{name}", model=model)
@@ -264,7 +274,7 @@ def test_the_first_failed_load_is_an_increase_and_lasts(
 def test_a_failed_load_is_over_when_one_succeeds(tmp_path: Path) -> None:
     code = write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": "nonsense("}) / "1" / "model.py"
     flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         found = scrape(server.metrics_url)
         assert value(found, "conch_model_load_failed", model="m") == 1
         assert value(found, "conch_ready") == 0
@@ -286,7 +296,7 @@ def test_the_alerts_fire_when_they_should() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_shared_memory_of_clients(everything: ServerProcess) -> None:
+def test_shared_memory_of_clients(everything: AnyServer) -> None:
     key = f"/{new_name()}"
     handle = shared_memory.create_shared_memory_region("r", key, 4096)
     try:
@@ -304,12 +314,12 @@ def test_shared_memory_of_clients(everything: ServerProcess) -> None:
         shared_memory.destroy_shared_memory_region(handle)
 
 
-def test_tags(everything: ServerProcess) -> None:
+def test_tags(everything: AnyServer) -> None:
     found = scrape(everything.metrics_url)
     assert value(found, "nv_inference_count", model="tagged", version="1", _team="x") == 0
 
 
-def test_formats(everything: ServerProcess) -> None:
+def test_formats(everything: AnyServer) -> None:
     url = everything.metrics_url
     status, headers, plain = get(url)
     assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
@@ -323,7 +333,7 @@ def test_formats(everything: ServerProcess) -> None:
     assert names >= {name for name, _ in samples(plain.decode())}
 
 
-def test_paths_and_methods_are_tritons(everything: ServerProcess) -> None:
+def test_paths_and_methods_are_tritons(everything: AnyServer) -> None:
     url = everything.metrics_url
     for path in ("/metrics/", "/metrics?name=x"):
         assert b"nv_inference_count" in get(url.replace("/metrics", path))[2]
@@ -334,14 +344,14 @@ def test_paths_and_methods_are_tritons(everything: ServerProcess) -> None:
     assert get(url, "HEAD")[0] == 405
 
 
-def test_curl(everything: ServerProcess) -> None:
+def test_curl(everything: AnyServer) -> None:
     told = subprocess.run(
         ["curl", "-sS", "--compressed", "--fail", everything.metrics_url], capture_output=True, check=True
     ).stdout.decode()
     assert of_model(samples(told), "m", "nv_inference_count") is not None
 
 
-def test_many_at_once_and_some_who_leave(everything: ServerProcess) -> None:
+def test_many_at_once_and_some_who_leave(everything: AnyServer) -> None:
     url = everything.metrics_url
     bodies: list[bytes] = []
 
@@ -359,6 +369,7 @@ def test_many_at_once_and_some_who_leave(everything: ServerProcess) -> None:
     assert all(b"nv_inference_count" in body for body in bodies)
 
 
+@pytest.mark.process
 def test_flags(tmp_path: Path) -> None:
     write_model(tmp_path, "m", CONFIG.format(extra=""), {"model.py": MODEL})
     with serving_process(tmp_path, flags=["--allow-metrics=false"]) as server:
@@ -391,7 +402,7 @@ def test_summaries(tmp_path: Path) -> None:
         "--metrics-config=summary_latencies=true",
         "--metrics-config=summary_quantiles=0.5:0.05,0.99:0.01",
     ]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         found = scrape(server.metrics_url)
         assert of_model(found, "m", "nv_inference_request_summary_us_count") == 0
         empty = of_model(found, "m", "nv_inference_request_summary_us", quantile="0.5")
@@ -420,7 +431,7 @@ def test_first_responses(tmp_path: Path) -> None:
         write_model(tmp_path, model, CONFIG.format(extra=extra), {"model.py": MODEL})
     write_steps(tmp_path, "steps")
     flags = ["--metrics-config=histogram_latencies=true"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         assert of_model(scrape(server.metrics_url), "own", f"{name}_count") == 0
         infer(client, "own", 1)
         with pytest.raises(InferenceServerException, match="negative"):
@@ -444,7 +455,7 @@ def test_first_responses(tmp_path: Path) -> None:
         assert of_model(scrape(server.metrics_url), "steps", f"{name}_count") == 2
 
 
-def exported(server: ServerProcess) -> dict[str, tuple[str, tuple[str, ...]]]:
+def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
     """The families that a server has, with their types and labels, but for those of the models' own."""
     text = get(server.metrics_url)[2].decode()
     found: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -457,7 +468,7 @@ def exported(server: ServerProcess) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
-def test_the_documented_families_are_those_there_are(everything: ServerProcess) -> None:
+def test_the_documented_families_are_those_there_are(everything: AnyServer) -> None:
     table = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
@@ -465,7 +476,7 @@ def test_the_documented_families_are_those_there_are(everything: ServerProcess) 
 
 
 @pytest.mark.parametrize("file", ["deploy/grafana/conch.json", "deploy/prometheus/alerts.yml"])
-def test_every_query_names_metrics_that_are_exported(everything: ServerProcess, file: str) -> None:
+def test_every_query_names_metrics_that_are_exported(everything: AnyServer, file: str) -> None:
     text = (ROOT / file).read_text()
     if file.endswith(".json"):
         dashboard = json.loads(text)

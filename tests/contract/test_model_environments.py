@@ -12,6 +12,8 @@ from tests.support.servers import ServerProcess, client_of, eventually, serving_
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.process
+
 MODEL = """
 import os
 

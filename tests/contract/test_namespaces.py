@@ -22,7 +22,7 @@ from tests.support.loading import (
 )
 from tests.support.metrics import of_model, scrape
 from tests.support.peers import NEEDS_TRITON, Both, outcome, triton_serving
-from tests.support.servers import RawClient, ServerProcess, eventually, serving_process
+from tests.support.servers import AnyServer, RawClient, eventually, serving
 from tritonclient.grpc import service_pb2
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*")
@@ -51,9 +51,9 @@ def write_two(directory: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def namespaced(repositories: tuple[Path, ...], *flags: str) -> Iterator[tuple[ServerProcess, RawClient]]:
+def namespaced(repositories: tuple[Path, ...], *flags: str) -> Iterator[tuple[AnyServer, RawClient]]:
     with (
-        serving_process(*repositories, flags=["--model-namespacing=true", *flags]) as server,
+        serving(*repositories, flags=["--model-namespacing=true", *flags]) as server,
         closing(RawClient(server.address)) as client,
     ):
         yield server, client

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from tests.support.servers import WAIT_S, RawClient, serving_process, write_model
+from tests.support.servers import WAIT_S, RawClient, serving, write_model
 from tritonclient.grpc import service_pb2
 
 from conch.core.tensor import NUMPY_DTYPES
@@ -97,7 +97,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[Ra
     write_models(repository)
     write_model(repository, "answering", ANSWERING_CONFIG, {"model.py": ANSWERING})
     with (
-        serving_process(repository, flags=["--disable-auto-complete-config", placement]) as server,
+        serving(repository, flags=["--disable-auto-complete-config", placement]) as server,
         closing(RawClient(server.address)) as raw,
     ):
         assert raw("ServerLive", service_pb2.ServerLiveRequest()).live

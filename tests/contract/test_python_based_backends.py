@@ -12,6 +12,8 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import CONCH, ServerProcess, client_of, serving_process, started
 
+pytestmark = pytest.mark.process
+
 BACKEND = """
 import json
 from pathlib import Path

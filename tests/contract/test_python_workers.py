@@ -19,6 +19,8 @@ from tests.support.servers import ServerProcess, client_of, eventually, serving_
 from tritonclient.grpc import InferenceServerClient as Client
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.process
+
 EXPLICIT = ["--model-control-mode=explicit"]
 
 

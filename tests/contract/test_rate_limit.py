@@ -15,14 +15,14 @@ import pytest
 from tests.contract.test_control import refused
 from tests.support.servers import (
     WAIT_S,
-    ServerProcess,
+    AnyServer,
     check_simple,
     client_of,
     copy_example,
     eventually,
     probe,
     probe_inputs,
-    serving_process,
+    serving,
     simple_inputs,
     started,
     tensor,
@@ -82,7 +82,7 @@ def rated(resource: str = 'name: "R" count: 1', count: int = 1, priority: int = 
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServer, Path]]:
     """A server that limits rates by what its models need, and its repository."""
     repository = tmp_path_factory.mktemp("limited")
     for name, count in (("a", 2), ("b", 1)):
@@ -91,12 +91,12 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerPr
         write_model(repository, str(number), ALONE_CONFIG + rated(priority=number), {"model.py": ORDER})
     write_probe(repository, "held", rated())
     write_probe(repository, "free", "")
-    with serving_process(repository, flags=[*LIMITED, "--load-model=*"]) as server:
+    with serving(repository, flags=[*LIMITED, "--load-model=*"]) as server:
         yield server, repository
 
 
 @pytest.fixture
-def client(limited: tuple[ServerProcess, Path]) -> Iterator[Client]:
+def client(limited: tuple[AnyServer, Path]) -> Iterator[Client]:
     with client_of(limited[0]) as client:
         yield client
 
@@ -115,9 +115,7 @@ def test_models_that_share_a_resource_never_run_at_the_same_time(client: Client)
         assert stats.inference_stats.success.count == 100
 
 
-def test_priorities(
-    client: Client, limited: tuple[ServerProcess, Path], signal_files: tuple[Path, Path]
-) -> None:
+def test_priorities(client: Client, limited: tuple[AnyServer, Path], signal_files: tuple[Path, Path]) -> None:
     begun, go = signal_files
     done = threading.Semaphore(0)
     failures: list[Any] = []
@@ -150,7 +148,7 @@ def test_off_means_ignored(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}-runs" for name in "ab"}
     for flags in ([], ["--rate-limit=off", "--rate-limit-resource=Q:1"]):
         with (
-            serving_process(tmp_path, flags=flags) as server,
+            serving(tmp_path, flags=flags) as server,
             client_of(server) as client,
             ThreadPoolExecutor(2) as pool,
         ):
@@ -174,7 +172,7 @@ def test_loads_that_ask_for_too_much(tmp_path: Path) -> None:
     write_probe(tmp_path, "unknown", rated('name: "Q" count: 2'))
     write_probe(tmp_path, "shared", rated('name: "R" count: 1 global: true'))
     flags = [*LIMITED, "--rate-limit-resource=R:1"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         client.load_model("one")
         too_low = (
             'Resource count for "{}" is limited to {} which will prevent scheduling of one or more model '
@@ -210,7 +208,7 @@ def test_reloads_and_unloads_give_everything_back(tmp_path: Path, signal_files: 
     begun, go = signal_files
     for name in "ab":
         write_probe(tmp_path, name, rated())
-    with serving_process(tmp_path, flags=[*LIMITED, "--load-model=*"]) as server, client_of(server) as client:
+    with serving(tmp_path, flags=[*LIMITED, "--load-model=*"]) as server, client_of(server) as client:
         with ThreadPoolExecutor(3) as pool:
             orders = {"started": str(begun), "wait_for": str(go)}
             running = pool.submit(probe, client, model="a", parameters=orders)
@@ -244,6 +242,7 @@ def test_failures_give_everything_back(client: Client) -> None:
         ("--min-supported-compute-capability=new", "'new' is not a compute capability"),
     ],
 )
+@pytest.mark.process
 def test_flags_that_can_not_be(tmp_path: Path, flag: str, text: str) -> None:
     with started(f"--model-repository={tmp_path}", flag) as server:
         assert server.wait() == 1
@@ -259,7 +258,7 @@ def test_more_instances_while_requests_run(tmp_path: Path) -> None:
     write_probe(repository, extra=group(1))
     flags = ["--model-control-mode=explicit", "--load-model=*"]
     with (
-        serving_process(repository, flags=flags) as server,
+        serving(repository, flags=flags) as server,
         client_of(server) as client,
         ThreadPoolExecutor(4) as pool,
     ):
@@ -319,7 +318,7 @@ def test_more_instances_of_an_onnx_model(tmp_path: Path) -> None:
     path = copy_example(tmp_path, "simple") / "config.pbtxt"
     text = path.read_text()
     flags = ["--model-control-mode=explicit", "--load-model=simple"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         check_simple(client.infer("simple", simple_inputs()))
         for count in (4, 1):
             path.write_text(f"{text} instance_group {{ count: {count} }}")
@@ -352,7 +351,7 @@ class TritonPythonModel:
 """
     write_model(tmp_path, "m", ALONE_CONFIG, {"model.py": model})
     flags = ["--model-control-mode=explicit", "--load-model=m"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         (tmp_path / "m" / "config.pbtxt").write_text(ALONE_CONFIG + "instance_group { count: 4 }")
         code, text = refused(client.load_model, "m")
         assert code == "INVALID_ARGUMENT"
@@ -371,7 +370,7 @@ def test_groups_that_can_not_be_placed(tmp_path: Path) -> None:
     write_probe(tmp_path, "gpus", "instance_group { name: 'g' kind: KIND_GPU gpus: [ 0 ] }")
     write_probe(tmp_path, "passive", "instance_group { kind: KIND_CPU passive: true }")
     flags = ["--model-control-mode=explicit", "--min-supported-compute-capability=98.5"]
-    with serving_process(tmp_path, flags=flags) as server, client_of(server) as client:
+    with serving(tmp_path, flags=flags) as server, client_of(server) as client:
         for name, text in (
             ("gpu", "instance group gpu_0 of model gpu has kind KIND_GPU but no GPUs are available"),
             (

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import client_of, eventually, serving_process, tensor, write_model
+from tests.support.servers import client_of, eventually, serving, tensor, write_model
 
 MODEL = """
 import json
@@ -60,7 +60,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     other = {"model.py": MODEL.replace("{sync}def is_ready", "def other")}
     write_model(directory / "models", "plain", CONFIG.format(state=state), other)
     flags = [f"--backend-config=python,placement={request.param[1]}"]
-    with serving_process(directory / "models", flags=flags) as server, client_of(server) as client:
+    with serving(directory / "models", flags=flags) as server, client_of(server) as client:
         assert client.is_server_live()
         yield client, state
 
@@ -88,7 +88,7 @@ def test_a_check_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
         "import time\n        while not self._state.exists(): time.sleep(0.01)\n        state = 'ready'",
     )
     write_model(tmp_path / "models", "hangs", CONFIG.format(state=go), {"model.py": model})
-    with serving_process(tmp_path / "models") as server, client_of(server) as client:
+    with serving(tmp_path / "models") as server, client_of(server) as client:
         started = [client._channel.unary_unary("/inference.GRPCInferenceService/ServerReady").future(b"")]
         assert client.is_server_live(client_timeout=5)
         assert client.get_model_config("hangs", client_timeout=5)

@@ -18,10 +18,11 @@ from tests.support.raw_http import raw_http, request
 from tests.support.servers import (
     EXAMPLES,
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
+    serving,
     serving_process,
     write_probe,
     write_steps,
@@ -49,22 +50,22 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path) -> Iterator[ServerProcess]:
-    with serving_process(EXAMPLES, repository, flags=FLAGS) as server:
+def server(repository: Path) -> Iterator[AnyServer]:
+    with serving(EXAMPLES, repository, flags=FLAGS) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
+def client(server: AnyServer) -> Iterator[Client]:
     with client_of(server) as client:
         yield client
         client.unregister_system_shared_memory()
 
 
 @pytest.fixture
-def memory(client: Client, server: ServerProcess) -> Iterator[SharedObject]:
+def memory(client: Client, server: AnyServer) -> Iterator[SharedObject]:
     """An object that is registered as region `r`, and must not be in use after the test."""
     with shared_object(SIZE) as memory:
         client.register_system_shared_memory("r", memory.key, SIZE)
@@ -73,9 +74,9 @@ def memory(client: Client, server: ServerProcess) -> Iterator[SharedObject]:
         eventually(lambda: not mapped(server, memory), "the server has let go")
 
 
-def mapped(server: ServerProcess, memory: SharedObject) -> bool:
+def mapped(server: AnyServer, memory: SharedObject) -> bool:
     """Whether the server has an object mapped or open."""
-    process = Path(f"/proc/{server.process.pid}")
+    process = Path("/proc/self")
     if memory.key in (process / "maps").read_text():
         return True
     return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
@@ -147,7 +148,7 @@ def test_a_model_that_is_unloaded_while_requests_wait(
     client.infer("probe", [lying()], outputs=[placed()])
 
 
-def test_a_stream_that_is_left(memory: SharedObject, tmp_path: Path, server: ServerProcess) -> None:
+def test_a_stream_that_is_left(memory: SharedObject, tmp_path: Path, server: AnyServer) -> None:
     cancelled = tmp_path / "cancelled"
     message = service_pb2.ModelInferRequest(model_name="steps")
     message.parameters["steps"].string_param = f"generate:{cancelled}"
@@ -164,7 +165,7 @@ def test_a_stream_that_is_left(memory: SharedObject, tmp_path: Path, server: Ser
 
 @pytest.mark.parametrize("steps", ["ok okfinal", "final", "errfinal", "empty ok final"])
 def test_decoupled_answers_that_do_not_fit_the_protocol(
-    client: Client, memory: SharedObject, server: ServerProcess, steps: str
+    client: Client, memory: SharedObject, server: AnyServer, steps: str
 ) -> None:
     assert refusal(
         client.infer, "steps", [lying(datatype="INT32")], outputs=[placed()], parameters={"steps": steps}
@@ -181,6 +182,7 @@ def test_decoupled_answers_that_do_not_fit_the_protocol(
     assert answer is not None and answer.status >= 400
 
 
+@pytest.mark.process
 def test_a_server_that_stops_answers_first(repository: Path, tmp_path: Path) -> None:
     """What is in flight is written to its place, over both protocols; then the server ends as ever."""
     go = tmp_path / "go"

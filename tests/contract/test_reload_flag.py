@@ -11,6 +11,8 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import ServerProcess, client_of, eventually, serving_process, started
 
+pytestmark = pytest.mark.process
+
 MODEL = """
 import triton_python_backend_utils as pb_utils
 import helper

@@ -18,11 +18,11 @@ from tests.contract.test_combinations import ORDERED, Stream, ask
 from tests.contract.test_sequences import DECOUPLED
 from tests.support.ensembles import ensemble_config, plain, python_config, write_ensembles
 from tests.support.servers import (
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
-    serving_process,
+    serving,
     write_model,
     write_probe,
 )
@@ -86,7 +86,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[AnyServer]:
     repository = tmp_path_factory.mktemp("reused")
     write_ensembles(repository)
     write_probe(repository, "busy")
@@ -100,18 +100,18 @@ def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator
     steps = [plain("spy", "X", "t"), plain("overwrites", "t", "u")]
     write_model(repository, "forked", ensemble_config([*steps, ("join", {"A": "t", "B": "u"}, {"OUT": "Y"})]))
     flags = ["--model-control-mode=explicit", "--load-model=*", "--disable-auto-complete-config", placement]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
+def client(server: AnyServer) -> Iterator[Client]:
     with client_of(server) as client:
         yield client
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     with closing(RawClient(server.address)) as raw:
         yield raw
 

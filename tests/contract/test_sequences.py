@@ -31,11 +31,11 @@ from tests.support.sequence_models import (
 )
 from tests.support.servers import (
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
-    serving_process,
+    serving,
     tensor,
     write_model,
 )
@@ -104,24 +104,24 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, placement: str) -> Iterator[ServerProcess]:
+def server(repository: Path, placement: str) -> Iterator[AnyServer]:
     """A server of them."""
     flags = ["--model-control-mode=explicit", "--load-model=*", placement]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
+def client(server: AnyServer) -> Iterator[Client]:
     """A client of that server."""
     with client_of(server) as client:
         yield client
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     """A client of that server that sends whatever it is given."""
     with closing(RawClient(server.address)) as raw:
         yield raw
@@ -189,7 +189,7 @@ class Stream:
 
 
 @contextmanager
-def stream_of(server: ServerProcess) -> Iterator[Stream]:
+def stream_of(server: AnyServer) -> Iterator[Stream]:
     with client_of(server) as client:
         stream = Stream(client)
         yield stream
@@ -394,13 +394,13 @@ def test_parameters_of_a_wrong_type(
     assert raised.value.details() == f"invalid value type for '{key}' parameter, expected {expected}"
 
 
-def test_a_second_start_begins_again(client: Client, server: ServerProcess) -> None:
+def test_a_second_start_begins_again(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     assert out(send(client, "oldest", 5, 3, "S")) == 5
     assert out(send(client, "oldest", 2, 3, "S")) == 2
     assert out(send(client, "oldest", 2, 3, "E")) == 4
     assert refusal(partial(send, client, "oldest", 1, 3))[0] == "INVALID_ARGUMENT"
     eventually(
-        lambda: "sequence 3 of model 'oldest' was started again" in server.errors, "the warning is logged"
+        lambda: "sequence 3 of model 'oldest' was started again" in caplog.text, "the warning is logged"
     )
 
 
@@ -441,7 +441,7 @@ def test_implicit_state(client: Client, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["history", "growing_direct", "growing_oldest"])
-def test_states_that_grow(server: ServerProcess, model: str) -> None:
+def test_states_that_grow(server: AnyServer, model: str) -> None:
     """Sequences whose states have different shapes run side by side; the first value is a file's."""
     with stream_of(server) as stream:
         sent = 0
@@ -461,7 +461,7 @@ def test_states_that_grow(server: ServerProcess, model: str) -> None:
 
 
 @BOTH
-def test_many_sequences_over_streams(server: ServerProcess, strategy: str) -> None:
+def test_many_sequences_over_streams(server: AnyServer, strategy: str) -> None:
     """Far more sequences than places, interleaved, on two streams: each adds up its own numbers."""
     models = (strategy, f"onnx_{strategy}")
     with stream_of(server) as first, stream_of(server) as second:
@@ -489,7 +489,7 @@ def test_an_idle_sequence_gives_its_place_away(client: Client) -> None:
     send(client, "brief", 0, 1, "SE")
 
 
-def test_the_backlog_waits_in_order(server: ServerProcess) -> None:
+def test_the_backlog_waits_in_order(server: AnyServer) -> None:
     with stream_of(server) as stream:
         stream.send("narrow", 1, 1, "S")
         for sequence in (2, 3):
@@ -523,7 +523,7 @@ def test_a_cancelled_sequence_leaves_the_backlog(raw: RawClient, client: Client)
     assert out(send(client, "narrow", 5, 2, "SE")) == 5
 
 
-def test_decoupled_sequences(server: ServerProcess) -> None:
+def test_decoupled_sequences(server: AnyServer) -> None:
     with stream_of(server) as stream:
         for number, flags in ((1, "S"), (2, ""), (3, "E")):
             stream.send("echoes", number, 5, flags)
@@ -542,7 +542,7 @@ def test_a_request_runs_again_until_it_is_done(client: Client, strategy: str) ->
 
 
 @BOTH
-def test_generation(server: ServerProcess, client: Client, strategy: str) -> None:
+def test_generation(server: AnyServer, client: Client, strategy: str) -> None:
     """One request each, several responses, more requests than places; they come and go in the batches."""
     model = f"counting_{strategy}"
     before = counts(client, model)
@@ -588,7 +588,7 @@ def test_a_rescheduled_request_has_no_response_yet(client: Client) -> None:
     assert status == "INTERNAL"
     assert (
         "Expected a None object in the execute function return list for reschduled request, found type "
-        "'<class 'conch.backends.python.response.InferenceResponse'>'." in text
+        "'<class 'conch.backends.python.api.pb_response.InferenceResponse'>'." in text
     )
     assert out(client.infer("wrong_countdown", value(1), client_timeout=WAIT_S)) == 0
 

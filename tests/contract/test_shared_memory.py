@@ -23,12 +23,12 @@ from tests.support.servers import (
     EXAMPLES,
     ROOT,
     WAIT_S,
+    AnyServer,
     RawClient,
-    ServerProcess,
     client_of,
     eventually,
     probe,
-    serving_process,
+    serving,
     tensor,
     write_model,
     write_probe,
@@ -56,7 +56,7 @@ RETURNING_CONFIG = """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     repository = tmp_path_factory.mktemp("sharing")
     write_probe(repository)
     write_probe(
@@ -67,21 +67,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_probe(repository, "cached", "response_cache { enable: true }")
     write_steps(repository)
     write_model(repository, "returning", RETURNING_CONFIG, {"model.py": RETURNING})
-    with serving_process(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
+    with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
         with client_of(server) as client:
             assert client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[Client]:
+def client(server: AnyServer) -> Iterator[Client]:
     with client_of(server) as client:
         yield client
         client.unregister_system_shared_memory()
 
 
 @pytest.fixture
-def raw(server: ServerProcess) -> Iterator[RawClient]:
+def raw(server: AnyServer) -> Iterator[RawClient]:
     with closing(RawClient(server.address)) as raw:
         yield raw
         raw("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest())
@@ -115,9 +115,9 @@ def refusal(call: Any, *arguments: Any, **more: Any) -> tuple[str, str]:
     return str(raised.value.status()).removeprefix("StatusCode."), str(raised.value.message())
 
 
-def mapped(server: ServerProcess, memory: SharedObject) -> bool:
+def mapped(server: AnyServer, memory: SharedObject) -> bool:
     """Whether the server has an object mapped or open."""
-    process = Path(f"/proc/{server.process.pid}")
+    process = Path("/proc/self")
     if memory.key in (process / "maps").read_text():
         return True
     return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
@@ -159,7 +159,7 @@ def test_the_utilities_of_the_client(client: Client) -> None:
         assert not client.get_system_shared_memory_status().regions
 
 
-def test_the_example_of_the_docs(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_docs(server: AnyServer, capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "docs" / "shared-memory.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     assert "localhost:8001" in code
@@ -191,7 +191,7 @@ def test_nothing_is_shared_where_that_is_not_allowed() -> None:
     text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
     with (
         shared_object(SIZE) as memory,
-        serving_process(EXAMPLES, flags=["--allow-client-shm=false"]) as server,
+        serving(EXAMPLES, flags=["--allow-client-shm=false"]) as server,
         client_of(server) as client,
     ):
         assert refusal(client.register_system_shared_memory, "r", memory.key, 1) == ("UNIMPLEMENTED", text)
@@ -237,9 +237,7 @@ def test_strings_and_ensembles(client: Client, memory: SharedObject) -> None:
     assert memory.read(1, 40 * 1024, np.int64).tolist() == expected.as_numpy("digit")[0].tolist()
 
 
-def test_sequences_keep_nothing_of_a_region(
-    client: Client, memory: SharedObject, server: ServerProcess
-) -> None:
+def test_sequences_keep_nothing_of_a_region(client: Client, memory: SharedObject, server: AnyServer) -> None:
     scores = []
     for place, value in enumerate((1.0, 2.0, 30.0)):
         memory.write(np.array([value], np.float32))
@@ -329,7 +327,7 @@ def test_a_decoupled_model_that_answers_once(client: Client, memory: SharedObjec
 
 
 def test_a_region_may_go_during_inference(
-    client: Client, memory: SharedObject, server: ServerProcess, tmp_path: Path
+    client: Client, memory: SharedObject, server: AnyServer, tmp_path: Path
 ) -> None:
     started, go = tmp_path / "started", tmp_path / "go"
     memory.write(np.full(4, 6, np.float32))
@@ -358,7 +356,7 @@ def test_a_region_may_go_during_inference(
 
 @pytest.mark.parametrize("part", ["input", "output"])
 def test_a_region_that_shrinks_during_inference(
-    client: Client, memory: SharedObject, server: ServerProcess, tmp_path: Path, part: str
+    client: Client, memory: SharedObject, server: AnyServer, tmp_path: Path, part: str
 ) -> None:
     started, go = tmp_path / "started", tmp_path / "go"
     values = tensor("IN", np.ones((1, 4), np.float32))
@@ -391,7 +389,7 @@ def test_a_region_that_shrinks_during_inference(
     probe(client)
 
 
-def test_onnx_runtime_with_regions_that_shrink_all_the_time(client: Client, server: ServerProcess) -> None:
+def test_onnx_runtime_with_regions_that_shrink_all_the_time(client: Client, server: AnyServer) -> None:
     with shared_object(SIZE) as memory, ThreadPoolExecutor(4) as pool:
         never = threading.Event()
         over = threading.Event()
@@ -422,7 +420,7 @@ def test_onnx_runtime_with_regions_that_shrink_all_the_time(client: Client, serv
 
 
 def test_cached_answers_are_for_the_bytes_that_were_there(
-    client: Client, memory: SharedObject, server: ServerProcess
+    client: Client, memory: SharedObject, server: AnyServer
 ) -> None:
     for value in (1.0, 2.0, 1.0):
         memory.write(np.full(4, value, np.float32))
@@ -508,7 +506,7 @@ def test_what_is_wrong_with_a_request(raw: RawClient, memory: SharedObject, repe
         )
 
 
-def test_requests_that_fail_hold_nothing(raw: RawClient, memory: SharedObject, server: ServerProcess) -> None:
+def test_requests_that_fail_hold_nothing(raw: RawClient, memory: SharedObject, server: AnyServer) -> None:
     message = infer_request()
     in_region(message.inputs[0].parameters, "r", 128)
     code_and_text(raw, message)

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tests.support.servers import WAIT_S, RawClient, ServerProcess, client_of, serving_process, write_model
+from tests.support.servers import WAIT_S, AnyServer, RawClient, client_of, serving, write_model
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -77,14 +77,14 @@ TEXTS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory, placement: str) -> Iterator[AnyServer]:
     repository = tmp_path_factory.mktemp("unsendable")
     config = 'backend: "python"' + TENSORS
     write_model(repository, "together", config + BATCHES, {"model.py": START + TOGETHER})
     write_model(repository, "one", config, {"model.py": START + TOGETHER})
     decoupled = config + "model_transaction_policy { decoupled: true }"
     write_model(repository, "sender", decoupled, {"model.py": START + SENDER})
-    with serving_process(repository, flags=[placement]) as server:
+    with serving(repository, flags=[placement]) as server:
         yield server
 
 
@@ -99,7 +99,7 @@ def text_of(name: str, model: str) -> str:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_others_of_its_batch_are_answered(server: ServerProcess, name: str) -> None:
+def test_the_others_of_its_batch_are_answered(server: AnyServer, name: str) -> None:
     said: dict[str, Any] = {}
 
     def ask(order: str) -> None:
@@ -122,7 +122,7 @@ def test_the_others_of_its_batch_are_answered(server: ServerProcess, name: str) 
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("way", ["infer", "binary", "generate"])
-def test_http(server: ServerProcess, name: str, way: str) -> None:
+def test_http(server: AnyServer, name: str, way: str) -> None:
     base = f"http://{server.http_address}/v2/models/one/"
     if way == "generate":
         answer = httpx.post(base + "generate", json={"IN": name}, timeout=WAIT_S)
@@ -136,7 +136,7 @@ def test_http(server: ServerProcess, name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_it_ends_a_stream_of_responses(server: ServerProcess, name: str) -> None:
+def test_it_ends_a_stream_of_responses(server: AnyServer, name: str) -> None:
     """Also where the model goes on to send others."""
     requests = []
     for order in (name, "fine"):
@@ -158,7 +158,7 @@ def test_it_ends_a_stream_of_responses(server: ServerProcess, name: str) -> None
     assert [len(contents) for contents in fine] == [1, 1, 0]
 
 
-def test_it_ends_the_events_of_generate_stream(server: ServerProcess) -> None:
+def test_it_ends_the_events_of_generate_stream(server: AnyServer) -> None:
     url = f"http://{server.http_address}/v2/models/sender/generate_stream"
     answer = httpx.post(url, json={"IN": "half"}, timeout=WAIT_S)
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]

@@ -16,10 +16,10 @@ import pytest
 from tests.support.certificates import Authority
 from tests.support.loading import answer, config_json, files, load, write_number
 from tests.support.peers import outcome
-from tests.support.servers import RawClient, ServerProcess, serving_process
+from tests.support.servers import AnyServer, RawClient, serving, serving_process
 from tritonclient.grpc import service_pb2
 
-from conch.frontends.uploads import UploadRule, is_local_peer, is_loopback
+from conch.frontends.access_policy import UploadRule, is_local_peer, is_loopback
 
 EXPLICIT = "--model-control-mode=explicit"
 
@@ -37,7 +37,7 @@ def far() -> str:
 
 
 def rest_load(
-    server: ServerProcess, host: str, headers: Mapping[str, str] | None = None, **options: Any
+    server: AnyServer, host: str, headers: Mapping[str, str] | None = None, **options: Any
 ) -> tuple[int, str]:
     """Loads model `m` with files over REST; status and text of the answer."""
     parameters = {
@@ -54,6 +54,7 @@ def refused(text: str) -> bool:
     return "brings a file ('file:1/model.py')" in text and "--allow-model-upload" in text
 
 
+@pytest.mark.process
 def test_files_come_from_this_machine_only(tmp_path: Path, far: str) -> None:
     write_number(tmp_path, "m")
     with (
@@ -90,7 +91,7 @@ def test_files_come_from_this_machine_only(tmp_path: Path, far: str) -> None:
 
 def test_where_loading_is_not_allowed_the_mode_is_said_first(tmp_path: Path, far: str) -> None:
     write_number(tmp_path, "m")
-    with serving_process(tmp_path) as server, closing(RawClient(f"{far}:{server.port}")) as away:
+    with serving(tmp_path) as server, closing(RawClient(f"{far}:{server.port}")) as away:
         code, text = load(away, "m", files(v1=7))
         assert code == "UNAVAILABLE"
         assert text.startswith("explicit model load / unload is not allowed if polling is enabled")
@@ -100,7 +101,7 @@ def test_where_loading_is_not_allowed_the_mode_is_said_first(tmp_path: Path, far
 def test_the_operator_takes_files_from_all_clients(tmp_path: Path, far: str) -> None:
     write_number(tmp_path, "m")
     with (
-        serving_process(tmp_path, flags=[EXPLICIT, "--allow-model-upload"]) as server,
+        serving(tmp_path, flags=[EXPLICIT, "--allow-model-upload"]) as server,
         closing(RawClient(f"{far}:{server.port}")) as away,
     ):
         assert load(away, "m", files(v1=5)) == {}
@@ -118,7 +119,7 @@ def test_files_from_callers_with_a_restricted_key(tmp_path: Path, far: str) -> N
     request = service_pb2.RepositoryModelLoadRequest(model_name="m")
     request.parameters["config"].string_param = config_json()
     request.parameters["file:1/model.py"].bytes_param = files(v1=5)["file:1/model.py"]
-    with serving_process(tmp_path, flags=flags) as server, closing(RawClient(f"{far}:{server.port}")) as away:
+    with serving(tmp_path, flags=flags) as server, closing(RawClient(f"{far}:{server.port}")) as away:
         away("RepositoryModelLoad", request, [("triton-grpc-protocol-key", "secret")])
         assert answer(away, "m") == 5.0
         assert rest_load(server, far, {"key": "secret"})[0] == 200
@@ -139,7 +140,7 @@ def test_files_from_callers_with_a_certificate(tmp_path: Path, far: str) -> None
     context.load_cert_chain(own, own_key)
     secure = grpc.ssl_channel_credentials(authority.root.read_bytes(), own_key.read_bytes(), own.read_bytes())
     with (
-        serving_process(tmp_path / "models", flags=flags) as server,
+        serving(tmp_path / "models", flags=flags) as server,
         closing(RawClient(server.address)) as client,
     ):
         client.channel.close()
@@ -154,7 +155,7 @@ def test_files_over_a_unix_socket(tmp_path: Path) -> None:
     write_number(tmp_path / "models", "m")
     address = f"unix:{tmp_path}/socket"
     with (
-        serving_process(tmp_path / "models", flags=[EXPLICIT, f"--grpc-address={address}"]),
+        serving(tmp_path / "models", flags=[EXPLICIT, f"--grpc-address={address}"]),
         closing(RawClient(address)) as client,
     ):
         assert load(client, "m", files(v1=5)) == {}

@@ -13,7 +13,7 @@ from conch.core.backend import BackendInstance, BackendModel
 from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
 
@@ -140,7 +140,7 @@ class Instance(BackendInstance):
 class FollowingInstance(Instance):
     """An instance that only the model's own threads may run."""
 
-    leads = False
+    allows_inline = False
 
 
 class LoadedModel(BackendModel):
@@ -164,6 +164,6 @@ class LoadedModel(BackendModel):
         self.closed += 1
 
 
-def make_model(spec: ModelSpec, execute: Execute = echo, leads: bool = True) -> Model:
+def make_model(spec: ModelSpec, execute: Execute = echo, allows_inline: bool = True) -> Model:
     """A model that runs a function."""
-    return Model.create(spec, LoadedModel(execute, Instance if leads else FollowingInstance))
+    return Model.create(spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance))

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conch.gpus import find_gpus
+from conch.process.gpu_discovery import find_gpus
 
 _SOURCE = Path(__file__).with_name("fake_cuda.c")
 _HANDLE = struct.Struct("<4siQi44s")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
+from tests.support.profiles import scaled
 
 STEPS = 40
 """Steps of one example."""
@@ -26,9 +27,9 @@ def run_machine(
         The usual test class, and the one of more examples, marked as slow.
     """
     usual = machine.TestCase
-    usual.settings = settings(max_examples=examples, stateful_step_count=STEPS, deadline=None)
+    usual.settings = settings(max_examples=scaled(examples), stateful_step_count=STEPS, deadline=None)
     slow: Any = type(f"Slow{machine.__name__}", (machine,), {})
     slow.TestCase.settings = settings(
-        max_examples=examples * slow_factor, stateful_step_count=STEPS, deadline=None
+        max_examples=scaled(examples * slow_factor), stateful_step_count=STEPS, deadline=None
     )
     return usual, pytest.mark.slow(slow.TestCase)

@@ -12,8 +12,9 @@ import httpx
 from starlette.types import ASGIApp
 
 from conch.core.errors import ConchError
+from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry, VersionState
-from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
+from conch.core.server_state import ServerState
 from conch.frontends.http.pools import Pools
 
 
@@ -53,7 +54,7 @@ class Agent:
             raise self.error
 
 
-def make_core(agent: Agent, *models: Any, ready: Callable[[], bool] = lambda: True) -> ServerCore:
+def make_core(agent: Agent, *models: Any, ready: Callable[[], bool] = lambda: True) -> ServerState:
     """A running server with these models, each a stand-in with a spec and whatever else is asked of it."""
     registry = Registry()
     by_name: dict[str, dict[int, Any]] = {}
@@ -61,7 +62,7 @@ def make_core(agent: Agent, *models: Any, ready: Callable[[], bool] = lambda: Tr
         by_name.setdefault(model.spec.name, {})[model.spec.version] = model
     for name, versions in by_name.items():
         registry.publish(name, Entry(versions, {version: VersionState("READY") for version in versions}))
-    core = ServerCore(registry, agent, "triton", "1.2.3", ready)
+    core = ServerState(registry, agent, "triton", "1.2.3", ready)
     core.started()
     return core
 

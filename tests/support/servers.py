@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
-from tests.support.leaks import no_leaks
+from tests.support.leaks import local_server
 from tritonclient.grpc import service_pb2
 
 import conch
@@ -256,7 +256,7 @@ def started(*arguments: str, environment: Mapping[str, str] | None = None) -> It
 @contextmanager
 def serving(*repositories: Path, flags: Sequence[str] = ()) -> Iterator[LocalServer]:
     """A server in this process, until the end of the block; it must leave nothing behind."""
-    with no_leaks():
+    with local_server():
         local = LocalServer(repositories, flags)
         with local.server:
             yield local

@@ -18,10 +18,10 @@ from conch.core.calls import ServerCalls, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement
+from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
-from conch.core.servable import Leadable
-from conch.core.server_core import LoadParameter
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import InlineClaim
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
@@ -46,7 +46,9 @@ class NoCalls:
     def find(self, request: InferenceRequest) -> Any:
         raise NotFoundError(f"there is no model '{request.model_name}'")
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> Leadable | None:
+    def submit(
+        self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+    ) -> InlineClaim | None:
         raise NotFoundError(f"there is no model '{request.model_name}'")
 
     def cancel(self, request: InferenceRequest) -> None:
@@ -105,16 +107,16 @@ class Running:
         (reason,) = self.lost
         return reason
 
-    def begin(self, batch: Batch) -> Begun:
+    def start(self, batch: Batch) -> Begun:
         """Begins a batch."""
         begun = Begun(batch)
         batch.compute_start_ns = monotonic_ns()
-        self.link.begin(batch, begun.done)
+        self.link.start(batch, begun.done)
         return begun
 
     def run(self, *requests: InferenceRequest) -> Sequence[InferenceResponse | None]:
         """Runs requests as a batch; raises if it fails."""
-        return self.begin(batch_of(*requests)).result()
+        return self.start(batch_of(*requests)).result()
 
     def infer(self, **arrays: Array) -> dict[str, Array]:
         """Runs one request that succeeds."""

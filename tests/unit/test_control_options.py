@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from conch.control_options import control_options, control_port_options
-from conch.flags import FlagError, read_flags
+from conch.cli.settings.resolve import read_flags
+from conch.cli.settings.setting import FlagError
+from conch.server_options import build_options
 from conch_control.remote_api.options import ControlPortOptions
 
 
 def options(*arguments: str) -> ControlPortOptions | None:
-    return control_port_options(read_flags(arguments, {}))
+    return build_options(read_flags(arguments, {})).control_port
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_all_of_it(files: Path) -> None:
 @pytest.mark.parametrize("more", [[], ["--model-control-mode=explicit", "--allow-model-control=false"]])
 def test_uploads_need_clients_that_load(more: list[str]) -> None:
     with pytest.raises(FlagError, match=r"--allow-model-upload .* needs --model-control-mode=explicit"):
-        control_options(read_flags(["--allow-model-upload", *more], {}))
+        build_options(read_flags(["--allow-model-upload", *more], {}))
 
 
 @pytest.mark.parametrize(

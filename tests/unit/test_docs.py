@@ -51,9 +51,9 @@ def test_the_backend_of_the_documentation_serves(tmp_path: Path) -> None:
     try:
         tensor = Tensor.from_array("INPUT", np.array([[1, 2]], np.float32))
         request = InferenceRequest("scale", "", {"INPUT": tensor}, lambda _, r, final: answers.append(r), 0)
-        runner = model.submit(request, may_lead=True)
+        runner = model.submit(request, may_claim=True)
         assert runner is not None
-        runner.lead()
+        runner.run_inline()
     finally:
         model.close()
     (answer,) = answers

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from conch.control_options import control_options, control_port_options
-from conch.exposure import exposure
-from conch.flags import read_flags
-from conch.http_options import http_options
-from conch.options import grpc_options, metrics_options, server_options
+from conch.cli.settings.resolve import read_flags
+from conch.process.exposure import exposure
+from conch.server_options import build_options
 
 
 def said(*arguments: str) -> str:
-    flags = read_flags(arguments, {})
-    http = http_options(flags)
+    options = build_options(read_flags(arguments, {}))
     return exposure(
-        server_options(flags),
-        control_options(flags).mode,
-        grpc_options(flags),
-        http,
-        metrics_options(flags, http),
-        control_port_options(flags),
+        options.server,
+        options.control.mode,
+        options.grpc,
+        options.http,
+        options.metrics,
+        options.control_port,
     )
 
 

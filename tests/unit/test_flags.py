@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
-from conch.core.scheduling.rate import ResourceLimit
-from conch.flags import FLAGS, FlagError, parse_bool, read_flags, read_keywords
-from conch.options import rate_limits
+from conch.cli.settings.resolve import read_flags, read_keywords
+from conch.cli.settings.resolved import SETTINGS
+from conch.cli.settings.setting import FlagError
+from conch.cli.settings.value_types import parse_bool
+from conch.core.scheduling.resource_scheduler import ResourceLimit
+from conch.server_options import rate_limits
 
 
 def read(*arguments: str, **environment: str) -> Any:
@@ -285,7 +288,7 @@ def test_a_variable_that_looks_misspelt_is_named() -> None:
 
 
 def test_no_flag_is_there_twice() -> None:
-    names = [flag.name for flag in FLAGS]
+    names = [each.name for each in SETTINGS]
     assert len(set(names)) == len(names)
 
 

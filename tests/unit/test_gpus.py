@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conch.gpus import find_gpus, gpu_uuids
+from conch.process.gpu_discovery import find_gpus, gpu_uuids
+
+pytestmark = pytest.mark.process
 
 DRIVER = """
 int cuInit(unsigned flags) { return RESULT; }

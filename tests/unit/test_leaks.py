@@ -54,6 +54,7 @@ def test_clean():
 """
 
 
+@pytest.mark.process
 def test_leaking_tests_fail_in_a_run_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_leaky.py").write_text(LEAKY)
@@ -118,6 +119,7 @@ def making(**names: str) -> Iterator[int]:
             (DIRECTORY / name).unlink(missing_ok=True)
 
 
+@pytest.mark.process
 def test_names_that_others_have_are_theirs() -> None:
     mine, theirs, gone = (
         {how: f"leaks-{os.getpid()}-{whose}-{how}" for how in ("open", "mapped", "left")}
@@ -137,6 +139,7 @@ def test_names_that_others_have_are_theirs() -> None:
     assert made_here(()) == set()
 
 
+@pytest.mark.process
 def test_names_with_a_mark_are_their_runs() -> None:
     own = new_name()
     run = own.split("-")[1]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from tests.support.servers import WAIT_S
+
+pytestmark = pytest.mark.process
 
 PEAK = """
 import threading, time
 import psutil
-from conch.allocator import keep_large_blocks, trim_when_idle
+from conch.process.allocator import keep_large_blocks, trim_when_idle
 keep_large_blocks()
 resident = psutil.Process().memory_info
 if trim_when_idle(0.02) is None:

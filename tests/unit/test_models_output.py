@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.commands.progress import lines
-from conch.commands.show import (
+from conch.cli.load_progress import lines
+from conch.cli.models_output import (
     description_text,
     event_line,
     index_json,

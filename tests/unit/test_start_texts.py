@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.servers import eventually
 
-from conch.hints import cause_line, hint_for, listener_of, repository_hint
-from conch.slow_loads import SlowLoads
+from conch.process.start_diagnostics import SlowLoads, cause_line, hint_for, listener_of, repository_hint
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.port import ModelStatus, VersionStatus
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.servers import WAIT_S
 
 import conch
-import conch.api.backend
+import conch.api.function_backend
 from conch.core.clock import monotonic_ns
 
 X, Y = conch.Tensor("X"), conch.Tensor("Y")
@@ -46,7 +46,7 @@ def server() -> Iterator[conch.Server]:
 def test_a_timeout_is_that_of_each_response(server: conch.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count()
     monkeypatch.setattr(
-        conch.api.backend, "monotonic_ns", lambda: monotonic_ns() + next(hours) * 3_600_000_000_000
+        conch.api.function_backend, "monotonic_ns", lambda: monotonic_ns() + next(hours) * 3_600_000_000_000
     )
 
     def ten(requests: list[conch.Request]) -> Iterator[list[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from tests.support.servers import ServerProcess, client_of, eventually, serving_process, tensor, write_model
+from tests.support.servers import AnyServer, client_of, eventually, serving, tensor, write_model
 from tritonclient.utils import InferenceServerException
 
 MOST_BYTES = 1 << 20
@@ -35,7 +35,7 @@ CONFIG = """
 class Site:
     """A server with an access log."""
 
-    def __init__(self, server: ServerProcess, log: Path, client: httpx.Client) -> None:
+    def __init__(self, server: AnyServer, log: Path, client: httpx.Client) -> None:
         self.server = server
         self.client = client
         self._log = log
@@ -55,19 +55,19 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AnyServer, Path]]:
     directory = tmp_path_factory.mktemp("access")
     write_model(directory / "models", "same", CONFIG, {"model.py": MODEL})
     log = directory / "access.log"
     flags = [f"--access-log={log}", f"--http-max-input-size={MOST_BYTES}"]
-    with serving_process(directory / "models", flags=flags) as server:
+    with serving(directory / "models", flags=flags) as server:
         with httpx.Client(base_url=f"http://{server.http_address}") as client:
             client.get("/v2/health/ready")
         yield server, log
 
 
 @pytest.fixture
-def site(running: tuple[ServerProcess, Path]) -> Iterator[Site]:
+def site(running: tuple[AnyServer, Path]) -> Iterator[Site]:
     server, log = running
     headers = {"accept-encoding": "identity"}
     with httpx.Client(base_url=f"http://{server.http_address}", headers=headers, timeout=30) as client:
@@ -169,7 +169,7 @@ def test_who_lacks_a_secret_is_told_of(tmp_path: Path) -> None:
         "--http-restricted-api=inference,metadata:key=secret",
         "--grpc-restricted-protocol=inference,metadata:key=secret",
     ]
-    with serving_process(tmp_path / "models", flags=flags) as server:
+    with serving(tmp_path / "models", flags=flags) as server:
         with httpx.Client(base_url=f"http://{server.http_address}") as client:
             site = Site(server, log, client)
             for path in ("infer", "versions/1/infer", "generate", "versions/1/generate_stream"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from tests.support.names import new_name
-from tests.support.servers import ServerProcess, client_of, serving_process, write_model, write_probe
+from tests.support.servers import AnyServer, client_of, serving, write_model, write_probe
 from tritonclient.utils import InferenceServerException, shared_memory
 
 NUMBER = """
@@ -40,13 +40,13 @@ NUMBER_CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server whose clients say what is loaded: it has a model `probe`, and there is `number` to load."""
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
     write_model(repository, "number", NUMBER_PBTXT, {"model.py": NUMBER.replace("VALUE", "1")})
     flags = ["--model-control-mode=explicit", "--load-model=probe"]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         # gRPC and gevent keep some file descriptors and threads from their first call on.
         with client_of(server) as grpc, closing(triton.InferenceServerClient(server.http_address)) as client:
             assert grpc.is_server_ready()
@@ -55,12 +55,12 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
 
 
 @pytest.fixture
-def client(explicit: ServerProcess) -> Iterator[triton.InferenceServerClient]:
+def client(explicit: AnyServer) -> Iterator[triton.InferenceServerClient]:
     with closing(triton.InferenceServerClient(explicit.http_address)) as client:
         yield client
 
 
-def curl(server: ServerProcess, path: str, *more: str) -> tuple[int, str]:
+def curl(server: AnyServer, path: str, *more: str) -> tuple[int, str]:
     """The status and the body that curl gets."""
     command = [
         "curl",
@@ -92,7 +92,7 @@ def test_health(client: triton.InferenceServerClient) -> None:
 
 
 def test_metadata_and_config_say_what_grpc_says(
-    explicit: ServerProcess, client: triton.InferenceServerClient
+    explicit: AnyServer, client: triton.InferenceServerClient
 ) -> None:
     with client_of(explicit) as grpc:
         server = grpc.get_server_metadata(as_json=True)
@@ -151,7 +151,7 @@ def test_models_are_loaded_and_unloaded(client: triton.InferenceServerClient) ->
     client.unload_model("none")
 
 
-def test_a_control_mode_without_clients_refuses_loads(server: ServerProcess) -> None:
+def test_a_control_mode_without_clients_refuses_loads(server: AnyServer) -> None:
     with closing(triton.InferenceServerClient(server.http_address)) as client:
         with pytest.raises(
             InferenceServerException, match="explicit model load / unload is not allowed"
@@ -161,7 +161,7 @@ def test_a_control_mode_without_clients_refuses_loads(server: ServerProcess) -> 
         assert client.get_model_repository_index()
 
 
-def test_system_regions(client: triton.InferenceServerClient, explicit: ServerProcess) -> None:
+def test_system_regions(client: triton.InferenceServerClient, explicit: AnyServer) -> None:
     key = f"/{new_name()}"
     region = shared_memory.create_shared_memory_region("mine", key, 64)
     try:
@@ -229,18 +229,16 @@ def test_trace_settings(client: triton.InferenceServerClient) -> None:
          '{"error":"failed to parse the request JSON buffer: Missing a name for object member. at 1"}'),
     ],
 )  # fmt: skip
-def test_curl(explicit: ServerProcess, path: str, more: list[str], status: int, body: str) -> None:
+def test_curl(explicit: AnyServer, path: str, more: list[str], status: int, body: str) -> None:
     assert curl(explicit, path, *more) == (status, body)
 
 
-def test_there_is_no_head(explicit: ServerProcess) -> None:
+def test_there_is_no_head(explicit: AnyServer) -> None:
     status, _ = curl(explicit, "/v2/health/live", "-I")
     assert status == 405
 
 
-def test_a_large_body_is_refused_and_the_next_request_answered(
-    tmp_path: Path, explicit: ServerProcess
-) -> None:
+def test_a_large_body_is_refused_and_the_next_request_answered(tmp_path: Path, explicit: AnyServer) -> None:
     large = tmp_path / "body"
     with large.open("wb") as file:
         file.truncate((64 << 20) + 1)

@@ -26,6 +26,8 @@ from tests.support.servers import (
 )
 from tritonclient.utils import InferenceServerException
 
+pytestmark = pytest.mark.process
+
 VALUES = np.arange(64, dtype=np.float32).reshape(4, 16)
 Client: TypeAlias = triton.InferenceServerClient
 

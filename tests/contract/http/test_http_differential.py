@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.contract.conftest import CASTER, CASTER_CONFIG, REPEATER, REPEATER_CONFIG
 from tests.support.peers import NEEDS_TRITON, agrees, triton_serving
-from tests.support.servers import free_port, serving_process, write_model, write_probe
+from tests.support.servers import free_port, serving, write_model, write_probe
 
 pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
@@ -122,7 +122,7 @@ def both(tmp_path: Path) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     write_model(repository, "batcher", batching + CASTER_CONFIG, {"model.py": CASTER})
     port = free_port()
     with (
-        serving_process(repository, flags=EXPLICIT) as server,
+        serving(repository, flags=EXPLICIT) as server,
         triton_serving(repository, "--allow-http=true", f"--http-port={port}", *EXPLICIT),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as theirs,
         httpx.Client(base_url=f"http://{server.http_address}", timeout=30) as ours,

@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 import pytest
 from tests.support.servers import (
-    ServerProcess,
+    AnyServer,
     eventually,
-    serving_process,
+    serving,
     write_model,
     write_probe,
     write_steps,
@@ -59,18 +59,18 @@ FLOOD_CONFIG = """
 
 
 @pytest.fixture(scope="module")
-def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server with decoupled models."""
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
     write_steps(repository)
     write_model(repository, "flood", FLOOD_CONFIG, {"model.py": FLOOD})
-    with serving_process(repository) as server:
+    with serving(repository) as server:
         yield server
 
 
 @pytest.fixture
-def client(streaming: ServerProcess) -> Iterator[httpx.Client]:
+def client(streaming: AnyServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://{streaming.http_address}", timeout=30) as client:
         yield client
 
@@ -144,7 +144,7 @@ def test_events_come_as_soon_as_there_are_any(client: httpx.Client, tmp_path: Pa
 
 
 @pytest.mark.parametrize("route", ["generate", "generate_stream"])
-def test_a_client_that_goes_away_cancels(streaming: ServerProcess, tmp_path: Path, route: str) -> None:
+def test_a_client_that_goes_away_cancels(streaming: AnyServer, tmp_path: Path, route: str) -> None:
     began, cancelled = tmp_path / "began", tmp_path / "cancelled"
     body = json.dumps(steps(f"touch:{began} cancelled:{cancelled} final")).encode()
     host, _, port = streaming.http_address.rpartition(":")
@@ -154,11 +154,11 @@ def test_a_client_that_goes_away_cancels(streaming: ServerProcess, tmp_path: Pat
     eventually(cancelled.exists, "the model is told")
 
 
-def test_a_slow_reader_makes_the_model_wait(streaming: ServerProcess, tmp_path: Path) -> None:
+def test_a_slow_reader_makes_the_model_wait(streaming: AnyServer, tmp_path: Path) -> None:
     path = tmp_path / "sent"
     body = json.dumps({"PATH": str(path)}).encode()
     host, _, port = streaming.http_address.rpartition(":")
-    process = psutil.Process(streaming.process.pid)
+    process = psutil.Process()
     before = process.memory_info().rss
 
     def sent() -> str:
@@ -179,7 +179,7 @@ def test_a_slow_reader_makes_the_model_wait(streaming: ServerProcess, tmp_path: 
     eventually(lambda: sent() == "cancelled", "the model is told that its reader has gone")
 
 
-def test_curl_reads_events(streaming: ServerProcess) -> None:
+def test_curl_reads_events(streaming: AnyServer) -> None:
     command = ["curl", "-sSN", "-m", "20", "-d", json.dumps(steps("ok okfinal"))]
     url = f"http://{streaming.http_address}/v2/models/steps/generate_stream"
     done = subprocess.run([*command, url], capture_output=True, text=True, check=True)

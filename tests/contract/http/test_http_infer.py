@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 import tritonclient.http.aio as http_aio
-from tests.support.servers import WAIT_S, ServerProcess, eventually, serving_process, write_model, write_probe
+from tests.support.servers import WAIT_S, AnyServer, eventually, serving, write_model, write_probe
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -75,13 +75,13 @@ def write_models(repository: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server with small models that answer with their inputs."""
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
     write_probe(repository)
     flags = ["--http-max-input-size=65536", "--http-header-forward-pattern=^x-.*|^timeout$"]
-    with serving_process(repository, flags=flags) as server:
+    with serving(repository, flags=flags) as server:
         yield server
 
 
@@ -232,7 +232,7 @@ REFUSED: list[tuple[str, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "text"), REFUSED)
-def test_refused(own: ServerProcess, body: str, status: int, text: str) -> None:
+def test_refused(own: AnyServer, body: str, status: int, text: str) -> None:
     got, headers, content = ask(own.http_address, body)
     assert headers["content-type"] == "application/json"
     error = json.loads(content)
@@ -240,7 +240,7 @@ def test_refused(own: ServerProcess, body: str, status: int, text: str) -> None:
     assert text in error["error"] and got == status, error
 
 
-def test_json_answers_are_tritons_to_the_byte(own: ServerProcess) -> None:
+def test_json_answers_are_tritons_to_the_byte(own: AnyServer) -> None:
     status, headers, content = ask(own.http_address, both())
     assert (status, headers["content-type"], content) == (200, "application/json", ANSWER)
     _, _, content = ask(own.http_address, both(more=',"id":"x y","parameters":{"a":1,"b":"s","c":true}'))
@@ -249,7 +249,7 @@ def test_json_answers_are_tritons_to_the_byte(own: ServerProcess) -> None:
     assert b'"data":[NaN,-Infinity]' in ask(own.http_address, nan)[2]
 
 
-def test_which_outputs_are_binary(own: ServerProcess) -> None:
+def test_which_outputs_are_binary(own: AnyServer) -> None:
     raw_a, raw_b = np.array([1, 2], np.float32).tobytes(), np.array([3, 4], np.int32).tobytes()
 
     def tails(body: str) -> bytes:
@@ -272,7 +272,7 @@ def test_which_outputs_are_binary(own: ServerProcess) -> None:
     assert tails(out("OB", binary_data=True, classification=1)) == b"\x03\x00\x00\x004:1"
 
 
-def test_a_binary_output_of_no_bytes_is_plain_json(own: ServerProcess) -> None:
+def test_a_binary_output_of_no_bytes_is_plain_json(own: AnyServer) -> None:
     status, headers, content = ask(own.http_address, b"", {HEAD: "0"}, "batched")
     assert (status, headers["content-type"]) == (200, "application/json") and HEAD.lower() not in headers
     assert json.loads(content)["outputs"][0]["parameters"] == {"binary_data_size": 0}
@@ -299,7 +299,7 @@ def test_a_binary_output_of_no_bytes_is_plain_json(own: ServerProcess) -> None:
         ("batched", bytes(65540), "Raw input has a byte_size (65540 bytes) that exceeds the maximum allowed"),
     ],
 )
-def test_raw_requests(own: ServerProcess, model: str, body: bytes, answer: bytes | str) -> None:
+def test_raw_requests(own: AnyServer, model: str, body: bytes, answer: bytes | str) -> None:
     status, headers, content = ask(own.http_address, body, {HEAD: "0"}, model)
     if isinstance(answer, str):
         assert status == 400 and answer in json.loads(content)["error"]
@@ -331,7 +331,7 @@ TAIL = np.array([1, 2], np.float32).tobytes() + np.array([3, 4], np.int32).tobyt
     ],
 )
 def test_binary_tensors_that_do_not_add_up(
-    own: ServerProcess, tail: bytes, head: str | None, status: int, text: str
+    own: AnyServer, tail: bytes, head: str | None, status: int, text: str
 ) -> None:
     body, headers = BINARY.encode() + tail, {HEAD: head or str(len(BINARY))}
     assert ask(own.http_address, BINARY.encode() + TAIL, {HEAD: str(len(BINARY))})[2] == ANSWER
@@ -339,7 +339,7 @@ def test_binary_tensors_that_do_not_add_up(
     assert got == status and text in json.loads(content)["error"]
 
 
-def test_a_binary_tensor_without_the_header(own: ServerProcess) -> None:
+def test_a_binary_tensor_without_the_header(own: AnyServer) -> None:
     status, _, content = ask(own.http_address, BINARY)
     assert status == 400
     assert json.loads(content)["error"] == (
@@ -360,12 +360,12 @@ def test_a_binary_tensor_without_the_header(own: ServerProcess) -> None:
         ("GET /v2/models/zz/infer", 405, "Method Not Allowed"),
     ],
 )
-def test_paths(own: ServerProcess, path: str, status: int, text: str) -> None:
+def test_paths(own: AnyServer, path: str, status: int, text: str) -> None:
     got, _, content = ask(own.http_address, "{bad", path=path)
     assert (got, json.loads(content)) == (status, {"error": text})
 
 
-def test_paths_that_are_there(own: ServerProcess) -> None:
+def test_paths_that_are_there(own: AnyServer) -> None:
     for path in ("two/versions/1", "/v2/models/two/infer?x=1"):
         assert ask(own.http_address, both(), path=path)[2] == ANSWER
 
@@ -379,11 +379,11 @@ def test_paths_that_are_there(own: ServerProcess) -> None:
         ("identity", both().encode()),
     ],
 )
-def test_compressed_requests(own: ServerProcess, encoding: str, data: bytes) -> None:
+def test_compressed_requests(own: AnyServer, encoding: str, data: bytes) -> None:
     assert ask(own.http_address, data, {"Content-Encoding": encoding})[2] == ANSWER
 
 
-def test_compressed_requests_that_are_refused(own: ServerProcess) -> None:
+def test_compressed_requests_that_are_refused(own: AnyServer) -> None:
     status, headers, content = ask(own.http_address, both(), {"Content-Encoding": "br"})
     assert (status, headers["accept-encoding"]) == (501, "gzip, deflate")
     assert json.loads(content) == {"error": "Unsupported compression type"}
@@ -398,7 +398,7 @@ def test_compressed_requests_that_are_refused(own: ServerProcess) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("count", [2, 10000])
-def test_compressed_responses(own: ServerProcess, encoding: str, count: int) -> None:
+def test_compressed_responses(own: AnyServer, encoding: str, count: int) -> None:
     values = np.arange(count, dtype=np.float32)
     status, headers, content = ask(
         own.http_address, values.tobytes(), {HEAD: "0", "Accept-Encoding": f"br, {encoding}"}, "batched"
@@ -408,7 +408,7 @@ def test_compressed_responses(own: ServerProcess, encoding: str, count: int) -> 
     assert whole[int(headers[HEAD.lower()]) :] == values.tobytes()
 
 
-def test_forwarded_headers(own: ServerProcess) -> None:
+def test_forwarded_headers(own: AnyServer) -> None:
     body = '{"inputs":[{"name":"IN","datatype":"FP32","shape":[1,1],"data":[0]}],"parameters":{"own":1}}'
     _, _, content = ask(own.http_address, body, {"X-Tenant": "blue", "Y": "no"}, "probe")
     seen = json.loads(json.loads(content)["outputs"][1]["data"][0])
@@ -420,7 +420,7 @@ def test_forwarded_headers(own: ServerProcess) -> None:
     )
 
 
-def test_tritonclient(server: ServerProcess) -> None:
+def test_tritonclient(server: AnyServer) -> None:
     with closing(http.InferenceServerClient(server.http_address)) as client:
         for binary in (True, False):
             numbers = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -463,7 +463,7 @@ CASTS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("datatype", CASTS)
-def test_every_datatype(server: ServerProcess, datatype: str, binary: bool) -> None:
+def test_every_datatype(server: AnyServer, datatype: str, binary: bool) -> None:
     name = "STRING" if datatype == "BYTES" else datatype
     array = np.array(CASTS[datatype], triton_to_np_dtype(datatype))
     tensor = http.InferInput(name, [2], datatype)
@@ -480,7 +480,7 @@ def test_every_datatype(server: ServerProcess, datatype: str, binary: bool) -> N
     assert given_back == array.tolist()
 
 
-def test_decoupled_models(server: ServerProcess) -> None:
+def test_decoupled_models(server: AnyServer) -> None:
     """As over gRPC: answered where there is one response, else refused with Triton's text."""
     with closing(http.InferenceServerClient(server.http_address)) as client:
         for count in (0, 1, 2):
@@ -497,7 +497,7 @@ def test_decoupled_models(server: ServerProcess) -> None:
             assert caught.value.status() == "501"
 
 
-def test_tritonclient_aio(server: ServerProcess) -> None:
+def test_tritonclient_aio(server: AnyServer) -> None:
     async def run() -> list[Any]:
         async with http_aio.InferenceServerClient(server.http_address) as client:
             given = [http_aio.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
@@ -510,7 +510,7 @@ def test_tritonclient_aio(server: ServerProcess) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_curl(own: ServerProcess, tmp_path: Path) -> None:
+def test_curl(own: AnyServer, tmp_path: Path) -> None:
     url = f"http://{own.http_address}/v2/models/two/infer"
 
     def curl(*arguments: str) -> bytes:
@@ -525,7 +525,7 @@ def test_curl(own: ServerProcess, tmp_path: Path) -> None:
     assert curl("-H", "Expect: 100-continue", "-H", "Transfer-Encoding: chunked", "-d", both()) == ANSWER
 
 
-def connected(server: ServerProcess) -> socket.socket:
+def connected(server: AnyServer) -> socket.socket:
     host, _, port = server.http_address.rpartition(":")
     return socket.create_connection((host, int(port)), WAIT_S)
 
@@ -547,7 +547,7 @@ def read_until(client: socket.socket, enough: Any) -> bytes:
     return data
 
 
-def test_pipelined_requests_are_answered_in_order(own: ServerProcess) -> None:
+def test_pipelined_requests_are_answered_in_order(own: AnyServer) -> None:
     requests = [message(both(more=f',"id":"{number}"').encode()) for number in range(20)]
     requests.insert(7, b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
     with connected(own) as client:
@@ -558,7 +558,7 @@ def test_pipelined_requests_are_answered_in_order(own: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_bodies_in_pieces(own: ServerProcess, size: int) -> None:
+def test_bodies_in_pieces(own: AnyServer, size: int) -> None:
     body = both().encode()
     pieces = [body[start : start + size] for start in range(0, len(body), size)]
     chunked = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
@@ -571,7 +571,7 @@ def test_bodies_in_pieces(own: ServerProcess, size: int) -> None:
             assert read_until(client, lambda data: data.endswith(b"]}")).endswith(ANSWER)
 
 
-def test_too_many_chunks(own: ServerProcess) -> None:
+def test_too_many_chunks(own: AnyServer) -> None:
     # With tensors behind the JSON, for which the limit of bytes does not hold.
     head = (
         b"POST /v2/models/two/infer HTTP/1.1\r\nHost: x\r\nInference-Header-Content-Length: 2\r\n"
@@ -585,7 +585,7 @@ def test_too_many_chunks(own: ServerProcess) -> None:
     assert b"connection: close" in data
 
 
-def test_old_and_closing_connections(own: ServerProcess) -> None:
+def test_old_and_closing_connections(own: AnyServer) -> None:
     for more, version in ((b"Connection: close\r\n", b"1.1"), (b"", b"1.0")):
         with connected(own) as client:
             client.sendall(message(both().encode(), more).replace(b"HTTP/1.1", b"HTTP/" + version))
@@ -593,7 +593,7 @@ def test_old_and_closing_connections(own: ServerProcess) -> None:
             assert data.endswith(ANSWER) and b"connection: close" in data.lower()
 
 
-def test_garbage_harms_nobody(own: ServerProcess) -> None:
+def test_garbage_harms_nobody(own: AnyServer) -> None:
     for garbage in (
         b"\x00\x01\x02\r\n\r\n",
         b"POST /v2/models/\xff/infer HTTP/1.1\r\n\r\n",
@@ -609,7 +609,7 @@ def test_garbage_harms_nobody(own: ServerProcess) -> None:
     assert ask(own.http_address, both())[2] == ANSWER
 
 
-def test_a_client_that_goes_away_cancels(own: ServerProcess, tmp_path: Path) -> None:
+def test_a_client_that_goes_away_cancels(own: AnyServer, tmp_path: Path) -> None:
     started, cancelled = tmp_path / "started", tmp_path / "cancelled"
     body = {
         "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [0]}],
@@ -624,7 +624,7 @@ def test_a_client_that_goes_away_cancels(own: ServerProcess, tmp_path: Path) -> 
         cancelled.unlink()
 
 
-def test_idle_and_half_sent_connections_harm_nobody(own: ServerProcess) -> None:
+def test_idle_and_half_sent_connections_harm_nobody(own: AnyServer) -> None:
     with ExitStack() as stack:
         for number in range(300):
             client = stack.enter_context(connected(own))
@@ -637,7 +637,7 @@ def test_the_loop_goes_on_while_a_large_body_is_read(tmp_path: Path) -> None:
     write_models(tmp_path)
     body = f'{{"inputs":[{{"name":"IN","datatype":"FP32","shape":[1,4000000],"data":[{"1.5," * 3999999}2]}}],'
     body += '"outputs":[{"name":"OIN","parameters":{"binary_data":true}}]}'
-    with serving_process(tmp_path) as server:
+    with serving(tmp_path) as server:
         answers: list[Reply] = []
         sender = threading.Thread(
             target=lambda: answers.append(ask(server.http_address, body, path="batched"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tests.contract.http.test_http_infer import BINARY, HEAD, REFUSED, TAIL, A, ask, both, out, write_models
 from tests.support.peers import NEEDS_TRITON, agrees, triton_serving
-from tests.support.servers import free_port, serving_process
+from tests.support.servers import free_port, serving
 
 pytestmark = [*NEEDS_TRITON, pytest.mark.slow]
 
@@ -81,7 +81,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
     write_models(repository)
     port = free_port()
     with (
-        serving_process(repository) as server,
+        serving(repository) as server,
         triton_serving(repository, "--allow-http=true", f"--http-port={port}"),
     ):
         yield f"127.0.0.1:{port}", server.http_address

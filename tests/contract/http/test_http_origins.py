@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.loading import files, write_number
-from tests.support.servers import ServerProcess, serving_process, started
+from tests.support.servers import AnyServer, serving, started
 
 from conch.frontends.http.origins import foreign_page
 
@@ -29,17 +29,17 @@ ASK = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A developer's server, in mode explicit, which lets pages of one origin run models."""
     repository = tmp_path_factory.mktemp("models")
     write_number(repository, "m")
     flags = ["--model-control-mode=explicit", "--load-model=m", f"--http-cors-origin={APP}"]
-    with serving_process(repository, flags=flags) as running:
+    with serving(repository, flags=flags) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
+def client(server: AnyServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=f"http://{server.http_address}") as made:
         yield made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 import tritonclient.http as triton
-from tests.support.servers import EXAMPLES, serving_process, started
+from tests.support.servers import EXAMPLES, serving, started
 from tritonclient.utils import InferenceServerException
 
 PATHS = {
@@ -35,7 +35,7 @@ def test_each_category_has_its_secret() -> None:
         f"--http-restricted-api={','.join(restricted[3:])}:other=o=o",
     ]
     with (
-        serving_process(EXAMPLES, flags=flags) as server,
+        serving(EXAMPLES, flags=flags) as server,
         httpx.Client(base_url=f"http://{server.http_address}") as client,
     ):
         for category, paths in PATHS.items():
@@ -70,6 +70,7 @@ def test_each_category_has_its_secret() -> None:
         (["--http-restricted-api=health:k"], "is not of the form"),
     ],
 )  # fmt: skip
+@pytest.mark.process
 def test_a_malformed_flag_is_an_error(tmp_path: Path, flags: list[str], text: str) -> None:
     with started(f"--model-repository={tmp_path}", *flags) as server:
         assert server.wait() != 0

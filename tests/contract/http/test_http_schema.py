@@ -13,7 +13,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.result import Ok
-from tests.support.servers import ServerProcess, serving_process, write_probe
+from tests.support.profiles import scaled
+from tests.support.servers import AnyServer, serving, write_probe
 
 from conch.frontends.http.openapi import document
 
@@ -48,21 +49,21 @@ ALLOWED = (
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
     """A server with one model."""
     repository = tmp_path_factory.mktemp("models")
     write_probe(repository)
-    with serving_process(repository, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
+    with serving(repository, flags=["--model-control-mode=explicit", "--load-model=probe"]) as server:
         yield server
 
 
-def attack(site: ServerProcess, label: str, examples: int) -> None:
+def attack(site: AnyServer, label: str, examples: int) -> None:
     """Sends requests to one operation, half of them as the document has them."""
     operation = OPERATIONS[label]
     for mode in GenerationMode:
 
         @settings(
-            max_examples=examples,
+            max_examples=scaled(examples),
             deadline=None,
             database=None,
             derandomize=True,
@@ -99,13 +100,13 @@ FEW = [label for label in OPERATIONS if "/versions/" not in label and "{reposito
 
 
 @pytest.mark.parametrize("label", FEW)
-def test_a_few_requests(site: ServerProcess, label: str) -> None:
+def test_a_few_requests(site: AnyServer, label: str) -> None:
     attack(site, label, 2)
     assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=30).status_code == 200
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_many_requests(site: ServerProcess, label: str) -> None:
+def test_many_requests(site: AnyServer, label: str) -> None:
     attack(site, label, 50)
     assert requests.get(f"http://{site.http_address}/v2/health/live", timeout=30).status_code == 200

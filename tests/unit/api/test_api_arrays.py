@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.api.direct import _tensor
-from conch.api.transport import Signature
+from conch.api.client_common import Signature
+from conch.api.in_process import _tensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import NUMPY_DTYPES, Array
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conch
-from conch.api.context import ModelContext, running_for
+from conch.api.model_context import ModelContext, use_context
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array
 
@@ -135,7 +135,7 @@ def test_pad_batch_gives_the_next_size_and_cuts_back(rows: int) -> None:
         return X
 
     (asked,) = rows_of(rows)
-    with running_for(CONTEXT):
+    with use_context(CONTEXT):
         (answer,) = same([asked])
     np.testing.assert_array_equal(answer, asked["X"])
     assert len(seen[0]) == (4 if rows <= 4 else 8 if rows <= 8 else rows)
@@ -259,7 +259,7 @@ def filling(**defaults: Any) -> Any:
 def test_defaults_are_as_clients_would_give_them(default: Any, filled: list[float]) -> None:
     context = replace(CONTEXT, inputs=("X", "T"), input_datatypes=("FP32", "FP32"), input_dims=((-1,), (1,)))
     X = np.zeros((2, 3), np.float32)
-    with running_for(context):
+    with use_context(context):
         first, second = conch.fill_optionals(T=default)(lambda requests: requests)(
             [request(2, X=X), request(2, X=X, T=np.ones((2, 1), np.float32))]
         )
@@ -283,7 +283,7 @@ def test_a_default_that_no_client_could_give_is_named(
     datatype: str, dims: tuple[int, ...], default: Any, text: str
 ) -> None:
     context = replace(CONTEXT, inputs=("T",), input_datatypes=(datatype,), input_dims=(dims,))
-    with running_for(context), pytest.raises(ValueError, match=f"fill_optionals: .*'T'.*{text}"):
+    with use_context(context), pytest.raises(ValueError, match=f"fill_optionals: .*'T'.*{text}"):
         filling(T=default)(rows_of(1))
 
 

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.api.backend import FunctionInstance
-from conch.api.handover import Handover
+from conch.api.function_backend import FunctionInstance
+from conch.api.response_queue import ResponseQueue
 from conch.core.errors import DeadlineExceededError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor, decode_bytes
 
 
 def answered(datatype: str, value: Any) -> InferenceResponse:
     """What a function's value for its output becomes."""
-    one = request(Handover())
+    one = request(ResponseQueue())
     instance = FunctionInstance(spec(datatype), "m_0", lambda requests: [{"Y": value}], lambda function: None)
     responses = instance.execute(Batch([one], 1))
     assert responses is not None
@@ -83,13 +83,13 @@ def spec(datatype: str = "FP32", decoupled: bool = False) -> ModelSpec:
     )
 
 
-def request(handover: Handover) -> InferenceRequest:
+def request(handover: ResponseQueue) -> InferenceRequest:
     inputs = {"X": Tensor.from_array("X", np.zeros(1, np.float32))}
     return InferenceRequest("m", "", inputs, handover.put, 0)
 
 
 def test_a_deadline_that_passes_while_it_yields_is_no_end() -> None:
-    handover = Handover()
+    handover = ResponseQueue()
     late = request(handover)
 
     def yields(requests: list[Any]) -> Iterator[list[Any]]:
@@ -117,6 +117,6 @@ def test_an_exception_that_can_not_say_what_it_is(decoupled: bool) -> None:
 
     instance = FunctionInstance(spec(decoupled=decoupled), "m_0", fails, lambda function: None)
     with pytest.raises(InternalError) as raised:
-        instance.execute(Batch([request(Handover())], 1))
+        instance.execute(Batch([request(ResponseQueue())], 1))
     text = "the function of model 'm' failed: Silent: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
     assert raised.value.message == text

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import conch
-from conch.flags import FLAGS, FlagError, read_flags, read_keywords
+from conch.cli.settings.resolve import read_flags, read_keywords
+from conch.cli.settings.resolved import SETTINGS
+from conch.cli.settings.setting import FlagError
 
 
+@pytest.mark.process
 def test_the_import_alone_imports_nothing_else() -> None:
     heavy = ("conch.", "numpy", "grpc", "conch_")
     script = f"import sys, conch; print([m for m in sys.modules if m.startswith({heavy})])"
@@ -47,7 +50,7 @@ VALUES = {"grpc-max-metadata-bytes": "2048"}  # where 1 is too little
 def test_every_flag_has_a_keyword_that_says_the_same() -> None:
     values: dict[str, Any] = {}
     arguments = []
-    for number, flag in enumerate(FLAGS):
+    for number, flag in enumerate(SETTINGS):
         if flag.name == "config-file" or flag.choices == ():
             continue
         text = (
@@ -57,7 +60,7 @@ def test_every_flag_has_a_keyword_that_says_the_same() -> None:
             if flag.name in PORTS
             else VALUES.get(flag.name, "1")
         )
-        values[flag.key] = [text] if flag.many else text
+        values[flag.key] = [text] if flag.repeatable else text
         arguments.append(f"--{flag.name}={text}")
     assert read_keywords(values).values == read_flags(arguments, {}).values
 

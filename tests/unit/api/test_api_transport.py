@@ -12,8 +12,8 @@ from grpc.aio import AioRpcError, Metadata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.api.handover import MOST_KEPT, Handover, raise_error
-from conch.api.transport import Signature, Url, as_error
+from conch.api.client_common import Signature, Url, as_error
+from conch.api.response_queue import MOST_KEPT, ResponseQueue, raise_error
 from conch.core.errors import (
     ERRORS_BY_CODE,
     ConchError,
@@ -115,7 +115,7 @@ def request() -> InferenceRequest:
 
 @given(st.integers(0, MOST_KEPT))
 def test_responses_come_in_order_and_end(count: int) -> None:
-    handover = Handover()
+    handover = ResponseQueue()
     sent = [InferenceResponse([]) for _ in range(count)]
     for response in sent:
         handover.put(request(), response, False)
@@ -130,7 +130,7 @@ def test_responses_come_in_order_and_end(count: int) -> None:
 
 
 def test_a_model_waits_for_its_reader_until_there_is_none() -> None:
-    handover = Handover()
+    handover = ResponseQueue()
     for _ in range(MOST_KEPT):
         handover.put(request(), InferenceResponse([]), False)
     late = request()
@@ -144,7 +144,7 @@ def test_a_model_waits_for_its_reader_until_there_is_none() -> None:
 
 
 def test_a_stop_takes_nothing_from_who_has_been_answered() -> None:
-    handover, open_one, read = Handover(), Handover(), Handover()
+    handover, open_one, read = ResponseQueue(), ResponseQueue(), ResponseQueue()
     response = InferenceResponse([])
     for one in (handover, open_one):
         one.put(request(), response, one is handover)

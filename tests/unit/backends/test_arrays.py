@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.backends.harness import Answer, Harness, rows, strings
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array, Tensor

@@ -15,9 +15,9 @@ from tests.support.cuda import Allocation, FakeCuda
 from tests.unit.backends.harness import Harness, one_batch, rows, tensor_specs
 from tests.unit.backends.test_onnxruntime import ADD_SUB, F, graph, node
 
-from conch.backends import near
+from conch.backends import device_arrays
 from conch.backends.arrays import ArrayBackend, ArrayFunction
-from conch.backends.near import Places
+from conch.backends.device_arrays import Places
 from conch.backends.onnxruntime import OnnxRuntimeBackend, _DeviceFunction
 from conch.backends.onnxruntime.signature import Signature
 from conch.backends.python import PythonBackend
@@ -25,14 +25,14 @@ from conch.core.device import DeviceTensor, FetchedTensor
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import BatchInput, BatchOutput, ModelSpec, SequenceBatching
 from conch.core.tensor import Array, Tensor
 from conch.memory import cuda as memory
 from conch.memory.cuda import CudaDevices
 from conch.memory.cuda_regions import cuda_opener
+from conch.memory.region_bindings import PlacedTensor, RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import PlacedTensor, Uses
 
 AB = tensor_specs(A=("FP32", (2,)), B=("FP32", (2,)))
 SUM_DIFF = tensor_specs(SUM=("FP32", (2,)), DIFF=("FP32", (2,)))
@@ -60,7 +60,7 @@ class Client:
         Returns:
             The request, and a view of each output's slot.
         """
-        uses = Uses(self.regions)
+        uses = RegionBindings(self.regions)
         tensors: dict[str, Tensor] = {}
         for name, array in inputs.items():
             slot = next(self._slots)
@@ -115,7 +115,7 @@ class Recorder:
         for value in inputs.values():
             if isinstance(value, DeviceTensor):
                 self.pointers.append(value.memory.pointer)
-                assert not value.memory.pointer % near.ALIGNMENT
+                assert not value.memory.pointer % device_arrays.ALIGNMENT
         a, b = (value.numpy() if isinstance(value, DeviceTensor) else value for value in inputs.values())
         results: dict[str, Array | DeviceTensor] = {"SUM": a + b, "DIFF": a - b}
         for name, wanted in places.items():
@@ -197,7 +197,7 @@ def test_positions_are_moved_to_where_no_client_can_change_them(harness: Harness
     assert isinstance(tensor, DeviceTensor)
     request.inputs["A"] = DeviceTensor("A", "INT32", tensor.shape, tensor.memory)
     batch = batch_of(request)
-    moved = near.Near(spec, 1).inputs(batch, [request])["A"]
+    moved = device_arrays.DeviceGatherer(spec, 1).inputs(batch, [request])["A"]
     assert isinstance(moved, DeviceTensor)
     assert moved.memory.pointer != tensor.memory.pointer
     assert bytes(moved.data) == bytes(tensor.data)
@@ -333,7 +333,7 @@ def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
     instance = ArrayInstance(spec, binding_function(spec, reverse))
     values = np.arange(width, dtype=np.float32)[None]
     client.memory.array[0, :width] = values
-    uses = Uses(client.regions)
+    uses = RegionBindings(client.regions)
     tensor = uses.input("r", 0, width * 4, "A", "FP32", (1, width))
     uses.output("r", 0, width * 4, "Z")
     request = InferenceRequest("m", "", {"A": tensor}, client._respond, 0)
@@ -345,7 +345,7 @@ def test_an_output_over_an_input_is_written_when_the_input_has_been_read(
 def test_outputs_over_each_other_are_written_one_after_the_other(bound: Any, client: Client) -> None:
     """What the client gets is the second one, whole."""
     request, _ = client.request({"A": rows(5), "B": rows(1)})
-    uses = Uses(client.regions)
+    uses = RegionBindings(client.regions)
     for name in ("SUM", "DIFF"):
         uses.output("r", 31 * 256, 256, name)
     other = InferenceRequest("m", "", dict(request.inputs), client._respond, 0)
@@ -369,9 +369,9 @@ def test_outputs_that_are_not_as_clients_get_them_do_not_stay_on_the_device(
 ) -> None:
     spec = harness.spec("m", AB, SUM_DIFF)
     request, _ = client.request({"A": rows(5), "B": rows(1)}, ["SUM"])
-    plain = near.Near(spec, 1)
+    plain = device_arrays.DeviceGatherer(spec, 1)
     assert list(plain.places([request], ("SUM", "DIFF"))) == ["SUM"]
-    changed = near.Near(dataclasses.replace(spec, **changes), 1)
+    changed = device_arrays.DeviceGatherer(dataclasses.replace(spec, **changes), 1)
     assert changed.places([request], ("SUM", "DIFF")) == {}
     request.intercept(partial)
     assert plain.places([request], ("SUM",)) == {}  # somebody else looks at the response
@@ -501,9 +501,9 @@ def test_tensors_on_a_gpu_have_no_array(harness: Harness, client: Client) -> Non
 
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
-    from conch.backends.python import utils as pb_utils
-    from conch.backends.python.errors import TritonModelException
-    from conch.backends.python.tensor import Tensor as ModelTensor
+    from conch.backends.python.api import pb_utils
+    from conch.backends.python.api.pb_errors import TritonModelException
+    from conch.backends.python.api.pb_tensor import Tensor as ModelTensor
 
     assert pb_utils
     monkeypatch.setattr(memory, "cuda_devices", lambda: CudaDevices("libno-such-driver.so.1"))

@@ -12,15 +12,15 @@ from tests.support.sharing import SharedObject, shared_object
 from tests.unit.backends.harness import Answer, Harness, tensor_specs
 from tests.unit.backends.test_onnxruntime import S, graph, node
 
-from conch.backends.inplace import InPlace, WritesInPlace
+from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
 from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.core.execution.placement import place
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Array
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 from conch.memory.system import SystemRegion
-from conch.memory.uses import Uses
 
 F = 1
 COUNT = 64 * 1024
@@ -78,7 +78,7 @@ def ask(
 ) -> Answer:
     """Has the model double what the region begins with, and write it to a place."""
     answer = Answer()
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     tensor = uses.input("r", 0, NBYTES, "IN", "FP32", (1, COUNT))
     uses.output("r", offset, size, "OUT")
     request = InferenceRequest("m", "", {"IN": tensor}, answer.respond, 0)
@@ -157,7 +157,7 @@ def test_a_region_that_shrinks_under_a_model_that_writes(
     with monkeypatch.context() as patch:
         patch.setattr(SystemRegion, "check", lambda self: memory.resize(NBYTES))
         answer = Answer()
-        uses = Uses(regions)
+        uses = RegionBindings(regions)
         tensor = uses.input("r", 0, NBYTES, "IN", "FP32", (1, COUNT))
         uses.output("r", NBYTES, NBYTES, "OUT")
     request = InferenceRequest("m", "", {"IN": tensor}, answer.respond, 0)
@@ -189,6 +189,6 @@ def test_a_request_without_any_inputs_has_no_place(harness: Harness, backend: On
 
     request = InferenceRequest("m", "", {}, lambda request, response, final: None, 0)
     with closing(Regions()) as regions:
-        uses = Uses(regions, None)
+        uses = RegionBindings(regions, None)
         uses.attach(request)
-        assert InPlace(spec, Writes()).places(request, ("OUT",), {}) is None
+        assert InPlaceOutputs(spec, Writes()).places(request, ("OUT",), {}) is None

@@ -16,17 +16,18 @@ from tests.unit.backends.harness import Answer, Harness, rows, tensor_specs
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.backends.python import PythonBackend, sender
-from conch.backends.python.errors import TritonModelException
-from conch.backends.python.request import ReceivedRequest
-from conch.backends.python.response import Converter
-from conch.backends.python.sender import SenderContext
+from conch.backends.python import PythonBackend
+from conch.backends.python.api import response_sender
+from conch.backends.python.api.pb_errors import TritonModelException
+from conch.backends.python.api.pb_request import ReceivedRequest
+from conch.backends.python.api.pb_response import Converter
+from conch.backends.python.api.response_sender import SenderContext
 from conch.core.errors import ConchError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
 from conch.core.execution.shaping import Shaper
 from conch.core.model import Model
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
@@ -291,7 +292,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def start(self) -> None:
             pass
 
-    monkeypatch.setattr(sender, "threading", SimpleNamespace(Thread=Thread, Lock=threading.Lock))
+    monkeypatch.setattr(response_sender, "threading", SimpleNamespace(Thread=Thread, Lock=threading.Lock))
     return begun
 
 
@@ -323,7 +324,8 @@ def test_a_rescheduled_request_has_no_response(harness: Harness) -> None:
     model = python(harness, counting(end), ITERATIVE)
     assert (
         "Expected a None object in the execute function return list for reschduled request, found type "
-        "'<class 'conch.backends.python.response.InferenceResponse'>'." in send(harness, model, 2).error
+        "'<class 'conch.backends.python.api.pb_response.InferenceResponse'>'."
+        in send(harness, model, 2).error
     )
     assert send(harness, model, 1).array("OUT").item() == 0
 

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.backends.harness import Harness, one_batch, rows, strings, tensor_specs
 
 from conch.backends.onnxruntime import OnnxRuntimeBackend
-from conch.backends.onnxruntime.options import (
+from conch.backends.onnxruntime.session_options import (
     CUDA,
     execution_providers,
     session_options,

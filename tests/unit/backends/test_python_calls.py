@@ -15,20 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.backends.python import stuck
-from conch.backends.python import utils as pb_utils
-from conch.backends.python.call import GRACE_NS, WaitingCall
-from conch.backends.python.caller import Caller, current_caller
-from conch.backends.python.errors import CallsEnded
-from conch.backends.python.loading import ModelCode
+from conch.backends.python.api import pb_utils
+from conch.backends.python.api.pb_errors import CallsEndedError
+from conch.backends.python.calls import deadlock_detection
+from conch.backends.python.calls.bls_call import GRACE_NS, WaitingCall
+from conch.backends.python.calls.call_context import CallContext, current_call_context
+from conch.backends.python.runtime.module_loading import ModelCode
 from conch.core.calls import Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
+from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import RequestState
-from conch.core.scheduling.base import Batch
-from conch.core.server_core import LoadParameter
+from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
 
 MODEL = """
@@ -66,7 +66,9 @@ class Server:
             raise NotFoundError("no")
         return SimpleNamespace(spec=SimpleNamespace(decoupled=self.decoupled))
 
-    def submit(self, request: CoreRequest, may_lead: bool = False, model: Any = None) -> Any:
+    def submit(
+        self, request: CoreRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+    ) -> Any:
         self.submitted.append(request)
         return self.answer(request)
 
@@ -93,7 +95,7 @@ class Calling:
         version.mkdir(parents=True)
         (version / "model.py").write_text(MODEL)
         self.server = server
-        self.caller = Caller(server, f"{name}_0")
+        self.caller = CallContext(server, f"{name}_0")
         self.code = ModelCode(name, version, "model.py", self.caller)
         self.module = self.code.module
 
@@ -203,7 +205,7 @@ def test_waiting_ends_when_nobody_waits_for_the_caller(calling: Calling, how: st
             gone.deadline_ns = monotonic_ns()
 
     calling.server.answer = leave
-    with pytest.raises(CallsEnded):
+    with pytest.raises(CallsEndedError):
         calling.module.make().exec()
     assert calling.server.cancelled == calling.server.submitted
     # One that has been answered goes on as long as it likes, and so does one that has only just noticed.
@@ -214,7 +216,7 @@ def test_waiting_ends_when_nobody_waits_for_the_caller(calling: Calling, how: st
     during(calling, gone)
     assert calling.caller.running is not None
     calling.caller._unwanted = calling.caller.running.requests, monotonic_ns() - GRACE_NS
-    with pytest.raises(CallsEnded):
+    with pytest.raises(CallsEndedError):
         calling.module.make().exec()
 
 
@@ -249,12 +251,12 @@ def test_a_short_batch_is_led_and_a_long_one_is_not(calling: Calling) -> None:
     class Led:
         fast = True
 
-        def lead_one(self) -> bool:
+        def run_batch_inline(self) -> bool:
             done.append("led")
             respond(calling.server.submitted[-1], 3.0)
             return True
 
-        def hand_over(self) -> None:
+        def release(self) -> None:
             done.append("handed over")
             respond(calling.server.submitted[-1], 4.0)
 
@@ -287,10 +289,10 @@ def test_futures(calling: Calling) -> None:
 
 
 def test_who_calls(tmp_path: Path, calling: Calling) -> None:
-    found: list[Caller] = []
+    found: list[CallContext] = []
 
     def note() -> None:
-        found.append(current_caller())
+        found.append(current_call_context())
 
     note()  # no model is on the stack: there is only one
     calling.module.here(note)
@@ -301,19 +303,19 @@ def test_who_calls(tmp_path: Path, calling: Calling) -> None:
         thread.start()
         thread.join()
         assert found == [calling.caller, calling.caller, other.caller, other.caller]
-        assert current_caller().known_server is calling.server  # of one server, whoever it is
+        assert current_call_context().known_server is calling.server  # of one server, whoever it is
     finally:
         other.close()
     stranger = Calling(tmp_path, Server(), "stranger")
     try:
         with pytest.raises(pb_utils.TritonModelException, match="several servers"):
-            current_caller()
+            current_call_context()
         stranger.module.here(note)
         assert found[-1] is stranger.caller
     finally:
         stranger.close()
     with pytest.raises(pb_utils.TritonModelException, match="BLS is only supported"):
-        stranger.module.here(current_caller)
+        stranger.module.here(current_call_context)
 
 
 def test_models_of_the_server(calling: Calling) -> None:
@@ -349,6 +351,6 @@ def test_calls_that_leave_their_queues_while_they_are_looked_at(
 ) -> None:
     call = WaitingCall(calling.caller, calling.module.make(), False)
     call.core.state = RequestState.QUEUED
-    monkeypatch.setattr(stuck._Look, "calls", lambda look: {call})
-    monkeypatch.setattr(stuck, "_is_queued", lambda call: False)
-    assert stuck.waits_for_ever(call, frozenset([call])) == (frozenset([call]), False)
+    monkeypatch.setattr(deadlock_detection._Look, "calls", lambda look: {call})
+    monkeypatch.setattr(deadlock_detection, "_is_queued", lambda call: False)
+    assert deadlock_detection.is_deadlocked(call, frozenset([call])) == (frozenset([call]), False)

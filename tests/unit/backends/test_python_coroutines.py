@@ -12,8 +12,8 @@ from tests.support.servers import eventually
 from tests.unit.backends.harness import Answer, Harness, one_batch, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
-from conch.backends.python.eventloop import EventLoop, Outcome
-from conch.backends.python.flights import Flights
+from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
+from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.core.errors import InvalidArgumentError
 from conch.core.model import Model
 from conch.core.spec import InstanceGroup, Resource, SequenceBatching
@@ -114,7 +114,7 @@ def _wait(answer: Answer, seconds: float) -> None:
 
 
 def _open(harness: Harness, model: Model, *numbers: int) -> None:
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     gates = instance._model.gates  # type: ignore[attr-defined]
     loop = instance._loop._loop  # type: ignore[attr-defined]
     for number in numbers:
@@ -125,7 +125,7 @@ def test_one_at_a_time_where_nothing_is_said(harness: Harness) -> None:
     model = load(harness, ONE_BY_ONE, max_batch_size=1)
     answers = [infer(harness, model, number) for number in (1, 2)]
     eventually(lambda: model.pending == 1, "reached")
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     eventually(lambda: bool(instance._model.gates), "reached")  # type: ignore[attr-defined]
     _open(harness, model, 1)
     answers[0].wait()
@@ -146,7 +146,7 @@ def test_decoupled_batches_may_be_limited_too(harness: Harness) -> None:
     answers = [infer(harness, model, number) for number in (1, 2, 3)]
     eventually(lambda: model.pending == 1, "reached")
     _open(harness, model, 1, 2)
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     eventually(lambda: 3.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
     _open(harness, model, 3)
     assert [answer.array("B")[0, 0] for answer in answers] == [1, 2, 3]
@@ -176,7 +176,7 @@ def test_errors_read_the_same_in_flight(harness: Harness, outcome: str, text: st
         outcome, text = "return [5]", "found type '<class 'int'>'"
     model = load(harness, FAILING.replace("OUTCOME", outcome), limit)
     answer = infer(harness, model, 1)
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
     _open(harness, model, 1)
     assert answer.error.startswith("Failed to process the request(s) for model 'm_0_0', message: ")
@@ -194,7 +194,7 @@ def test_senders_work_in_flight_and_failures_end_what_is_left(harness: Harness) 
 """
     model = load(harness, body, 2, batching=one_batch(2))
     first, second = harness.batch(model, [{"A": rows(1)}, {"A": rows(2)}])
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
     _open(harness, model, 1)
     assert first.array("B").tolist() == [[1, 1]]
@@ -204,7 +204,7 @@ def test_senders_work_in_flight_and_failures_end_what_is_left(harness: Harness) 
 def test_execution_lasts_until_its_answers(harness: Harness) -> None:
     model = load(harness, ONE_BY_ONE, 2)
     answer = infer(harness, model, 1)
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
     eventually(lambda: model._runner.running == 1, "reached")
     assert model.statistics.snapshot().execution_count == 0
@@ -219,7 +219,7 @@ def test_execution_lasts_until_its_answers(harness: Harness) -> None:
 def test_unloading_waits_for_what_is_in_flight(harness: Harness) -> None:
     model = load(harness, ONE_BY_ONE, 2)
     answer = infer(harness, model, 1)
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
     assert not model.close(0.01)
     assert not answer.finals
@@ -260,7 +260,7 @@ def loop() -> Iterator[EventLoop]:
 
 def test_flights_hand_over_each_outcome_once(loop: EventLoop) -> None:
     """Whether a coroutine ends before or after nobody waits for it any more."""
-    flights = Flights(loop, 3)
+    flights = ConcurrencyLimit(loop, 3)
     later: list[Outcome] = []
     both = threading.Lock()
 
@@ -280,7 +280,7 @@ def test_flights_hand_over_each_outcome_once(loop: EventLoop) -> None:
 
 
 def test_a_single_flight_is_always_waited_for(loop: EventLoop) -> None:
-    flights = Flights(loop, 1)
+    flights = ConcurrencyLimit(loop, 1)
 
     async def work() -> int:
         await asyncio.sleep(0)

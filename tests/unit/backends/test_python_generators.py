@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.profiles import scaled
 from tests.support.servers import eventually
 from tests.unit.backends.harness import Answer, Harness, one_batch, rows, tensor_specs
 
@@ -66,7 +67,7 @@ def values(answer: Answer) -> list[float]:
 
 
 def ended(model: Model) -> int:
-    (instance,) = model._fleet.active
+    (instance,) = model._pool.active
     return int(instance._model.ended)  # type: ignore[attr-defined]
 
 
@@ -80,7 +81,7 @@ def test_requests_of_a_batch_stream_side_by_side(harness: Harness, kind: str) ->
     assert model.statistics.snapshot().execution_count == 1
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=scaled(25), deadline=None)
 @given(counts=st.lists(st.integers(0, 5), min_size=1, max_size=6), kind=st.sampled_from(["def", "async def"]))
 def test_every_request_gets_its_own_responses(harness: Harness, counts: list[int], kind: str) -> None:
     model = load(harness, COUNT, kind, batching=one_batch(len(counts)))

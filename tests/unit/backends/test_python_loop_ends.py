@@ -11,7 +11,7 @@ from tests.support.servers import WAIT_S, eventually
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
-from conch.backends.python.eventloop import EventLoop
+from conch.backends.python.runtime.event_loop import EventLoop
 from conch.core.model import Model
 
 START = """

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.profiles import scaled
 from tests.unit.backends.harness import Answer, Harness, one_batch, rows, strings, tensor_specs
 
 from conch.backends.python import PythonBackend
-from conch.backends.python.instance import open_instance
+from conch.backends.python.runtime.python_instance import open_instance
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import BatchInput, InstanceGroup, TensorSpec
 from conch.core.stats import ModelStatistics
 
@@ -71,7 +72,7 @@ def run_two(harness: Harness, source: str, **changes: Any) -> list[Answer]:
     return harness.batch(model, [{"A": rows(1)}, {"A": rows(2)}])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=scaled(50))
 @given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=8))
 def test_every_request_gets_its_own_rows(harness: Harness, counts: list[int]) -> None:
     harness.directory("m", {"1/model.py": IDENTITY})

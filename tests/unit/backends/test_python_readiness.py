@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conch.backends.python.eventloop import EventLoop
-from conch.backends.python.readiness import ReadyCheck
-from conch.core.readiness import all_ready
+from conch.backends.python.runtime.event_loop import EventLoop
+from conch.backends.python.runtime.readiness_check import ReadinessCheck
+from conch.core.servable import all_ready
 
 SHORT_S = 0.05
 LONG_S = 30.0
 
 
-def ask(check: ReadyCheck) -> bool:
+def ask(check: ReadinessCheck) -> bool:
     return all_ready([check])
 
 
@@ -26,7 +26,7 @@ def ask(check: ReadyCheck) -> bool:
     ("answer", "ready"), [(True, True), (False, False), (np.True_, True), (None, False), (1, False)]
 )
 def test_the_answer(answer: Any, ready: bool) -> None:
-    check = ReadyCheck("m_0", lambda: answer, None, LONG_S)
+    check = ReadinessCheck("m_0", lambda: answer, None, LONG_S)
     assert ask(check) is ready
     check.close()
 
@@ -36,7 +36,7 @@ def test_an_exception_means_no(error: BaseException, caplog: pytest.LogCaptureFi
     def fail() -> bool:
         raise error
 
-    check = ReadyCheck("m_0", fail, None, LONG_S)
+    check = ReadinessCheck("m_0", fail, None, LONG_S)
     assert not ask(check)
     assert "is_ready of model 'm_0' failed" in caplog.text
     check.close()
@@ -44,7 +44,7 @@ def test_an_exception_means_no(error: BaseException, caplog: pytest.LogCaptureFi
 
 def test_changes_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([True, False, False, True])
-    check = ReadyCheck("m_0", lambda: next(answers), None, LONG_S)
+    check = ReadinessCheck("m_0", lambda: next(answers), None, LONG_S)
     assert [ask(check) for _ in range(4)] == [True, False, False, True]
     assert [record.message for record in caplog.records] == [
         "model 'm_0' says that it is not ready",
@@ -59,7 +59,7 @@ def test_one_that_hangs_is_asked_once() -> None:
         asked.release()
         return go.wait(LONG_S)
 
-    check = ReadyCheck("m_0", hang, None, SHORT_S)
+    check = ReadinessCheck("m_0", hang, None, SHORT_S)
     assert [ask(check) for _ in range(3)] == [False] * 3
     assert asked.acquire(timeout=LONG_S)
     assert not asked.acquire(blocking=False), "the second thread"
@@ -77,7 +77,7 @@ def test_askers_at_the_same_time_share_a_check() -> None:
         entered.release()
         return go.wait(LONG_S)
 
-    check = ReadyCheck("m_0", wait, None, LONG_S)
+    check = ReadinessCheck("m_0", wait, None, LONG_S)
     answers: list[bool] = []
     threads = [threading.Thread(target=lambda: answers.append(ask(check))) for _ in range(3)]
     for thread in threads:
@@ -96,8 +96,8 @@ def test_several_are_asked_side_by_side() -> None:
         barrier.wait(LONG_S)
         return True
 
-    assert all_ready([ReadyCheck(f"m_{n}", meet, None, LONG_S) for n in range(3)])
-    mixed = [ReadyCheck(str(answer), partial(bool, answer), None, LONG_S) for answer in (False, True)]
+    assert all_ready([ReadinessCheck(f"m_{n}", meet, None, LONG_S) for n in range(3)])
+    mixed = [ReadinessCheck(str(answer), partial(bool, answer), None, LONG_S) for answer in (False, True)]
     assert not all_ready(mixed)
     assert all_ready([])
 
@@ -118,8 +118,8 @@ def test_coroutines() -> None:
         return True
 
     try:
-        assert ask(ReadyCheck("m_0", yes, loop, LONG_S))
-        check = ReadyCheck("m_0", hang, loop, SHORT_S)
+        assert ask(ReadinessCheck("m_0", yes, loop, LONG_S))
+        check = ReadinessCheck("m_0", hang, loop, SHORT_S)
         assert not ask(check)
         assert stopped.wait(LONG_S), "it is cancelled"
         check.close()

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from tests.support.core import make_spec
 
-from conch.backends.python.based import PythonBasedBackend
-from conch.backends.python.settings import Settings
+from conch.backends.python.python_based import PythonBasedBackend
+from conch.backends.python.python_settings import Settings
 from conch.core.errors import InvalidArgumentError
 
 PARAMETERS = {

@@ -15,7 +15,7 @@ import c_python_backend_utils
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from conch.backends.python import utils
+from conch.backends.python.api import pb_utils as implementation
 
 ROOT = Path(__file__).resolve().parents[3]
 STUB = ROOT / "services/triton_python_backend_utils.pyi"
@@ -159,8 +159,8 @@ def test_functions_are_what_they_are(declared: list[Function], real: Any) -> Non
 
 
 def test_the_module_is_the_backends() -> None:
-    assert pb_utils.__all__ == utils.__all__
-    assert all(getattr(pb_utils, name) is getattr(utils, name) for name in utils.__all__)
+    assert pb_utils.__all__ == implementation.__all__
+    assert all(getattr(pb_utils, name) is getattr(implementation, name) for name in pb_utils.__all__)
 
 
 def test_names_are_what_there_is() -> None:
@@ -211,12 +211,14 @@ def checked(path: Path, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_a_typical_model_passes(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     result = checked(tmp_path / "model.py", cache)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.process
 def test_mistakes_are_found(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.py").write_text(WRONG)
     lines = checked(tmp_path / "model.py", cache).stdout.splitlines()

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tests.unit.backends.harness import Harness, rows, tensor_specs
 
-from conch.backends.python import utils as pb_utils  # with its own types, not those of the stub
-from conch.backends.python.request import ReceivedRequest
-from conch.backends.python.response import Converter
-from conch.backends.python.sender import SenderContext
-from conch.backends.python.tensor import Tensor
+from conch.backends.python.api import pb_utils
+from conch.backends.python.api.pb_request import ReceivedRequest
+from conch.backends.python.api.pb_response import Converter
+from conch.backends.python.api.pb_tensor import Tensor
+from conch.backends.python.api.response_sender import SenderContext
 from conch.core.execution.shaping import Shaper
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
 from conch.workers.tensors import ReceivedTensor
 

@@ -13,10 +13,10 @@ from tests.unit.backends.harness import Answer, Harness
 from tests.unit.backends.test_arrays import Function, spec
 
 from conch.backends.arrays import ArrayInstance
-from conch.backends.ragged import KINDS, split_flat
-from conch.core.execution.execution import Executor
+from conch.backends.gather import KINDS, split_flat
+from conch.core.execution.executor import Executor
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import BatchInput, BatchOutput, ModelSpec, TensorSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array

@@ -16,17 +16,18 @@ import conch.caches
 from conch.caches import GROUP, open_cache
 from conch.caches.hashing import fastest_hash
 from conch.caches.local import open_local
+from conch.cli.settings.resolve import read_flags
+from conch.cli.settings.setting import FlagError
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
-from conch.core.response_cache.local import LocalCache
-from conch.flags import FlagError, read_flags
-from conch.options import ServerOptions, cache_options, server_options
+from conch.core.response_cache.local_cache import LocalCache
 from conch.server import Server
+from conch.server_options import ServerOptions, build_options, cache_options
 from conch_control.options import ControlOptions
 
 
 def options(*arguments: str) -> Mapping[str, Mapping[str, str]]:
-    return server_options(read_flags(arguments, {})).cache
+    return build_options(read_flags(arguments, {})).server.cache
 
 
 def test_settings_of_one_cache_add_up() -> None:

@@ -18,7 +18,7 @@ from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, U
 from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor

@@ -14,9 +14,9 @@ from tests.support.caches import NetworkCache
 from tests.support.servers import eventually
 
 from conch.core.model import Model
-from conch.core.response_cache.cached import CachedModel
-from conch.core.response_cache.local import LocalCache
-from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.cache_service import CacheService
+from conch.core.response_cache.cached_model import CachedModel
+from conch.core.response_cache.local_cache import LocalCache
 from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, content_digest
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conch.core.errors import ConchError, InvalidArgumentError
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import WarmupInput, WarmupSample
 from conch_control.config.parse import parse_config
 from conch_control.config.warmup import read_warmup

@@ -13,12 +13,12 @@ from tests.support.servers import WAIT_S, eventually
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.execution.limited import LimitedRunner
 from conch.core.execution.placement import Devices
+from conch.core.execution.resource_runner import ResourceLimitedRunner
 from conch.core.execution.runner import Runner
 from conch.core.model import Model
-from conch.core.scheduling.base import Batch
-from conch.core.scheduling.rate import ResourceLimit
+from conch.core.scheduling.resource_scheduler import ResourceLimit
+from conch.core.scheduling.scheduler import Batch
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.lifecycle.model_definition import read_definition
 from conch_control.lifecycle.model_loader import ModelLoader
@@ -313,7 +313,8 @@ RATED = 'instance_group { count: %d rate_limiter { resources { name: "R" count: 
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"), [(None, Runner), ((), LimitedRunner), ((ResourceLimit("R", 2),), LimitedRunner)]
+    ("limits", "kind"),
+    [(None, Runner), ((), ResourceLimitedRunner), ((ResourceLimit("R", 2),), ResourceLimitedRunner)],
 )
 def test_rate_limits_apply_where_they_are_on(
     site: Site, limits: tuple[ResourceLimit, ...] | None, kind: type[Runner]

@@ -13,10 +13,10 @@ from conch.core.batchkey import PaddedKey
 from conch.core.model import scheduler_for
 from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import IDLE, Batch, WaitUntil
 from conch.core.scheduling.budget import BudgetBatcher, BudgetPriorityBatcher
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, TensorSpec
 from conch.core.tensor import Tensor
 from conch.core.validation import RequestValidator

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.request import InferenceResponse
-from conch.core.response_cache.entry import EntryError, decode_entry, encode_entry
+from conch.core.response_cache.cache_entry import EntryError, decode_entry, encode_entry
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Buffer, Tensor, encode_bytes
 
 DATATYPES = [*ELEMENT_SIZES, "BYTES"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.core import Answers, make_spec
 
 from conch.core.request import InferenceRequest
-from conch.core.response_cache.key import KeyMaker
+from conch.core.response_cache.cache_key import KeyMaker
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.profiles import scaled
 
-from conch.core.response_cache.local import ENTRY_OVERHEAD, LocalCache
+from conch.core.response_cache.local_cache import ENTRY_OVERHEAD, LocalCache
 
 KEYS = st.integers(0, 7).map(lambda number: bytes([number]) * 32)
 S = 1_000_000_000
@@ -74,7 +75,7 @@ class LocalCacheMachine(RuleBasedStateMachine):
 
 
 TestLocalCache = LocalCacheMachine.TestCase
-TestLocalCache.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestLocalCache.settings = settings(max_examples=scaled(100), stateful_step_count=50, deadline=None)
 
 
 def test_entries_end_in_time() -> None:

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from tests.support.core import Answers, Execute, echo, make_model, make_request, make_spec
 
+from conch.core.admission import Admission
 from conch.core.clock import monotonic_ns
-from conch.core.dispatch import Dispatcher
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_cache.base import ResponseCache
-from conch.core.response_cache.cached import CachedModel
-from conch.core.response_cache.key import KeyMaker
-from conch.core.response_cache.local import LocalCache
-from conch.core.scheduling.base import Batch
+from conch.core.response_cache.cache_key import KeyMaker
+from conch.core.response_cache.cached_model import CachedModel
+from conch.core.response_cache.local_cache import LocalCache
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError, Servable
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.stats import Duration
@@ -77,9 +77,9 @@ class Site:
     def ask(self, **changes: Any) -> InferenceResponse:
         """Submits a request and returns the answer."""
         request = make_request(answers := Answers(), **changes)
-        to_lead = self.cached.submit(request, True)
-        if to_lead is not None:
-            to_lead.lead()
+        claim = self.cached.submit(request, True)
+        if claim is not None:
+            claim.run_inline()
         assert answers.wait(1)
         return answers.response(request)
 
@@ -110,7 +110,7 @@ def test_the_second_answer_comes_without_the_model() -> None:
         first = made.values(value=1.5)
         assert counts(made.cached) == (1, 1, 0, 1)
         request = make_request(answers := Answers(), value=1.5, id="new")
-        assert made.cached.submit(request, may_lead=True) is None
+        assert made.cached.submit(request, may_claim=True) is None
         assert [tensor.numpy().tolist() for tensor in answers.response(request).outputs] == first
         assert request.model is made.cached
         assert counts(made.cached) == (2, 1, 1, 1)
@@ -291,7 +291,7 @@ def test_only_a_single_final_response_is_kept() -> None:
             request = make_request(answers := Answers(), id=request_id)
             runner = made.cached.submit(request, True)
             assert runner is not None
-            runner.lead()
+            runner.run_inline()
             assert len(answers.calls) == 2
         assert counts(made.cached)[2:] == (0, 3)
 
@@ -303,7 +303,7 @@ def test_a_cancelled_request_leaves_nothing() -> None:
         assert runner is not None
         assert made.cached.pending == 1
         assert made.cached.cancel(request)
-        runner.hand_over()
+        runner.release()
         assert isinstance(answers.response(request).error, CancelledError)
         assert not made.cached.continues(request)
         assert counts(made.cached) == (0, 0, 0, 1)
@@ -321,9 +321,9 @@ def test_a_request_refused_by_a_closing_version_goes_to_its_successor() -> None:
     with pytest.raises(ClosedError):
         old.cached.submit(make_request())
     request = make_request(answers := Answers())
-    to_lead = Dispatcher(registry).submit(request, True, old.cached)
-    assert to_lead is not None
-    to_lead.lead()
+    claim = Admission(registry).admit(request, True, old.cached)
+    assert claim is not None
+    claim.run_inline()
     assert answers.finals == 1
     assert counts(old.cached) == (0, 0, 0, 0)
     assert counts(new.cached) == (1, 1, 0, 1)
@@ -339,7 +339,7 @@ def test_what_is_queued_can_be_failed() -> None:
         runner = made.cached.submit(request, True)
         assert runner is not None
         assert made.cached.fail_queued(InternalError("exiting")) == 1
-        runner.hand_over()
+        runner.release()
         assert answers.finals == 1
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.profiles import scaled
 
 from conch.core.ensembles.flow import Answer, Correlation, Flow, Run
 from conch.core.ensembles.plan import Plan, Selection, Step
@@ -166,14 +167,14 @@ def says(made: list[Values], together: bool) -> Iterator[tuple[Values | None, bo
         yield None, True
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=scaled(400), deadline=None)
 @given(plans(), st.data())
 def test_what_comes_out_is_what_the_steps_make(plan: Plan, data: st.DataObject) -> None:
     check_what_comes_out(plan, data)
 
 
 @pytest.mark.slow
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=scaled(3000), deadline=None)
 @given(plans(), st.data())
 def test_what_comes_out_of_very_many(plan: Plan, data: st.DataObject) -> None:
     check_what_comes_out(plan, data)
@@ -209,7 +210,7 @@ def check_what_comes_out(plan: Plan, data: st.DataObject) -> None:
         assert len(driver.answers) == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(300), deadline=None)
 @given(plans(), st.data())
 def test_errors_end_it_once_and_runs_are_drained(plan: Plan, data: st.DataObject) -> None:
     driver = Driver(plan)

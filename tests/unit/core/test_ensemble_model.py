@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.begins import Kept, make_beginning
+from tests.support.async_instance import Kept, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
-from conch.core.dispatch import Dispatcher
-from conch.core.ensembles.model import EnsembleModel
+from conch.core.admission import Admission
+from conch.core.ensembles.ensemble_model import EnsembleModel
 from conch.core.ensembles.plan import Plan, Step
 from conch.core.errors import (
     CancelledError,
@@ -26,8 +26,8 @@ from conch.core.errors import (
 from conch.core.model import Model
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
-from conch.core.servable import ClosedError, Leadable, Servable
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.stats import QUEUED, RUNNING, ModelStatistics
 from conch.core.tensor import Tensor
@@ -49,7 +49,7 @@ class Direct:
         self.cancelled: list[InferenceRequest] = []
         self._answer = answer
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         request.model = self
         self.requests.append(request)
         self._answer(request)
@@ -83,7 +83,7 @@ class House:
 
     def __init__(self) -> None:
         self.registry = Registry()
-        self.dispatcher = Dispatcher(self.registry)
+        self.admission = Admission(self.registry)
         self.models: dict[str, Servable] = {}
 
     def put(self, model: Any) -> Any:
@@ -96,8 +96,8 @@ class House:
         direct: Direct = self.put(Direct(make_spec(name=name, **spec), answer))
         return direct
 
-    def model(self, name: str, execute: Any = echo, leads: bool = True, **spec: Any) -> Model:
-        model: Model = self.put(make_model(make_spec(name=name, **spec), execute, leads))
+    def model(self, name: str, execute: Any = echo, allows_inline: bool = True, **spec: Any) -> Model:
+        model: Model = self.put(make_model(make_spec(name=name, **spec), execute, allows_inline))
         return model
 
     def ensemble(
@@ -122,13 +122,13 @@ class House:
         return ensemble
 
     def send(
-        self, answers: Answers, name: str = "e", may_lead: bool = False, **more: Any
+        self, answers: Answers, name: str = "e", may_claim: bool = False, **more: Any
     ) -> InferenceRequest:
         request = make_request(answers, name=name, **more)
-        to_lead = self.dispatcher.submit(request, may_lead)
-        assert may_lead or to_lead is None
-        if to_lead is not None:
-            assert not to_lead.lead(10**12)
+        claim = self.admission.admit(request, may_claim)
+        assert may_claim or claim is None
+        if claim is not None:
+            assert not claim.run_inline(10**12)
         return request
 
     def close(self) -> None:
@@ -181,23 +181,23 @@ def test_the_leading_thread_runs_all_short_steps(house: House) -> None:
     names = ["a", "b", "c"]
     for name in names:
         house.model(name, execute)
-        house.send(Answers(), name, may_lead=True)  # now it is known to be short
+        house.send(Answers(), name, may_claim=True)  # now it is known to be short
     house.ensemble(chain(*names))
     del seen[:]
     answers = Answers()
-    request = house.send(answers, may_lead=True, value=3.0)
+    request = house.send(answers, may_claim=True, value=3.0)
     assert values(answers, request) == [3.0] * 16
     assert seen == [threading.current_thread()] * 3
 
 
 def test_what_was_promised_is_handed_over_when_the_turn_is_lost(house: House) -> None:
     """Like the pollers' tick, in the middle of the first step."""
-    to_lead: list[Leadable] = []
+    claim: list[InlineClaim] = []
     seen: list[threading.Thread] = []
 
     def first(batch: Batch) -> list[InferenceResponse | None]:
-        for lead in to_lead:
-            lead.hand_over()
+        for lead in claim:
+            lead.release()
         return echo(batch)
 
     def second(batch: Batch) -> list[InferenceResponse | None]:
@@ -206,16 +206,16 @@ def test_what_was_promised_is_handed_over_when_the_turn_is_lost(house: House) ->
 
     house.model("a", first)
     house.model("b", second)
-    house.send(Answers(), "a", may_lead=True)
-    house.send(Answers(), "b", may_lead=True)
+    house.send(Answers(), "a", may_claim=True)
+    house.send(Answers(), "b", may_claim=True)
     house.ensemble(chain("a", "b"))
     answers = Answers()
     request = make_request(answers, name="e")
-    lead = house.dispatcher.submit(request, True)
+    lead = house.admission.admit(request, True)
     assert lead is not None
     assert lead.fast
-    to_lead.append(lead)
-    lead.lead(10**12)
+    claim.append(lead)
+    lead.run_inline(10**12)
     assert answers.wait(1)
     assert seen[1] is not threading.current_thread()
 
@@ -224,15 +224,15 @@ def test_a_lead_out_of_time_goes_on_later(house: House) -> None:
     house.model("a")
     house.model("b")
     for name in ("a", "b"):
-        house.send(Answers(), name, may_lead=True)
+        house.send(Answers(), name, may_claim=True)
     house.ensemble(chain("a", "b"))
     answers = Answers()
     request = make_request(answers, name="e")
-    lead = house.dispatcher.submit(request, True)
+    lead = house.admission.admit(request, True)
     assert lead is not None
-    assert lead.lead(1), "the first step has used the time up"
+    assert lead.run_inline(1), "the first step has used the time up"
     assert not answers.calls
-    assert not lead.lead(10**12)
+    assert not lead.run_inline(10**12)
     assert answers.finals == 1
 
 
@@ -247,9 +247,9 @@ def test_a_promise_without_a_limit_is_for_the_first_step_only(house: House) -> N
     house.model("b", execute)
     house.ensemble(chain("a", "b"))
     answers = Answers()
-    lead = house.dispatcher.submit(make_request(answers, name="e"), True)
+    lead = house.admission.admit(make_request(answers, name="e"), True)
     assert lead is not None
-    assert not lead.lead(None)
+    assert not lead.run_inline(None)
     assert answers.wait(1)
     assert seen[0] is threading.current_thread()
     assert seen[1] is not threading.current_thread()
@@ -266,7 +266,7 @@ def test_leading_without_a_limit_loses_no_other_promise(house: House) -> None:
 
     for name in ("a", "b", "c"):
         house.model(name, pass_time)
-        house.send(Answers(), name, may_lead=True)
+        house.send(Answers(), name, may_claim=True)
     steps = [
         Step(0, "a", "", (("IN", "IN"),), (("OUT", "t"),), False),
         Step(1, "b", "", (("IN", "t"),), (("OUT", "OUT"),), False),
@@ -276,29 +276,29 @@ def test_leading_without_a_limit_loses_no_other_promise(house: House) -> None:
     plan = Plan("e", ["IN"], ["OUT", "MORE"], steps)
     house.put(EnsembleModel(spec, plan, house.registry, lambda: now))
     answers = Answers()
-    lead = house.dispatcher.submit(make_request(answers, name="e"), True)
+    lead = house.admission.admit(make_request(answers, name="e"), True)
     assert lead is not None
-    assert lead.lead(50), "the first step has used the time up"
-    assert not lead.lead(None)
+    assert lead.run_inline(50), "the first step has used the time up"
+    assert not lead.run_inline(None)
     assert answers.wait(1, 5)
-    assert not lead.lead(None)
+    assert not lead.run_inline(None)
 
 
 def test_handing_over_before_leading(house: House) -> None:
     house.model("a")
     house.ensemble(chain("a", "a"))
     answers = Answers()
-    lead = house.dispatcher.submit(make_request(answers, name="e"), True)
+    lead = house.admission.admit(make_request(answers, name="e"), True)
     assert lead is not None
-    lead.hand_over()
+    lead.release()
     assert answers.wait(1)
-    assert not lead.lead(10**9)
+    assert not lead.run_inline(10**9)
 
 
 def test_many_requests_from_many_threads(house: House) -> None:
     batching = DynamicBatching((4,), 1_000_000)
     for name in ("a", "b"):
-        house.model(name, leads=name == "a", max_batch_size=4, batching=batching, instances=2)
+        house.model(name, allows_inline=name == "a", max_batch_size=4, batching=batching, instances=2)
     house.ensemble(chain("a", "b", "a"), max_batch_size=4)
     house.ensemble(chain("b", "e"), name="outer", max_batch_size=4)
     answers = Answers()
@@ -309,9 +309,9 @@ def test_many_requests_from_many_threads(house: House) -> None:
             value = float(100 * number + count)
             request = make_request(answers, 1 + count % 3, value, name="outer" if count % 2 else "e")
             requests.append((request, value))
-            lead = house.dispatcher.submit(request, count % 4 == 0)
+            lead = house.admission.admit(request, count % 4 == 0)
             if lead is not None:
-                while lead.lead(1_000_000):
+                while lead.run_inline(1_000_000):
                     pass
 
     threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
@@ -339,14 +339,14 @@ def test_cancelling_at_any_moment(house: House) -> None:
         for number in range(150):
             request = make_request(answers, 1, float(number), name="e")
             sent.put(request)
-            lead = house.dispatcher.submit(request, number % 3 == 0)
-            if lead is not None and (number % 2 or lead.lead(1_000_000)):
-                lead.hand_over()
+            lead = house.admission.admit(request, number % 3 == 0)
+            if lead is not None and (number % 2 or lead.run_inline(1_000_000)):
+                lead.release()
         sent.put(None)
 
     def cancel() -> None:
         while (request := sent.get()) is not None:
-            house.dispatcher.cancel(request)
+            house.admission.cancel(request)
 
     threads = [threading.Thread(target=target) for target in (send, send, cancel, cancel)]
     for thread in threads:
@@ -400,7 +400,7 @@ def test_steps_inherit_what_the_request_says(house: House) -> None:
         deadline_ns=10**18 * 9,
         parameters={"a": 1},
     )
-    house.dispatcher.submit(request)
+    house.admission.admit(request)
     for child in model.requests:
         assert (child.id, child.priority, child.timeout_us, child.deadline_ns) == ("x", 2, 5, 10**18 * 9)
         assert (child.correlation_id, child.sequence_start, child.sequence_end) == (7, True, False)
@@ -506,7 +506,7 @@ def test_a_sequence_goes_on_in_the_version_that_has_begun_it(house: House) -> No
 
     def send(sequence: int, **more: Any) -> list[float]:
         request = make_request(answers, 1, float(sequence), name="e", correlation_id=sequence, **more)
-        house.dispatcher.submit(request)
+        house.admission.admit(request)
         assert answers.wait(len(answers.calls) + (not answers.finals_of(request)))
         return values(answers, request)
 
@@ -547,7 +547,7 @@ def test_cancelling(house: House) -> None:
     ensemble = house.ensemble(chain("m", "m"))
     answers = Answers()
     request = house.send(answers)
-    house.dispatcher.cancel(request)
+    house.admission.cancel(request)
     assert isinstance(error_of(answers, request), CancelledError)
     assert request.cancelled
     assert model.cancelled == model.requests
@@ -556,7 +556,7 @@ def test_cancelling(house: House) -> None:
     assert len(model.requests) == 1, "no further step"
     snapshot = ensemble.statistics.snapshot()
     assert (snapshot.fail.count, snapshot.cancelled[RUNNING]) == (1, 1)
-    house.dispatcher.cancel(request)
+    house.admission.cancel(request)
     assert answers.finals == 1
 
 
@@ -576,7 +576,7 @@ def test_cancelling_takes_a_step_out_of_its_queue(house: House) -> None:
     request = house.send(answers)
     assert model.pending == 1
     assert ensemble.pending == 0
-    house.dispatcher.cancel(request)
+    house.admission.cancel(request)
     assert model.pending == 0
     assert isinstance(error_of(answers, request), CancelledError)
     go_on.set()
@@ -707,7 +707,7 @@ def test_statistics_show_what_runs_and_whose_client_has_gone(house: House) -> No
     first, second, third = (house.send(answers) for _ in range(3))
     snapshot = ensemble.statistics.snapshot()
     assert (snapshot.running, snapshot.pending) == (3, 0)
-    house.dispatcher.cancel(first)
+    house.admission.cancel(first)
     add_one(model.requests[0])
     model.requests[1].fail(CancelledError("its own idea"))
     assert isinstance(error_of(answers, second), CancelledError)
@@ -730,15 +730,15 @@ def test_statistics_count_the_way_through(house: House) -> None:
     assert snapshot.compute_infer.ns > 0
 
 
-@pytest.mark.parametrize("may_lead", [False, True])
-def test_steps_whose_instances_begin_need_no_threads(house: House, may_lead: bool) -> None:
+@pytest.mark.parametrize("may_claim", [False, True])
+def test_steps_whose_instances_begin_need_no_threads(house: House, may_claim: bool) -> None:
     """Whoever finishes a step begins the next one."""
     kept = Kept()
     for name in "abc":
         house.put(make_beginning(make_spec(name=name), kept)[0])
     house.ensemble([("a", "IN", "x"), ("b", "x", "y"), ("c", "y", "OUT")])
     answers, before = Answers(), threading.active_count()
-    house.send(answers, may_lead=may_lead, value=3.0)
+    house.send(answers, may_claim=may_claim, value=3.0)
     for _ in range(3):
         assert (len(kept.batches), answers.finals) == (1, 0)
         kept.finish()

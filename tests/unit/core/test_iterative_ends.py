@@ -10,11 +10,11 @@ import pytest
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 
 from conch.core.errors import UnavailableError
-from conch.core.execution.ordering import ResponseOrder
+from conch.core.execution.response_order import ResponseOrder
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
-from conch.core.servable import Leadable
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import InlineClaim
 from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching
 
 HOUR = 3_600_000_000_000
@@ -47,14 +47,14 @@ class Driven:
 
 def run_once(model: Model) -> None:
     """Runs what is ready, once."""
-    runner: Leadable = model._runner
-    runner.lead(0)
+    runner: InlineClaim = model._runner
+    runner.run_inline(0)
 
 
 def submitted(driven: Driven) -> InferenceRequest:
     """A request that has run once and waits to run again."""
     request = make_request(driven.answers, 1)
-    driven.model._runner._promised = True  # so that no thread of its own runs it
+    driven.model._runner._claimed = True  # so that no thread of its own runs it
     driven.model.submit(request)
     run_once(driven.model)
     assert len(driven.runs) == 1 and driven.answers.finals == 0
@@ -103,7 +103,7 @@ def test_one_that_is_ended_while_it_waits_counts_once(strategy: str, end: str) -
 def test_a_sequence_that_rests_keeps_no_tensors_of_its_last_request() -> None:
     driven = Driven(iterative("OLDEST"), 2)
     request = make_request(driven.answers, 1, correlation_id=7, sequence_start=True)
-    driven.model._runner._promised = True
+    driven.model._runner._claimed = True
     driven.model.submit(request)
     while driven.answers.finals == 0:
         run_once(driven.model)
@@ -140,10 +140,10 @@ def test_a_responder_that_raises_keeps_nobody_from_an_answer(caplog: pytest.LogC
         raise ValueError("no luck")
 
     model = make_model(make_spec(4, batching=DynamicBatching()))
-    model._runner._promised = True
+    model._runner._claimed = True
     model.submit(make_request(raising, 1))
     model.submit(make_request(answers, 1))
-    assert model._runner.lead(None) is False
+    assert model._runner.run_inline(None) is False
     assert answers.finals == 1
     assert "could not be handed over" in caplog.text
     assert model.close(WAIT_S)

@@ -24,17 +24,18 @@ from tests.support.core import (
     make_request,
     make_spec,
 )
+from tests.support.profiles import scaled
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement, place
 from conch.core.execution.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
-from conch.core.scheduling.base import Batch
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec
 from conch.core.stats import ModelStatistics
@@ -77,11 +78,11 @@ def busy_for(ns: int) -> None:
         pass
 
 
-def submit(model: Model, request: InferenceRequest, may_lead: bool) -> None:
-    runner = model.submit(request, may_lead)
+def submit(model: Model, request: InferenceRequest, may_claim: bool) -> None:
+    runner = model.submit(request, may_claim)
     if runner is not None:
-        assert may_lead, "a promise from a caller that may not lead"
-        assert not runner.lead(), "promised again although the time was not limited"
+        assert may_claim, "a promise from a caller that may not lead"
+        assert not runner.run_inline(), "promised again although the time was not limited"
 
 
 def storm(model: Model, answers: Answers, threads: int, each: int) -> list[InferenceRequest]:
@@ -94,7 +95,7 @@ def storm(model: Model, answers: Answers, threads: int, each: int) -> list[Infer
         for index in range(each):
             rows = 1 + (index + number) % 3 if model.spec.max_batch_size else None
             request = make_request(answers, rows, value=number * each + index)
-            submit(model, request, may_lead=(index + number) % 2 == 0)
+            submit(model, request, may_claim=(index + number) % 2 == 0)
             if index % 5 == 4:
                 model.cancel(request)
             requests.append(request)
@@ -122,7 +123,7 @@ def check_answers(answers: Answers, requests: list[InferenceRequest]) -> None:
 
 
 @pytest.mark.usefixtures("fast_switching")
-@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize("allows_inline", [True, False])
 @pytest.mark.parametrize("instances", [1, 3])
 @pytest.mark.parametrize(
     ("most", "batching"),
@@ -134,10 +135,10 @@ def check_answers(answers: Answers, requests: list[InferenceRequest]) -> None:
     ],
 )
 def test_every_request_is_answered_exactly_once(
-    most: int, batching: DynamicBatching | None, instances: int, leads: bool
+    most: int, batching: DynamicBatching | None, instances: int, allows_inline: bool
 ) -> None:
     spec = make_spec(most, batching=batching, instances=instances)
-    loaded = LoadedModel(echo, Instance if leads else FollowingInstance)
+    loaded = LoadedModel(echo, Instance if allows_inline else FollowingInstance)
     model = Model.create(spec, loaded)
     answers = Answers()
     requests = storm(model, answers, threads=6, each=40)
@@ -163,7 +164,7 @@ def test_every_request_is_answered_exactly_once(
     delay_us=st.sampled_from([0, 0, 100]),
     instances=st.integers(1, 2),
 )
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 def test_a_submit_that_races_with_close_is_answered_or_refused(
     clients: int, each: int, close_after: int, delay_us: int, instances: int
 ) -> None:
@@ -178,7 +179,7 @@ def test_a_submit_that_races_with_close_is_answered_or_refused(
         for index in range(each):
             request = make_request(answers, 1)
             try:
-                submit(model, request, may_lead=(number + index) % 2 == 0)
+                submit(model, request, may_claim=(number + index) % 2 == 0)
             except ClosedError:
                 refused.append(request)
             else:
@@ -201,16 +202,16 @@ def test_a_closed_model_takes_nothing() -> None:
     model = make_model(make_spec())
     assert model.close()
     request = make_request()
-    for may_lead in (True, False):
+    for may_claim in (True, False):
         with pytest.raises(ClosedError):
-            model.submit(request, may_lead)
+            model.submit(request, may_claim)
     assert request.state is RequestState.NEW
     assert model.close(), "closing twice does no harm"
 
 
 def test_close_finishes_what_was_accepted_and_ends_the_threads() -> None:
     gate = Gate()
-    model = make_model(make_spec(instances=2), gate, leads=False)
+    model = make_model(make_spec(instances=2), gate, allows_inline=False)
     before = set(threading.enumerate())
     answers = Answers()
     requests = [make_request(answers) for _ in range(6)]
@@ -233,9 +234,9 @@ def test_threads_end_by_themselves_after_a_close_that_could_not_wait() -> None:
     before = set(threading.enumerate())
     first, second, third = (make_request(answers) for _ in range(3))
     model = make_model(make_spec(), lambda batch: echo(batch) if batch.requests == [first] else gate(batch))
-    model.submit(first, may_lead=False)  # starts the model's own thread
+    model.submit(first, may_claim=False)  # starts the model's own thread
     assert answers.wait(1)
-    leader = threading.Thread(target=lambda: submit(model, second, may_lead=True))
+    leader = threading.Thread(target=lambda: submit(model, second, may_claim=True))
     leader.start()
     gate.wait_entered()
     model.submit(third)
@@ -253,7 +254,7 @@ def test_threads_end_by_themselves_after_a_close_that_could_not_wait() -> None:
 @pytest.mark.parametrize("delay_us", [20, 200])
 def test_no_wakeup_is_lost_when_a_delay_ends_as_a_request_comes(delay_us: int) -> None:
     """A thread that is woken in the moment its wait times out must not be counted as still to wake."""
-    model = make_model(make_spec(8, batching=DynamicBatching((), delay_us * 1000)), leads=False)
+    model = make_model(make_spec(8, batching=DynamicBatching((), delay_us * 1000)), allows_inline=False)
     answers = Answers()
     sent = 0
     for step in range(1500):
@@ -298,18 +299,18 @@ def test_instances_run_in_parallel() -> None:
         together.wait(WAIT_S)
         return echo(batch)
 
-    for leads in (True, False):
-        model = make_model(make_spec(instances=3), meet, leads=leads)
+    for allows_inline in (True, False):
+        model = make_model(make_spec(instances=3), meet, allows_inline=allows_inline)
         answers = Answers()
         for _ in range(3):
-            model.submit(make_request(answers), may_lead=False)
+            model.submit(make_request(answers), may_claim=False)
         assert answers.wait(3)
         assert all(response is not None and response.error is None for _, response, _ in answers.calls)
         assert model.close()
 
 
-@pytest.mark.parametrize("leads", [True, False])
-def test_what_a_batch_leaves_in_the_queue_runs_beside_it(leads: bool) -> None:
+@pytest.mark.parametrize("allows_inline", [True, False])
+def test_what_a_batch_leaves_in_the_queue_runs_beside_it(allows_inline: bool) -> None:
     """A request that closes the batch before it must not wait for that batch to finish."""
     together = threading.Barrier(2)
 
@@ -320,13 +321,13 @@ def test_what_a_batch_leaves_in_the_queue_runs_beside_it(leads: bool) -> None:
     inputs = (TensorSpec("IN", "FP32", (-1,)),)
     spec = make_spec(4, inputs=inputs, batching=DynamicBatching((), 4 * MS), instances=2)
     wide = Tensor.from_array("IN", np.zeros((1, 3), np.float32))
-    model = make_model(spec, meet, leads)
+    model = make_model(spec, meet, allows_inline)
     for _ in range(10):
         answers = Answers()
         first, second = make_request(answers, 1), make_request(answers, 1, inputs={"IN": wide})
         model.submit(first)
         busy_for(MS)  # so that mostly a thread waits for the first one's delay when the second comes
-        submit(model, second, may_lead=True)
+        submit(model, second, may_claim=True)
         assert answers.wait(2)
         assert [answers.response(request).error for request in (first, second)] == [None, None]
     assert model.close()
@@ -341,7 +342,7 @@ def test_a_leader_runs_the_batch_itself() -> None:
 
     model = make_model(make_spec(), note)
     answers = Answers()
-    submit(model, make_request(answers), may_lead=True)
+    submit(model, make_request(answers), may_claim=True)
     assert ran_on == [threading.current_thread()]
     assert answers.finals == 1
     assert model.close()
@@ -354,9 +355,9 @@ def test_nobody_leads_for_an_instance_that_does_not_allow_it() -> None:
         ran_on.append(threading.current_thread())
         return echo(batch)
 
-    model = make_model(make_spec(), note, leads=False)
+    model = make_model(make_spec(), note, allows_inline=False)
     answers = Answers()
-    assert model.submit(make_request(answers), may_lead=True) is None
+    assert model.submit(make_request(answers), may_claim=True) is None
     assert answers.wait(1)
     assert ran_on and ran_on[0] is not threading.current_thread()
     assert model.close()
@@ -405,11 +406,11 @@ def test_a_delay_ends_although_nothing_else_comes(order: tuple[bool, ...], budge
     model = make_model(make_spec(8, batching=DynamicBatching((), 20 * MS)), note)
     answers = Answers()
     begin = time.monotonic_ns()
-    for may_lead in order:
-        runner = model.submit(make_request(answers, 1), may_lead)
-        assert (runner is not None) == may_lead
+    for may_claim in order:
+        runner = model.submit(make_request(answers, 1), may_claim)
+        assert (runner is not None) == may_claim
         if runner is not None:
-            assert runner.lead(budget_ns) is False
+            assert runner.run_inline(budget_ns) is False
     late = time.monotonic_ns() - begin >= 20 * MS  # a machine so busy that the delay was over meanwhile
     assert answers.wait(2)
     assert model.close()
@@ -474,9 +475,9 @@ class TestFailures:
             (SystemExit(3), InternalError, "3"),
         ],
     )
-    @pytest.mark.parametrize("may_lead", [True, False])
+    @pytest.mark.parametrize("may_claim", [True, False])
     def test_an_error_answers_the_whole_batch_and_the_next_one_runs(
-        self, error: BaseException, kind: type[Exception], text: str, may_lead: bool
+        self, error: BaseException, kind: type[Exception], text: str, may_claim: bool
     ) -> None:
         failing = True
 
@@ -489,14 +490,14 @@ class TestFailures:
         answers = Answers()
         requests = [make_request(answers, 1) for _ in range(4)]
         for request in requests[:2]:
-            submit(model, request, may_lead)
+            submit(model, request, may_claim)
         assert answers.wait(2)
         for request in requests[:2]:
             shown = answers.response(request).error
             assert type(shown) is kind and shown.message == text
         failing = False
         for request in requests[2:]:
-            submit(model, request, may_lead)
+            submit(model, request, may_claim)
         assert answers.wait(4)
         assert all(answers.response(request).error is None for request in requests[2:])
         counted = model.statistics.snapshot()
@@ -513,9 +514,9 @@ class TestFailures:
 
         model = make_model(make_spec(), fail)
         with caplog.at_level(logging.ERROR, "conch.core"):
-            submit(model, make_request(), may_lead=True)
+            submit(model, make_request(), may_claim=True)
             assert not caplog.records
-            submit(model, make_request(), may_lead=True)
+            submit(model, make_request(), may_claim=True)
         (record,) = caplog.records
         assert record.getMessage() == "model 'm' failed to execute"
         assert record.exc_info
@@ -531,7 +532,7 @@ class TestFailures:
         answers = Answers()
         requests = [make_request(answers, 1) for _ in range(3)]
         for request in requests:
-            submit(model, request, may_lead=True)
+            submit(model, request, may_claim=True)
         errors = [answers.response(request).error for request in requests]
         assert [error and error.message for error in errors] == [None, "not this one", None]
         assert model.close()
@@ -540,7 +541,7 @@ class TestFailures:
         model = make_model(make_spec(), lambda batch: [])
         answers = Answers()
         request = make_request(answers)
-        submit(model, request, may_lead=True)
+        submit(model, request, may_claim=True)
         error = answers.response(request).error
         assert error is not None
         assert error.message == "backend of model 'm' returned 0 responses for 1 requests"
@@ -564,7 +565,7 @@ class TestFailures:
         answers = Answers()
         for _ in range(2):  # the second shows that the instance is still there
             request = make_request(answers, 1, requested=("OUT",), classes={"OUT": 1})
-            submit(model, request, may_lead=True)
+            submit(model, request, may_claim=True)
             response = answers.response(request)
             assert isinstance(response.error, InternalError)
             assert response.outputs == [] or response.error is not None
@@ -599,7 +600,7 @@ class TestResponses:
         answers = Answers()
         every, one = make_request(answers), make_request(answers, requested=("MORE",))
         for request in (every, one):
-            submit(model, request, may_lead=True)
+            submit(model, request, may_claim=True)
         assert [tensor.name for tensor in answers.response(every).outputs] == ["OUT", "MORE"]
         assert [tensor.name for tensor in answers.response(one).outputs] == ["MORE"]
         assert model.close()
@@ -624,7 +625,7 @@ class TestResponses:
         model = make_model(spec, note)
         answers = Answers()
         request = make_request(answers, 3 if most else None)
-        submit(model, request, may_lead=True)
+        submit(model, request, may_claim=True)
         lead = (3,) if most else ()
         assert seen == [(*lead, 4, 4)]
         assert answers.response(request).outputs[0].shape == (*lead, 2, 8)
@@ -641,7 +642,7 @@ class TestResponses:
         answers = Answers()
         requests = [make_request(answers, 1) for _ in range(2)]
         for request in requests:
-            submit(model, request, may_lead=True)
+            submit(model, request, may_claim=True)
         assert [answers.finals_of(request) for request in requests] == [0, 1]
         kept[0].respond(InferenceResponse([]))
         assert [answers.finals_of(request) for request in requests] == [1, 1]
@@ -657,7 +658,7 @@ class TestResponses:
 
         model = make_model(make_spec(decoupled=True), three)
         answers = Answers()
-        submit(model, make_request(answers), may_lead=False)
+        submit(model, make_request(answers), may_claim=False)
         assert answers.wait(1)
         model.close()
         assert [(response is None, final) for _, response, final in answers.calls] == [

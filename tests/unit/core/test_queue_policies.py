@@ -16,11 +16,11 @@ from tests.support.machines import run_machine
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
 from conch.core.model import scheduler_for
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import IDLE, Batch, Scheduler, WaitUntil
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.expiry import NEVER, Expiries
 from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.scheduler import IDLE, Batch, Scheduler, WaitUntil
 from conch.core.spec import DynamicBatching, QueuePolicy
 
 US = 1000

@@ -19,11 +19,11 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest
-from conch.core.response_cache import workers as workers_module
-from conch.core.response_cache.remote import RemotelyCachedModel
-from conch.core.response_cache.service import CacheService
-from conch.core.response_cache.workers import CacheWorkers
-from conch.core.scheduling.base import Batch
+from conch.core.response_cache import cache_threads as workers_module
+from conch.core.response_cache.cache_service import CacheService
+from conch.core.response_cache.cache_threads import CacheThreads
+from conch.core.response_cache.remotely_cached_model import RemotelyCachedModel
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
 
 S = 1_000_000_000
@@ -46,9 +46,9 @@ class Site:
     def submit(self, **changes: Any) -> tuple[InferenceRequest, Answers]:
         answers = Answers()
         request = make_request(answers, **changes)
-        to_lead = self.model.submit(request, True)
-        if to_lead is not None:
-            to_lead.lead()
+        claim = self.model.submit(request, True)
+        if claim is not None:
+            claim.run_inline()
         return request, answers
 
     def ask(self, value: float = 0.0, **changes: Any) -> None:
@@ -289,9 +289,9 @@ def test_a_cancel_on_the_way_to_the_model_is_not_forgotten(way: str, monkeypatch
         assert entered.wait(WAIT_S)  # what comes now is queued
         submit = Model.submit
 
-        def cancelled_before(model: Model, request: InferenceRequest, may_lead: bool = False) -> Any:
+        def cancelled_before(model: Model, request: InferenceRequest, may_claim: bool = False) -> Any:
             assert not made.model.cancel(request)
-            return submit(model, request, may_lead)
+            return submit(model, request, may_claim)
 
         monkeypatch.setattr(Model, "submit", cancelled_before)
         if way == "no place":
@@ -362,13 +362,13 @@ def test_every_request_is_answered_once_while_others_cancel_and_close() -> None:
                 answers = Answers()
                 request = make_request(answers, value=float((step + seed) % 7))
                 try:
-                    to_lead = made.model.submit(request, step % 2 == 0)
+                    claim = made.model.submit(request, step % 2 == 0)
                 except ClosedError:
                     refused.append(seed)
                     assert not answers.calls
                     continue
-                if to_lead is not None:
-                    to_lead.lead()
+                if claim is not None:
+                    claim.run_inline()
                 if step % 5 == seed:
                     made.model.cancel(request)
                 sent.append((request, answers))
@@ -394,7 +394,7 @@ def test_every_request_is_answered_once_while_others_cancel_and_close() -> None:
 
 
 def test_a_thread_outlives_a_call_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    workers = CacheWorkers(NetworkCache(connections=1), monotonic_ns)
+    workers = CacheThreads(NetworkCache(connections=1), monotonic_ns)
     done = threading.Event()
     assert workers.submit(partial(int, "x"))  # type: ignore[arg-type]
     assert workers.submit(done.set)
@@ -403,12 +403,12 @@ def test_a_thread_outlives_a_call_that_fails(caplog: pytest.LogCaptureFixture) -
     assert "a call to the response cache failed" in caplog.text
 
 
-def _call(workers: CacheWorkers) -> None:
+def _call(workers: CacheThreads) -> None:
     workers.lookup(b"k")
 
 
 def test_threads_that_are_ended_drop_what_waits() -> None:
-    workers = CacheWorkers(cache := NetworkCache(connections=1), monotonic_ns)
+    workers = CacheThreads(cache := NetworkCache(connections=1), monotonic_ns)
     cache.hold()
     assert workers.submit(partial(_call, workers))
     cache.wait_entered()

@@ -12,9 +12,9 @@ import pytest
 from tests.support.core import Answers, Execute, Instance, make_request, make_spec
 
 from conch.core.errors import CancelledError, InvalidArgumentError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec, TensorSpec
 from conch.core.stats import Duration, ModelStatistics

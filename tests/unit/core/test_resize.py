@@ -11,22 +11,23 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from conch.core.execution.pool import Resize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core import WAIT_S, Answers, Execute, Instance, LoadedModel, echo, make_request, make_spec
+from tests.support.profiles import scaled
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.execution.execution import Executor
-from conch.core.execution.fleet import Resize
-from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
+from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
 from conch.core.scheduling.default import DefaultScheduler
-from conch.core.scheduling.rate import Claim, ClaimState
+from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
 from conch.core.stats import ModelStatistics
 
@@ -256,14 +257,14 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     asked = threading.Semaphore(0)
 
     class Watched(RateLimiter):
-        def ask(self, claims: Collection[Claim]) -> Claim | None:
-            granted = super().ask(claims)
+        def ask(self, grants: Collection[ResourceGrant]) -> ResourceGrant | None:
+            granted = super().ask(grants)
             asked.release()
             return granted
 
     gate = Gate()
     limiter = Watched()
-    held = Claim("other", [Resource("R", 2)], 0)
+    held = ResourceGrant("other", [Resource("R", 2)], 0)
     limiter.add([held])
     assert limiter.ask([held]) is held
     assert asked.acquire(blocking=False)
@@ -273,12 +274,12 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     for _ in range(3):
         model.submit(make_request(answers))
     gate.wait_entered(2)
-    claims = list(model._fleet.claims.values())
+    grants = list(model._pool.grants.values())
     assert asked.acquire(timeout=WAIT_S)
-    assert all(claim.state is ClaimState.WAITING for claim in claims)
+    assert all(grant.state is GrantState.WAITING for grant in grants)
     going = resize(model, 1, 1)
-    assert sorted(claim.state.name for claim in claims) == ["RESTING", "WAITING"]
-    limiter.tell(limiter.release(held))
+    assert sorted(grant.state.name for grant in grants) == ["RESTING", "WAITING"]
+    limiter.notify(limiter.release(held))
     for _ in range(3):
         gate.go.release()
     assert answers.wait(3)
@@ -305,7 +306,7 @@ def test_numbers_are_never_used_again() -> None:
 
 
 class FollowingInstance(Instance):
-    leads = False
+    allows_inline = False
 
 
 def test_whether_it_leads_follows_the_instances() -> None:
@@ -324,12 +325,12 @@ def test_whether_it_leads_follows_the_instances() -> None:
     going = runner.resize([], [([following], 1)])
     runner.wait_gone(going)
     assert runner.submit(make_request(answers), True) is True
-    runner.lead()
+    runner.run_inline()
     assert answers.wait(2)
     assert runner.close()
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=scaled(8), deadline=None)
 @given(seed=st.integers(0, 1000), limited=st.booleans(), failing=st.booleans())
 def test_resizing_under_load(seed: int, limited: bool, failing: bool) -> None:
     hammer(seed, limited, failing, 150, 15)
@@ -361,9 +362,9 @@ def hammer(seed: int, limited: bool, failing: bool, requests: int, resizes: int)
     def client(number: int) -> None:
         for index in range(requests):
             request = make_request(answers)
-            leadable = model.submit(request, may_lead=number % 2 == 0)
-            if leadable is not None:
-                leadable.lead()
+            claim = model.submit(request, may_claim=number % 2 == 0)
+            if claim is not None:
+                claim.run_inline()
             if index % 7 == number:
                 model.cancel(request)
 
@@ -380,7 +381,7 @@ def hammer(seed: int, limited: bool, failing: bool, requests: int, resizes: int)
             done.result(WAIT_S)
     assert answers.wait(4 * requests)
     assert model._runner._count == len(loaded.open)
-    assert sorted(map(id, model._runner._by_number.values())) == sorted(map(id, model._fleet.active))
+    assert sorted(map(id, model._runner._by_number.values())) == sorted(map(id, model._pool.active))
     assert model.close(WAIT_S)
     assert answers.finals == 4 * requests
     assert limiter.held == 0

@@ -10,7 +10,7 @@ from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, 
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
 from conch.core.execution.retry import retry_after_ms
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.stats import QUEUE_FULL
 
@@ -45,7 +45,7 @@ def test_refusals_are_counted_and_carry_a_hint(error: type[ConchError]) -> None:
     policies = (QueuePolicy(max_size=2),) if error.code == "UNAVAILABLE" else ()
     spec = make_spec(8, batching=DynamicBatching(policies=policies))
     object.__setattr__(spec, "max_queue_size", 0 if policies else 2)
-    model = make_model(spec, hold, leads=False)
+    model = make_model(spec, hold, allows_inline=False)
     answers = Answers()
     model.submit(make_request(answers, 1))
     assert entered.wait(WAIT_S)

@@ -27,15 +27,16 @@ from tests.support.core import (
     make_request,
     make_spec,
 )
+from tests.support.profiles import scaled
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, UnavailableError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.execution.runner import Runner
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch, Scheduler
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.scheduler import Batch, Scheduler
 from conch.core.servable import ClosedError
 from conch.core.stats import ModelStatistics
 
@@ -125,14 +126,14 @@ def test_a_promise_kept_late_loses_nothing() -> None:
     runner = make_runner(noting, instances=2, scheduler=DynamicBatcher(8, (), 0))
     answers = Answers()
     assert runner.submit(make_request(answers, 1), True) is True
-    for may_lead in (True, False, True, False):
-        assert runner.submit(make_request(answers, 1), may_lead) is False, "one promise is enough"
+    for may_claim in (True, False, True, False):
+        assert runner.submit(make_request(answers, 1), may_claim) is False, "one promise is enough"
     assert (runner.pending, answers.finals, model_threads()) == (5, 0, 0)
-    assert runner.lead() is False
+    assert runner.run_inline() is False
     assert (runner.pending, answers.finals) == (0, 5)
     assert noting.sizes == [5]
     assert runner.submit(make_request(answers, 1), True) is True, "kept, so there is a new one to give"
-    assert runner.lead() is False
+    assert runner.run_inline() is False
     assert runner.close()
 
 
@@ -149,7 +150,7 @@ def test_a_submit_while_promised_leaves_sleeping_threads_asleep() -> None:
     # A thread that had been woken would take the batch now; it gets every chance to.
     threading.Event().wait(0.05)
     assert (runner.pending, noting.threads) == (21, [])
-    assert runner.lead(HOUR) is False
+    assert runner.run_inline(HOUR) is False
     assert set(noting.threads) == {threading.current_thread()}
     assert answers.finals == 22
     assert runner.close()
@@ -167,24 +168,24 @@ def test_hand_over_wakes_or_starts_the_models_threads(asleep: bool) -> None:
     before = answers.finals
     assert runner.submit(make_request(answers), True)
     runner.submit(make_request(answers))
-    runner.hand_over()
+    runner.release()
     assert answers.wait(before + 2)
     assert threading.current_thread() not in noting.threads
     assert runner.submit(make_request(answers), True), "the promise was given back"
-    assert runner.lead() is False
+    assert runner.run_inline() is False
     assert noting.threads[-1] is threading.current_thread()
     assert runner.close()
 
 
-@pytest.mark.parametrize("keep", ["lead", "hand over"])
+@pytest.mark.parametrize("keep", ["run_inline", "hand over"])
 def test_all_instances_run_what_a_promise_was_given_for(keep: str) -> None:
     runner = make_runner(Meeting(3), instances=3)
     answers = Answers()
     assert [runner.submit(make_request(answers), True) for _ in range(3)] == [True, False, False]
-    if keep == "lead":
-        assert runner.lead() is False
+    if keep == "run_inline":
+        assert runner.run_inline() is False
     else:
-        runner.hand_over()
+        runner.release()
     assert answers.wait(3)
     assert all(response is not None and response.error is None for _, response, _ in answers.calls)
     assert runner.close()
@@ -195,11 +196,11 @@ def test_another_leader_may_take_an_instance_that_is_left() -> None:
     answers = Answers()
     with ThreadPoolExecutor(1) as pool:
         assert runner.submit(make_request(answers), True)
-        leading = pool.submit(runner.lead, HOUR)
+        leading = pool.submit(runner.run_inline, HOUR)
         while runner.pending:
             assert not leading.done()
         assert runner.submit(make_request(answers), True)
-        assert runner.lead(HOUR) is False
+        assert runner.run_inline(HOUR) is False
         assert leading.result(WAIT_S) is False
     assert (answers.finals, model_threads()) == (2, 0)
     assert runner.close()
@@ -213,10 +214,10 @@ def test_a_tiny_budget_promises_again_until_everything_is_answered() -> None:
     for _ in range(9):
         runner.submit(make_request(answers))
     for answered in range(1, 10):
-        assert runner.lead(0) is True
+        assert runner.run_inline(0) is True
         assert answers.finals == answered
         assert runner.submit(make_request(), True) is False, "promised again"
-    while runner.lead(0):
+    while runner.run_inline(0):
         pass
     assert runner.pending == 0
     assert set(noting.threads) == {threading.current_thread()}
@@ -228,10 +229,10 @@ def test_a_budget_that_is_used_up_with_nothing_left_is_no_promise() -> None:
     runner = make_runner()
     answers = Answers()
     assert runner.submit(make_request(answers), True)
-    assert runner.lead(0) is False
-    assert runner.lead(0) is False
-    assert runner.lead() is False
-    runner.hand_over()
+    assert runner.run_inline(0) is False
+    assert runner.run_inline(0) is False
+    assert runner.run_inline() is False
+    runner.release()
     assert answers.finals == 1
     assert runner.close()
 
@@ -242,14 +243,14 @@ def test_what_a_delay_keeps_back_is_not_promised_again() -> None:
     answers = Answers()
     assert runner.submit(make_request(answers, 2), True)
     runner.submit(make_request(answers, 1))
-    assert runner.lead(0) is False
+    assert runner.run_inline(0) is False
     assert answers.wait(2)
     assert runner.close()
 
 
 def test_close_during_a_promise_waits_for_it() -> None:
     """Also where there is no thread yet that could run the batch."""
-    for keep in (Runner.lead, Runner.hand_over):
+    for keep in (Runner.run_inline, Runner.release):
         runner = make_runner()
         answers = Answers()
         assert runner.submit(make_request(answers), True)
@@ -269,11 +270,11 @@ def test_close_waits_for_a_promise_that_was_given_again() -> None:
     assert runner.submit(make_request(answers), True)
     for _ in range(3):
         runner.submit(make_request(answers))
-    assert runner.lead(0) is True
+    assert runner.run_inline(0) is True
     assert not runner.close(0.01)
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(runner.close, WAIT_S)
-        while runner.lead(0):
+        while runner.run_inline(0):
             pass
         assert closing.result(WAIT_S)
     assert answers.finals == 4
@@ -286,9 +287,9 @@ def test_a_promise_for_what_was_cancelled_or_taken_away_comes_to_nothing() -> No
     runner.submit(taken)
     assert runner.cancel(cancelled)
     assert runner.take_queued() == [taken]
-    assert runner.lead() is False
+    assert runner.run_inline() is False
     assert runner.submit(make_request(), True)
-    runner.hand_over()
+    runner.release()
     assert runner.close()
 
 
@@ -300,7 +301,7 @@ def test_cancelling_what_holds_the_others_up_while_promised_wakes_nobody() -> No
     assert promised == [True, False, False]
     assert runner.cancel(second)
     assert model_threads() == 0
-    assert runner.lead(0) is False
+    assert runner.run_inline(0) is False
     assert (answers.finals_of(first), answers.finals_of(third)) == (1, 1)
     assert runner.close()
 
@@ -321,7 +322,7 @@ def test_fast_says_whether_batches_have_been_short(each_ns: int, fast: bool) -> 
     assert not runner.fast, "nothing is known yet"
     for _ in range(3):
         assert runner.submit(make_request(), True)
-        runner.lead()
+        runner.run_inline()
     assert runner.fast is fast
     assert runner.close()
 
@@ -339,7 +340,7 @@ def test_a_model_that_has_become_slow_is_no_longer_fast_and_may_become_it_again(
     def run(times: int) -> bool:
         for _ in range(times):
             assert runner.submit(make_request(), True)
-            runner.lead()
+            runner.run_inline()
         return runner.fast
 
     assert run(3)
@@ -377,7 +378,7 @@ def fast_switching() -> Iterator[None]:
     batching=st.sampled_from([None, ((), 0), ((2,), MS // 10), ((4,), 2 * MS)]),
     close_early=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 def test_whatever_is_done_with_promises_everything_is_answered_once(
     seed: int,
     threads: int,
@@ -395,13 +396,13 @@ def test_whatever_is_done_with_promises_everything_is_answered_once(
     def keep(choose: random.Random) -> bool:
         match choose.randrange(4):
             case 0:
-                return runner.lead()
+                return runner.run_inline()
             case 1:
-                return runner.lead(0)
+                return runner.run_inline(0)
             case 2:
-                return runner.lead(choose.randrange(MS))
+                return runner.run_inline(choose.randrange(MS))
             case _:
-                runner.hand_over()
+                runner.release()
                 return False
 
     def client(number: int) -> None:
@@ -438,15 +439,15 @@ class TestNothingIsKept:
     @pytest.fixture(autouse=True)
     def no_collector(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         # pytest keeps what is logged, with its tracebacks.
-        monkeypatch.setattr(logging.getLogger("conch.core.execution.execution"), "disabled", True)
+        monkeypatch.setattr(logging.getLogger("conch.core.execution.executor"), "disabled", True)
         gc.collect()
         gc.disable()
         yield
         gc.enable()
 
     @pytest.mark.parametrize("error", [UnavailableError, ValueError, SystemExit])
-    @pytest.mark.parametrize("leads", [True, False])
-    def test_a_failed_batch_is_not_kept_alive(self, error: type[BaseException], leads: bool) -> None:
+    @pytest.mark.parametrize("allows_inline", [True, False])
+    def test_a_failed_batch_is_not_kept_alive(self, error: type[BaseException], allows_inline: bool) -> None:
         def fail(batch: Batch) -> Sequence[InferenceResponse | None]:
             nested(batch.requests)
             raise AssertionError("not reached")
@@ -458,16 +459,16 @@ class TestNothingIsKept:
                 raise error("no luck")  # noqa: B904 - the context is what may keep the request
 
         shown: list[ConchError] = []
-        alive = self._run(make_runner(fail, kind=Forgetful), leads, shown)
+        alive = self._run(make_runner(fail, kind=Forgetful), allows_inline, shown)
         assert shown and not alive()
 
-    @pytest.mark.parametrize("leads", [True, False])
-    def test_a_sleeping_thread_does_not_keep_its_last_batch(self, leads: bool) -> None:
-        alive = self._run(make_runner(kind=Forgetful), leads, [])
+    @pytest.mark.parametrize("allows_inline", [True, False])
+    def test_a_sleeping_thread_does_not_keep_its_last_batch(self, allows_inline: bool) -> None:
+        alive = self._run(make_runner(kind=Forgetful), allows_inline, [])
         assert not alive()
 
     @staticmethod
-    def _run(runner: Runner, leads: bool, errors: list[ConchError]) -> Callable[[], bool]:
+    def _run(runner: Runner, allows_inline: bool, errors: list[ConchError]) -> Callable[[], bool]:
         """Runs one batch; gives what tells whether its request's data are still there."""
         done = threading.Event()
 
@@ -483,8 +484,8 @@ class TestNothingIsKept:
         message = Message()
         watched = weakref.ref(message)
         request = make_request(answer, 1, context=message)
-        if runner.submit(request, leads):
-            runner.lead()
+        if runner.submit(request, allows_inline):
+            runner.run_inline()
         del request, message
         assert done.wait(WAIT_S)
 
@@ -514,10 +515,10 @@ def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
         assert runner.submit(first, True)
         for _ in range(3):
             runner.submit(make_request(answers))
-        leading = pool.submit(runner.lead, HOUR)
+        leading = pool.submit(runner.run_inline, HOUR)
         held.wait_entered()
         assert (runner.pending, model_threads()) == (3, 0), "not worth waking anybody for short batches"
-        runner.hand_over()
+        runner.release()
         assert answers.wait(3)
         held.go.set()
         assert leading.result(WAIT_S) is False
@@ -548,7 +549,7 @@ def test_promises_of_many_leaders_with_tiny_budgets() -> None:
             except IndexError:
                 time.sleep(0)
                 continue
-            if runner.lead(0):
+            if runner.run_inline(0):
                 promised.append(1)
         for future in submitters:
             future.result(WAIT_S)

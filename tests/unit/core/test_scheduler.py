@@ -14,9 +14,9 @@ from tests.support.machines import run_machine
 
 from conch.core.model import scheduler_for
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.spec import DynamicBatching
 
 

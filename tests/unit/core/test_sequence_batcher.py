@@ -23,10 +23,10 @@ from tests.unit.core.sequences import (
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.model import scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
-from conch.core.scheduling.base import IDLE, Batch, WaitUntil
+from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.scheduling.sequence.controls import Controls
-from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ControlTensor, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.support.profiles import scaled
 from tests.unit.core.sequences import (
     CONTROLS,
     IDLE_NS,
@@ -24,7 +25,7 @@ from tests.unit.core.sequences import (
 
 from conch.core.errors import ConchError, InvalidArgumentError, ResourceExhaustedError
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.base import IDLE, Batch, WaitUntil
+from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
@@ -340,7 +341,7 @@ class IterativeMachine(SequenceMachine):
     iterative = True
 
 
-FEW = settings(max_examples=60, stateful_step_count=50)
+FEW = settings(max_examples=scaled(60), stateful_step_count=50)
 TestSequences = SequenceMachine.TestCase
 TestSequences.settings = FEW
 TestIterative = IterativeMachine.TestCase

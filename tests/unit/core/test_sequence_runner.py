@@ -23,7 +23,7 @@ from conch.core.errors import (
 )
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import InstanceGroup
 
@@ -34,13 +34,13 @@ def model_of(
     execute: Any = echo,
     most: int = 2,
     instances: int = 1,
-    leads: bool = False,
+    allows_inline: bool = False,
     clock: Clock = time.monotonic_ns,
     **settings: Any,
 ) -> Model:
     settings.setdefault("max_idle_ns", HOUR_NS)
     spec = replace(sequence_spec(most, **settings), instance_groups=(InstanceGroup("m", count=instances),))
-    return Model.create(spec, LoadedModel(execute, Instance if leads else FollowingInstance), clock)
+    return Model.create(spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), clock)
 
 
 class Shifted:
@@ -73,7 +73,7 @@ def send(
     model: Model, answers: Answers, correlation_id: int, flags: str = "", **changes: Any
 ) -> InferenceRequest:
     request = sequence_request(correlation_id, flags, answers, received_ns=time.monotonic_ns(), **changes)
-    runner = model.submit(request, may_lead=False)
+    runner = model.submit(request, may_claim=False)
     assert runner is None
     return request
 
@@ -101,13 +101,13 @@ def test_a_close_waits_for_the_end_of_live_sequences() -> None:
     assert all(response is not None and response.error is None for _, response, _ in answers.calls)
 
 
-@pytest.mark.parametrize("leads", [True, False])
-def test_a_close_ends_when_the_last_sequence_has_been_idle_for_too_long(leads: bool) -> None:
-    model, answers = model_of(max_idle_ns=30 * MS, leads=leads), Answers()
+@pytest.mark.parametrize("allows_inline", [True, False])
+def test_a_close_ends_when_the_last_sequence_has_been_idle_for_too_long(allows_inline: bool) -> None:
+    model, answers = model_of(max_idle_ns=30 * MS, allows_inline=allows_inline), Answers()
     request = sequence_request(1, "S", answers)
-    runner = model.submit(request, may_lead=leads)
+    runner = model.submit(request, may_claim=allows_inline)
     if runner is not None:
-        runner.lead()
+        runner.run_inline()
     assert answers.wait(1)
     assert model.close(WAIT_S)
 
@@ -137,7 +137,7 @@ def test_a_leader_that_gives_the_last_sequence_up_ends_a_close() -> None:
             assert not closing.done()
         clock.ahead_ns += 2 * HOUR_NS
         began = time.monotonic()
-        assert runner.lead() is False
+        assert runner.run_inline() is False
         assert closing.result(WAIT_S)
         assert time.monotonic() - began < WAIT_S / 2, "it was not told"
 
@@ -275,13 +275,13 @@ def test_many_clients_with_sequences_of_their_own(strategy: str, seed: int) -> N
             step = left[each]
             flags = ("S" if not step else "") + ("E" if step == length - 1 else "")
             request = sequence_request(each, flags, answers, value=step)
-            runner = model.submit(request, may_lead=choose.random() < 0.5)
+            runner = model.submit(request, may_claim=choose.random() < 0.5)
             if runner is not None:
                 if choose.random() < 0.5:
-                    while runner.lead(0):
+                    while runner.run_inline(0):
                         pass
                 else:
-                    runner.hand_over()
+                    runner.release()
             left[each] += 1
             if left[each] == length:
                 del left[each]

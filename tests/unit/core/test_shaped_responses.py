@@ -9,9 +9,9 @@ import pytest
 from tests.support.core import Answers, Instance, make_request, make_spec
 
 from conch.core.errors import InternalError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor

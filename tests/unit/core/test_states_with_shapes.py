@@ -9,9 +9,9 @@ import pytest
 from tests.support.core import make_request, make_spec
 
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
-from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec, SequenceBatching, StateSpec
 from conch.core.tensor import Tensor
 

@@ -8,9 +8,9 @@ import pytest
 from tests.support.core import Answers, Execute, Instance, echo, make_request, make_spec
 
 from conch.core.errors import UnavailableError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.stats import Duration, ModelStatistics
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core import make_request
 
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.stats import ModelStatistics
 from conch.core.summaries import (
     CACHE_HIT,

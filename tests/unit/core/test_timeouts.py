@@ -13,7 +13,7 @@ from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, 
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, QueuePolicy
 from conch.core.stats import QUEUE_FULL
@@ -29,7 +29,7 @@ class Busy:
         self.answers = Answers()
         self._entered = threading.Event()
         spec = make_spec(8, batching=DynamicBatching(policies=policies) if policies else None)
-        self.model = make_model(spec, self._execute, leads=False)
+        self.model = make_model(spec, self._execute, allows_inline=False)
         self.first = self.submit()
         assert self._entered.wait(WAIT_S)
 
@@ -100,9 +100,9 @@ def test_what_has_expired_is_not_run_by_an_instance_that_comes_first() -> None:
     model = make_model(make_spec(8))
     answers = Answers()
     late = make_request(answers, 1, deadline_ns=time.monotonic_ns() - 1)
-    runner = model.submit(late, may_lead=True)
+    runner = model.submit(late, may_claim=True)
     assert runner is not None
-    runner.lead()
+    runner.run_inline()
     assert answers.wait(1)
     assert isinstance(answers.response(late).error, DeadlineExceededError)
     assert model.statistics.snapshot().execution_count == 0
@@ -120,9 +120,9 @@ def test_close_waits_for_the_answers_to_what_expired() -> None:
 
     model = make_model(make_spec(8))
     late = make_request(slow, 1, deadline_ns=time.monotonic_ns() - 1)
-    runner = model.submit(late, may_lead=True)
+    runner = model.submit(late, may_claim=True)
     assert runner is not None
-    runner.lead()
+    runner.run_inline()
     assert entered.wait(WAIT_S)
     assert not model.close(0.01)
     go.set()
@@ -191,7 +191,7 @@ def test_everything_is_answered_once_whatever_ends_its_wait(seed: int, close_ear
                 return
             accepted.append(request)
             if runner is not None:
-                while runner.lead(choose.choice((None, 0))):
+                while runner.run_inline(choose.choice((None, 0))):
                     pass
             if choose.random() < 0.2:
                 model.cancel(request)

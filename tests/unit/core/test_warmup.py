@@ -14,7 +14,7 @@ from tests.support.core import Instance, LoadedModel, make_request, make_spec
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
 from conch.core.stopping import stopping_with
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
@@ -274,9 +274,9 @@ def test_an_error_before_the_last_response_of_a_decoupled_model_fails_the_load()
 def test_a_warmed_model_serves() -> None:
     model = Model.create(make_spec(), LoadedModel(), warmup=[SAMPLE])
     answered: list[InferenceResponse | None] = []
-    runner = model.submit(make_request(lambda _, response, final: answered.append(response)), may_lead=True)
+    runner = model.submit(make_request(lambda _, response, final: answered.append(response)), may_claim=True)
     assert runner is not None
-    runner.lead()
+    runner.run_inline()
     assert len(answered) == 1
     assert model.statistics.snapshot().success.count == 1
     assert model.close()
@@ -287,7 +287,7 @@ def test_an_instance_that_starts_again_is_told_how_to_be_warmed_up(
     samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr(Instance, "warm_again", lambda instance, warm_up: told.append(warm_up))
+    monkeypatch.setattr(Instance, "set_warm_up", lambda instance, warm_up: told.append(warm_up))
     loaded = LoadedModel(nothing)
     model = Model.create(make_spec(), loaded, warmup=[SAMPLE] * samples)
     assert len(told) == samples

@@ -171,6 +171,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.process
 def test_processes_wait_for_one_another(tmp_path: Path) -> None:
     """And who waits for one that is killed in the middle makes it anew."""
     cache, count = tmp_path / "cache", tmp_path / "count"
@@ -204,6 +205,7 @@ def any_of(first: subprocess.Popen[str], second: subprocess.Popen[str]) -> bool:
     return chosen is first
 
 
+@pytest.mark.process
 def test_what_a_crash_left_behind_is_removed_with_the_next(tmp_path: Path) -> None:
     cache, count = EnvironmentCache(tmp_path / "cache"), tmp_path / "count"
     with started(cache.directory, count) as process:
@@ -214,6 +216,7 @@ def test_what_a_crash_left_behind_is_removed_with_the_next(tmp_path: Path) -> No
     assert keys(cache) == {"y"}
 
 
+@pytest.mark.process
 def test_what_a_tool_still_works_on_is_left_alone(tmp_path: Path) -> None:
     """A tool holds the lock as well, so it counts as long as it lives."""
     cache = EnvironmentCache(tmp_path)

@@ -34,6 +34,8 @@ from conch.workers.environments.inherited import NAMES, PREFIXES
 from conch.workers.environments.interpreter import interpreter_in
 from conch.workers.environments.tools import Output, run_tool
 
+pytestmark = pytest.mark.process
+
 OLD = '#!/bin/sh\necho \'{"version": [3, 8, 18], "numpy": "1.24.0", "problem": null}\'\n'
 
 

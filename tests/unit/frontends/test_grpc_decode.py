@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core import Answers
+from tests.support.profiles import scaled
 from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc._utils import _get_inference_request
 
@@ -20,8 +21,8 @@ from conch.core.tensor import Array, decode_bytes
 from conch.frontends.grpc import decode, templates
 from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.wire import length_header
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 from conch.protocol import inference_pb2 as pb
 
 Request = pb.ModelInferRequest
@@ -394,7 +395,7 @@ ENOUGH = 3
 
 def parse_all(message: bytes, responder: Answers, received_ns: int) -> InferenceRequest:
     """Reads a request without remembering anything."""
-    return decode._parse(message, responder, received_ns, Uses(Regions()))
+    return decode._parse(message, responder, received_ns, RegionBindings(Regions()))
 
 
 def outcome(decoder: Callable[[bytes, Answers, int], InferenceRequest], message: bytes) -> object:
@@ -500,7 +501,7 @@ def test_all_ways_to_read_a_message_agree(message: Any) -> None:
 
 
 @given(whole_requests, st.data())
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 def test_broken_messages_are_read_or_refused_alike(message: Any, data: st.DataObject) -> None:
     whole = bytearray(message.SerializeToString())
     whole = whole[: data.draw(st.integers(0, len(whole)))]
@@ -512,7 +513,7 @@ def test_broken_messages_are_read_or_refused_alike(message: Any, data: st.DataOb
 
 
 @given(st.binary(max_size=100))
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 def test_garbage(data: bytes) -> None:
     parsed = every_way(data)[0]
     try:

@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core import Answers
+from tests.support.profiles import scaled
 
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest
 from conch.frontends.grpc import decode, layouts, templates
 from conch.frontends.grpc.decode import RequestDecoder
 from conch.frontends.grpc.wire import length_header
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 from conch.protocol import inference_pb2 as pb
 
 Request = pb.ModelInferRequest
@@ -34,7 +35,7 @@ ENOUGH = 3
 
 def parse_all(message: bytes, responder: Any, received_ns: int) -> InferenceRequest:
     """Reads a request without remembering anything."""
-    return decode._parse(message, responder, received_ns, Uses(Regions()))
+    return decode._parse(message, responder, received_ns, RegionBindings(Regions()))
 
 
 def outcome(decoder: Decoder, message: bytes) -> object:
@@ -175,7 +176,7 @@ plain = st.builds(
 sequences = st.lists(st.one_of(plain, st.lists(fields, max_size=6).map(b"".join)), min_size=1, max_size=6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(sequences, st.data())
 def test_whatever_came_before_a_message_is_read_alike(messages: list[bytes], data: st.DataObject) -> None:
     decoder = RequestDecoder()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core import Answers
+from tests.support.profiles import scaled
 from tests.support.sharing import in_region, shared_object
 
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
@@ -66,7 +67,7 @@ def outcome(decoder: RequestDecoder, regions: Regions, message: Any) -> Any:
     return seen
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(
     parts=st.lists(
         st.one_of(st.none(), st.tuples(st.sampled_from(["r", "s", ""]), EDGES, st.one_of(st.none(), EDGES))),

@@ -7,6 +7,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.profiles import scaled
 from tritonclient.grpc import service_pb2 as their_pb
 
 from conch.core.errors import InvalidArgumentError
@@ -92,7 +93,7 @@ def test_truncated_messages_are_refused_exactly_where_protobuf_refuses_them(
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 def test_garbage_is_split_or_refused(data: bytes) -> None:
     try:
         rest, contents, _ = cut_infer_request(data)

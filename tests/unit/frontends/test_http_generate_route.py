@@ -17,7 +17,7 @@ from tests.support.rest import Agent, Rest, make_core, pools
 
 from conch.core.errors import ConchError, NotFoundError, ResourceExhaustedError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.server_core import ServerCore
+from conch.core.server_state import ServerState
 from conch.core.spec import TensorSpec
 from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor
@@ -50,7 +50,7 @@ class Scripted:
         self.cancelled = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> None:
         if self.refusal is not None:
             raise self.refusal
         request.model = self  # type: ignore[assignment]
@@ -84,12 +84,12 @@ def made() -> Iterator[Pools]:
 
 
 @pytest.fixture
-def core(model: Scripted) -> ServerCore:
+def core(model: Scripted) -> ServerState:
     return make_core(Agent(), model)
 
 
 @pytest.fixture
-def rest(core: ServerCore, made: Pools) -> Rest:
+def rest(core: ServerState, made: Pools) -> Rest:
     return Rest(Router(generate_routes(core, made, 1 << 20)))
 
 
@@ -188,7 +188,7 @@ def test_what_is_refused_before_it_runs_is_plain_json(rest: Rest, model: Scripte
     assert model.requests == []
 
 
-def test_a_server_that_stops_takes_nothing(rest: Rest, core: ServerCore) -> None:
+def test_a_server_that_stops_takes_nothing(rest: Rest, core: ServerState) -> None:
     core.stopping()
     assert rest("POST", PATH, {"IN": 1}) == (503, {"error": "Server exiting"})
 
@@ -371,9 +371,10 @@ class Told:
         self.refused.append((request.model_name, error.message))
 
 
-def test_requests_are_told_to_the_log(core: ServerCore, rest: Rest, model: Scripted) -> None:
+def test_requests_are_told_to_the_log(core: ServerState, made: Pools, model: Scripted) -> None:
     told = Told()
     core.request_log = told
+    rest = Rest(Router(generate_routes(core, made, 1 << 20)))
     model.script = says(1)
     rest("POST", PATH, b'{"IN": 1}')
     assert told.begun == [("http", 9)]

@@ -18,10 +18,10 @@ from tests.support.core import make_spec
 from tests.support.rest import Agent, Rest, make_core, pools
 
 from conch.core.errors import ConchError, InternalError, UnavailableError
-from conch.core.server_core import IndexEntry, ServerCore
+from conch.core.model_control import IndexEntry
+from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
 from conch.core.stats import ModelStatistics
-from conch.frontends.http.gate import Gate
 from conch.frontends.http.pools import Pools
 from conch.frontends.http.routes import Services, api_routes, home
 from conch.frontends.http.routes.memory import cuda_registration, system_registration
@@ -69,7 +69,7 @@ class Stand:
 class Site:
     """Routes over a core."""
 
-    core: ServerCore
+    core: ServerState
     agent: Agent
     applied: list[LogOptions]
     rest: Rest
@@ -624,13 +624,14 @@ def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long(made: Pools) 
 
 
 def test_a_front_end_that_stops_counts_what_it_refuses_to_generate() -> None:
-    gate = Gate()
+    core = make_core(Agent())
+    admission = core.admission("http")
     with pools() as made, closing(Regions()) as regions:
         services = Services(regions, LogControl(LogOptions(), None), TraceSettings())
-        rest = Rest(Router(api_routes(make_core(Agent()), services, made, MOST, gate=gate)))
-        gate.close()
+        rest = Rest(Router(api_routes(core, services, made, MOST, admission=admission)))
+        admission.close()
         for number, path in enumerate(("generate", "generate_stream"), 1):
             answer = asyncio.run(rest.send("POST", f"/v2/models/m/{path}", b"{}"))
             assert (answer.status_code, answer.json()) == (503, {"error": "Server exiting"})
             assert answer.headers["connection"] == "close"
-            assert gate.refused == number
+            assert admission.refused == number

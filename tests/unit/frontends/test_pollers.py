@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from tests.support.core import WAIT_S, Answers, Instance, echo, make_request, make_spec
 
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.execution.runner import Runner
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
 from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.scheduler import Batch
 from conch.core.stats import ModelStatistics
 from conch.frontends.grpc.pollers import Pollers
 
 MS = 1_000_000
-LEAD, HAND_OVER = "lead", "hand over"
+LEAD, HAND_OVER = "run_inline", "hand over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Rig:
 
         self.put(first)
         for model in models:
-            self.put(partial(self.pollers.promise, model))
+            self.put(partial(self.pollers.queue_inline, model))
         self.put(then)
         together.set()
 
@@ -137,14 +137,14 @@ class Model:
         self._during = during
         self.fast = fast
 
-    def lead(self, budget_ns: int | None = None) -> bool:
+    def run_inline(self, budget_ns: int | None = None) -> bool:
         self._rig.note(LEAD, self._name, budget_ns)
         return bool(self._during())
 
-    def lead_one(self) -> bool:
-        return self.lead(0)
+    def run_batch_inline(self) -> bool:
+        return self.run_inline(0)
 
-    def hand_over(self) -> None:
+    def release(self) -> None:
         self._rig.note(HAND_OVER, self._name)
 
 
@@ -268,14 +268,14 @@ def test_a_model_that_has_more_to_do_is_led_again_after_what_has_arrived_since()
         order: list[str] = []
 
         def during() -> bool:
-            order.append("lead")
+            order.append("run_inline")
             rig.put(lambda: order.append("event"))
             return left.pop(0)
 
         rig.arrive(Model(rig, "a", True, during))
         leaders = {rig.next(LEAD, "a")[0] for _ in range(3)}
         assert leaders == {rig.handled_by()}
-        assert order == ["lead", "event"] * 3
+        assert order == ["run_inline", "event"] * 3
         rig.works(2)
         rig.nothing_more()
 
@@ -315,8 +315,8 @@ class TestLongEvents:
     def test_what_was_promised_before_and_after_the_turn_was_lost(self) -> None:
         with polling(2) as rig:
             late = Model(rig, "late", True)
-            with self.handling(rig, partial(rig.pollers.promise, late)) as thread:
-                rig.put(partial(rig.pollers.promise, Model(rig, "early", True)))
+            with self.handling(rig, partial(rig.pollers.queue_inline, late)) as thread:
+                rig.put(partial(rig.pollers.queue_inline, Model(rig, "early", True)))
                 for _ in range(2):
                     rig.pollers.tick()
                 other, _ = rig.next(HAND_OVER, "early")  # else no thread would poll
@@ -615,7 +615,7 @@ def test_with_real_models_and_spikes_at_random_everything_is_answered(count: int
 
         def submit(runner: Runner) -> None:
             if runner.submit(make_request(answers, 1), True):
-                rig.pollers.promise(runner)
+                rig.pollers.queue_inline(runner)
 
         ticker = threading.Thread(target=tick)
         ticker.start()

@@ -9,7 +9,7 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 
-from conch.frontends.pool import Pool
+from conch.frontends.thread_pool import Pool
 
 
 def named(name: str) -> list[threading.Thread]:

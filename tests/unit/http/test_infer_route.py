@@ -39,7 +39,7 @@ class Recording:
         self.threads: list[str] = []
         self.seen: list[int] = []
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> None:
         request.model = self  # type: ignore[assignment]
         self.threads.append(threading.current_thread().name)
         self.seen.append(int(request.inputs["IN"].numpy().sum()))

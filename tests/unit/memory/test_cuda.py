@@ -22,6 +22,7 @@ from conch.memory.cuda_driver import CudaError, CudaUnavailableError, Driver
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
+@pytest.mark.process
 def test_memory_of_another_process_is_read_and_written_in_place(cuda: FakeCuda, devices: CudaDevices) -> None:
     theirs = cuda.allocate(VALUES, device=1)
     memory = devices.open(theirs.handle, 1)
@@ -252,6 +253,7 @@ def test_a_device_without_pools(
     assert devices.open(cuda.allocate(VALUES).handle, 0).another(8) is None
 
 
+@pytest.mark.process
 def test_a_driver_without_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_DIR", str(tmp_path))
     cuda = FakeCuda(build(tmp_path, old=True), tmp_path)

@@ -21,8 +21,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor, encode_bytes
 from conch.memory.cuda import CudaDevice, CudaDevices, CudaMemory
 from conch.memory.cuda_regions import OpenedRegion, cuda_opener
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -44,7 +44,7 @@ class Sent:
     """A request with its first input and its output in a region, and what its front end got."""
 
     def __init__(self, regions: Regions, output: tuple[int, int] = (0, 16)) -> None:
-        uses = Uses(regions)
+        uses = RegionBindings(regions)
         self.tensor = uses.input("r", 16, 16, "X", "FP32", (1, 4))
         uses.output("r", *output, "Y")
         self.answers: list[InferenceResponse | None] = []
@@ -140,7 +140,7 @@ def test_two_regions_of_one_handle_are_closed_with_the_second(
     regions.register_cuda("s", theirs.handle, 1, 16)
     regions.unregister_cuda("r")
     assert cuda.open_handles == {theirs.name}
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     assert uses.input("s", 0, 16, "X", "FP32", (4,)).numpy().tolist() == [0, 1, 2, 3]
     uses.release()
     regions.unregister_cuda()
@@ -207,7 +207,7 @@ def test_a_region_in_use_is_closed_with_its_last_user(
     regions.unregister_cuda()
     assert regions.cuda_regions() == []
     assert cuda.open_handles == {theirs.name}
-    assert refusal(Uses(regions).input, "r", 0, 4, "X", "FP32", (1,)).message == (
+    assert refusal(RegionBindings(regions).input, "r", 0, 4, "X", "FP32", (1,)).message == (
         "Unable to find shared memory region: 'r'"
     )
     sent.answer(Tensor.from_array("Y", np.full((1, 4), 9, np.float32)))
@@ -236,7 +236,7 @@ def test_strings_and_odd_addresses_come_as_copies(cuda: FakeCuda, regions: Regio
     strings = encode_bytes([b"ab", b"c"])
     theirs = cuda.allocate(np.frombuffer(strings + VALUES.tobytes(), np.uint8))
     regions.register_cuda("r", theirs.handle, 0, len(strings) + 48)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     tensor = uses.input("r", 0, len(strings), "S", "BYTES", (2,))
     assert not tensor.on_device
     assert tensor.numpy().tolist() == [b"ab", b"c"]
@@ -265,7 +265,7 @@ def test_more_strings_than_a_message_has_are_refused() -> None:
 def test_no_part_reaches_out_of_its_region(
     regions: Regions, theirs: Allocation, offset: int, size: int
 ) -> None:
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     for call in (
         lambda: uses.input("r", offset, size, "X", "FP32", (1,)),
         lambda: uses.output("r", offset, size, "Y"),
@@ -280,7 +280,7 @@ def test_regions_come_and_go_while_requests_use_them(cuda: FakeCuda, regions: Re
 
     def use() -> None:
         for _ in range(100):
-            uses = Uses(regions)
+            uses = RegionBindings(regions)
             try:
                 if uses.input("r", 0, 48, "X", "FP32", (3, 4)).numpy().tolist() != VALUES.tolist():
                     wrong.append("contents")

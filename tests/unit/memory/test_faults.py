@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 _START = """
 import ctypes, faulthandler, hashlib, mmap, os, signal, sys, threading
 import numpy as np

@@ -8,14 +8,15 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.profiles import scaled
 from tests.support.sharing import SharedObject
 
 from conch.core.errors import AlreadyExistsError, ConchError, NotFoundError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch.memory.faults import process_guard
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 
 SIZE = 4096
 NAMES = st.sampled_from("abc")
@@ -66,7 +67,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(source=NAMES, goal=st.one_of(st.none(), NAMES), submit=st.booleans())
     def use(self, source: str, goal: str | None, submit: bool) -> None:
-        uses = Uses(self.regions)
+        uses = RegionBindings(self.regions)
         try:
             tensor = uses.input(source, 8, 8, "x", "INT64", (1,))
             if goal is not None:
@@ -106,5 +107,5 @@ class Machine(RuleBasedStateMachine):
         assert process_guard().installed == bool(self.there or self.open)
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Machine.TestCase.settings = settings(max_examples=scaled(60), stateful_step_count=25, deadline=None)
 TestMachine = Machine.TestCase

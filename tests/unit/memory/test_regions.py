@@ -233,6 +233,7 @@ def test_what_is_no_object_is_not_opened(regions: Regions, memory: SharedObject)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.process
 def test_objects_that_the_server_may_not_open_are_out_of_reach(memory: SharedObject) -> None:
     script = f"""
 import os

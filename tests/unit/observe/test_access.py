@@ -27,11 +27,11 @@ from tests.support.sharing import shared_object
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching
 from conch.core.tensor import Tensor
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 from conch.observability.access import AccessLog, AccessRecord, json_line, text_line
 from conch.observability.options import AccessLogOptions
 
@@ -65,7 +65,7 @@ class Place:
             self.access.refuse(request, error, "grpc", client, 100, 0)
             return request
         if runner is not None:
-            runner.lead()
+            runner.run_inline()
         return request
 
     def lines(self) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_a_batch_of_several_requests() -> None:
         assert runner is not None
         assert place.model.submit(requests[1], True) is None
         assert place.model.submit(requests[2], True) is None
-        runner.lead()
+        runner.run_inline()
         lines = place.lines()
     assert [(line["rows"], line["batch_size"]) for line in lines] == [(1, 7), (2, 7), (4, 7)]
 
@@ -187,7 +187,7 @@ def test_requests_that_are_cancelled() -> None:
         assert runner is not None
         place.clock.now_ns += 5_000_000
         place.model.cancel(waiting)
-        runner.lead()
+        runner.run_inline()
         place.submit(make_request(id="running"))
         lines = place.lines()
     assert [(line["id"], line["code"], line["batch_size"]) for line in lines] == [
@@ -240,9 +240,9 @@ def test_models_nobody_watches_are_not_looked_at() -> None:
         request = make_request()
         runner = place.model.submit(request, True)
         assert runner is not None
-        runner.lead()
+        runner.run_inline()
         assert not place.model.statistics.watched
-        assert not hasattr(request, "watch")
+        assert request.watch is None
 
 
 WORD = r'"(?:[^"\\]|\\.)*"|[^\s"/]+'
@@ -316,7 +316,7 @@ def test_the_outcome_is_what_comes_of_outputs_in_regions(size: int, code: str) -
     with shared_object(4096) as memory, closing(Regions()) as regions, serving() as place:
         regions.register_system("r", memory.key, 0, 4096)
         request = make_request()
-        uses = Uses(regions)
+        uses = RegionBindings(regions)
         for tensor in place.model.spec.model_outputs:
             uses.output("r", 0, size, tensor.name)
         uses.attach(request)
@@ -324,7 +324,7 @@ def test_the_outcome_is_what_comes_of_outputs_in_regions(size: int, code: str) -
         assert request.responder is uses
         runner = place.model.submit(request, True)
         if runner is not None:
-            runner.lead()
+            runner.run_inline()
         (line,) = place.lines()
         assert [region.users for region in regions.system_regions()] == [0]
     assert line["code"] == code

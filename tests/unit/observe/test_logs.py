@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.servers import eventually
 
-from conch.backends.python.logger import Logger
+from conch.backends.python.api.pb_logger import Logger
 from conch.observability.logs import LogHandler, configure, unconfigure
 from conch.observability.options import AccessLogOptions, LogOptions
 from conch.observability.outputs import LogFileError, open_logs

@@ -15,10 +15,10 @@ from tests.support.metrics import Samples, families, of_model, samples, value
 
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Entry, Registry, VersionState
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import WorkerStatus
 from conch.core.spec import InstanceGroup
 from conch.core.stats import ModelStatistics
-from conch.core.workers import WorkerStatus
 from conch.observability.metrics.breaks import Breaks
 from conch.observability.metrics.exposition import Exposition, Format
 from conch.observability.metrics.models import ModelMetrics

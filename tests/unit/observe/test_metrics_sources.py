@@ -13,7 +13,7 @@ from tests.support.metrics import samples, value
 
 from conch.core.loads import LoadStatistics
 from conch.core.registry import Registry
-from conch.core.response_cache.local import LocalCache
+from conch.core.response_cache.local_cache import LocalCache
 from conch.observability.metrics.exposition import Format
 from conch.observability.metrics.gpus import open_gpus
 from conch.observability.metrics.machine import CpuTimes, MachineMetrics, parse_cpu_times, parse_memory

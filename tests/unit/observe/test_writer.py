@@ -198,6 +198,7 @@ with writing(FileSink(Path(sys.argv[1]))) as writer:
 """
 
 
+@pytest.mark.process
 def test_a_forked_process_writes_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "log"
     # In a process of its own: in this one gRPC, where it has been used, makes descriptors at each fork.

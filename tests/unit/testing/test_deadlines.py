@@ -48,7 +48,7 @@ PLACEMENTS = pytest.mark.parametrize("placement", ["in_process", "worker"])
 def test_a_deadline_ends_the_waiting(
     tmp_path: Path, body: str, config: str, placement: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conch.testing.repository.GRACE_S", 0.5 if body == KEEPS else 60.0)
+    monkeypatch.setattr("conch.testing.model_repository.GRACE_S", 0.5 if body == KEEPS else 60.0)
     with conch.testing.load(model(tmp_path, body, config), placement=placement) as loaded:
         with pytest.raises(ModelError, match="Deadline Exceeded") as info:
             loaded.run({"A": ROW}, deadline_s=0.5)
@@ -83,10 +83,10 @@ HANGS = """
 def test_a_model_that_hangs_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("conch.testing.repository.GRACE_S", 0.1)
+    monkeypatch.setattr("conch.testing.model_repository.GRACE_S", 0.1)
     loaded = conch.testing.load(model(tmp_path, HANGS))
     (servable,) = loaded._repository._loaded
-    kind: Any = type(servable._fleet.all[0]._model)  # type: ignore[attr-defined]
+    kind: Any = type(servable._pool.all[0]._model)  # type: ignore[attr-defined]
     with pytest.raises(ModelError, match="Deadline Exceeded"):
         loaded.run({"A": ROW}, deadline_s=0.3)
     assert kind.requests[0].is_cancelled()
@@ -106,6 +106,7 @@ def test_a_model_that_hangs_is_left(
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"config": {"max_batch_size": 2}}])
+@pytest.mark.process
 def test_models_that_need_a_worker_say_how_to_have_one(
     tmp_path: Path, files: dict[str, str], parameter: str, text: str, more: Any
 ) -> None:

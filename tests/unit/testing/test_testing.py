@@ -15,7 +15,7 @@ import conch.testing
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch.testing import ModelError
-from conch.testing.repository import Repository
+from conch.testing.model_repository import Repository
 
 START = """
 import threading

@@ -60,8 +60,10 @@ class Server(NoCalls):
             "Found", (), {"spec": type("Spec", (), {"name": "other", "version": 3, "decoupled": True})}
         )
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
-        assert may_lead
+    def submit(
+        self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+    ) -> None:
+        assert may_claim
         self.requests.append(request)
         if request.model_name != "other":
             raise NotFoundError("no such model")

@@ -13,7 +13,7 @@ from tests.unit.workers.models import spec_of
 
 from conch.core.errors import InternalError
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.channel import Channel

@@ -13,12 +13,14 @@ import psutil
 import pytest
 from tests.support.servers import WAIT_S, eventually
 
-from conch.backends.python.settings import Settings
+from conch.backends.python.python_settings import Settings
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.stopping import stopping_with
 from conch.workers.completion import complete_in_worker
 from conch.workers.environments import server_environment
 from conch.workers.monitor import Monitor
+
+pytestmark = pytest.mark.process
 
 MODEL = """
 import logging, os, sys, time

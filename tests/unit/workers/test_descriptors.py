@@ -22,6 +22,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch.workers.blocks import MOST_IDLE, MOST_LENT
 
+pytestmark = pytest.mark.process
+
 MODEL = """
 array = pb_utils.get_input_tensor_by_name(requests[0], "IN").as_numpy()
 how = requests[0].request_id()
@@ -55,7 +57,9 @@ class LargeServer(Server):
         request.model_name = "other"
         return super().find(request)
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+    def submit(
+        self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+    ) -> None:
         output = Tensor.from_array("OUT", np.ones(100_000, np.float32))
         request.respond(InferenceResponse([output]), True)
 

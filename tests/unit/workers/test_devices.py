@@ -27,12 +27,14 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Array, Tensor
 from conch.memory.cuda import CudaDevices
 from conch.memory.cuda_regions import cuda_opener
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 from conch.workers.devices import _MOST_KEPT, ServerDevices, WorkerDevices
 from conch.workers.gpu_tensors import UnreachableError
 from conch.workers.packing import Payload
 from conch.workers.wire import ON_DEVICE, Kind, Place, Reader, TensorLayout, WireError
+
+pytestmark = pytest.mark.process
 
 SOURCE = f"""
 import numpy as np
@@ -90,7 +92,7 @@ class Setting:
 
     def request(self, where: str | Array, to: str = "") -> InferenceRequest:
         """A request with its input in a region, or in the message, and its output in one, or anywhere."""
-        uses = Uses(self.regions)
+        uses = RegionBindings(self.regions)
         if isinstance(where, str):
             tensor = uses.input(where, 0, VALUES.nbytes, "IN", "FP32", VALUES.shape)
         else:
@@ -105,7 +107,7 @@ class Setting:
         """Runs a request; returns its output, which is in its place if it has one."""
         request = self.request(where, to)
         batch = batch_of(request)
-        (response,) = running.begin(batch).result()
+        (response,) = running.start(batch).result()
         self.bytes_copied = batch.bytes_copied
         assert response is not None
         assert response.error is None, response.error
@@ -183,7 +185,7 @@ def test_regions_come_and_go_while_they_are_used(setting: Setting) -> None:
     for round_ in range(50):
         allocation.array[:] = round_
         request = setting.request("in", "out")
-        begun = running.begin(batch_of(request))
+        begun = running.start(batch_of(request))
         setting.regions.unregister_cuda("in")
         setting.regions.register_cuda("in", allocation.handle, 1, VALUES.nbytes)
         (response,) = begun.result()
@@ -318,7 +320,7 @@ def test_a_sent_response_comes_through_the_host(setting: Setting) -> None:
     (output,) = answers[0].outputs
     assert not isinstance(output, DeviceTensor)
     assert values(output) == (VALUES + 1).tolist()
-    request.uses.release()
+    request.discard()
 
 
 def test_answers_that_wait_are_copied(setting: Setting) -> None:
@@ -349,7 +351,7 @@ def test_all_that_is_on_its_way_to_such_a_worker_is_sent_again(setting: Setting)
     with setting.cuda.failing("cuIpcOpenMemHandle_v2", 217):
         os.kill(running.process.pid, signal.SIGSTOP)
         requests = [setting.request("in") for _ in range(3)]
-        begun = [running.begin(batch_of(request)) for request in requests]
+        begun = [running.start(batch_of(request)) for request in requests]
         os.kill(running.process.pid, signal.SIGCONT)
         for each, request in zip(begun, requests, strict=True):
             (response,) = each.result()
@@ -438,7 +440,9 @@ class Called(NoCalls):
     def find(self, request: InferenceRequest) -> Any:
         return SimpleNamespace(spec=SimpleNamespace(name="other", version=1, decoupled=False))
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> Any:
+    def submit(
+        self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+    ) -> Any:
         (tensor,) = request.inputs.values()
         self.on_device.append(tensor.on_device)
         data = np.frombuffer(tensor.data, np.float32)

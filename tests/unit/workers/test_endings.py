@@ -23,11 +23,13 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from conch.core.execution.answers import OpenAnswers
+from conch.core.execution.response_tracker import ResponseTracker
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import SequenceBatching
 from conch.core.stats import ModelStatistics
-from conch.testing.repository import Placement
+from conch.testing.model_repository import Placement
+
+pytestmark = pytest.mark.process
 
 CONFIG = """
 backend: "python"
@@ -170,7 +172,7 @@ def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_befo
             if lost:
                 running.link.lose("it is lost")
             late = UnavailableError("too late")
-            OpenAnswers(ModelStatistics(), monotonic_ns, True).fail(request, late)
+            ResponseTracker(ModelStatistics(), monotonic_ns, True).fail(request, late)
             assert not request.answered
         finally:
             reader.may.set()

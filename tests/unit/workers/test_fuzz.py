@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.core import WAIT_S, make_spec
+from tests.support.profiles import scaled
 from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, request_of
 
 from conch.core.errors import ConchError, UnavailableError
@@ -84,7 +85,7 @@ MESSAGES = st.one_of(
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=st.lists(st.tuples(MESSAGES, st.sampled_from([None, "memfd", "pipe"])), max_size=5))
 def test_a_worker_that_sends_anything(
     decoupled: bool, messages: list[tuple[bytes, str | None]], caplog: pytest.LogCaptureFixture
@@ -111,7 +112,7 @@ def _converse(spec: ModelSpec, messages: list[tuple[bytes, str | None]]) -> None
     assert loaded.wait(WAIT_S)
     request, answers = request_of("")
     begun: Begun = Begun(batch_of(request))
-    link.begin(begun.batch, begun.done)
+    link.start(begun.batch, begun.done)
     for message, kind in messages:
         try:
             _send(worker, message, kind)

@@ -12,7 +12,7 @@ from tests.support.workers import batch_of, request_of
 
 from conch.core.backend import Outcome
 from conch.core.errors import DeadlineExceededError, UnavailableError
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.workers.answers import OpenRequest
 from conch.workers.hangs import ExecutionLimit, HangDetector
 from conch.workers.monitor import Timer

@@ -17,6 +17,8 @@ from conch.core.spec import SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
 from conch.workers.tensors import ReturnedTensor
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("count", [0, 4, 8 * 1024, 8 * 1024 + 1, 1_000_000])
 def test_tensors_of_all_sizes_go_there_and_come_back(tmp_path: Path, count: int) -> None:
@@ -86,7 +88,7 @@ return [None if n == 1 else pb_utils.InferenceResponse([self.one(r)]) for n, r i
         batch = batch_of(request, FillerRequest(request, dict(request.inputs)))
         batch.fillers = 1
         # The first has a sender, so what is returned for it is sent by that.
-        assert running.begin(batch).result() == [None, None]
+        assert running.start(batch).result() == [None, None]
         assert answers.wait(1)
         assert running.link._table.open == {}
 
@@ -96,7 +98,7 @@ def test_times_and_copies_come_back(tmp_path: Path) -> None:
         request, _ = request_of(IN=floats(100_000))
         batch = batch_of(request)
         before = monotonic_ns()
-        running.begin(batch).result()
+        running.start(batch).result()
         assert before <= batch.compute_input_end_ns <= batch.compute_output_start_ns <= monotonic_ns()
         # One copy there; what comes back is the input.
         assert 400_000 <= batch.bytes_copied <= 400_200
@@ -108,7 +110,7 @@ def test_times_and_copies_come_back(tmp_path: Path) -> None:
     )
     with worker(spec_of(tmp_path, new)) as running:
         batch = batch_of(request_of(IN=floats(100_000))[0])
-        running.begin(batch).result()
+        running.start(batch).result()
         assert 800_000 <= batch.bytes_copied <= 800_200  # one copy there, and one back
 
 

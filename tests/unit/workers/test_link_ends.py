@@ -16,6 +16,8 @@ from tests.unit.workers.models import SOURCE, floats, source_of, spec_of
 from conch.core.errors import InternalError, UnavailableError
 from conch.workers.wire import Kind
 
+pytestmark = pytest.mark.process
+
 
 def test_a_load_that_fails_says_why(tmp_path: Path) -> None:
     source = source_of("return []", "    def initialize(self, args):\n        raise ValueError('not so')")
@@ -117,7 +119,7 @@ def test_a_worker_that_ends_while_it_loads(tmp_path: Path) -> None:
 
 def test_a_worker_whose_server_is_gone_ends_although_its_model_hangs(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("time.sleep(1000)"))) as running:
-        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        begun = running.start(batch_of(request_of(IN=floats())[0]))
         running.link._channel.shut()
         assert running.process.wait(WAIT_S) == 3
         with pytest.raises(UnavailableError):
@@ -129,7 +131,7 @@ def test_a_stopped_worker_holds_up_nobody(tmp_path: Path) -> None:
         os.kill(running.process.pid, signal.SIGSTOP)
         try:
             request, _ = request_of(IN=floats(20_000))
-            begun = running.begin(batch_of(request))
+            begun = running.start(batch_of(request))
             for _ in range(5000):  # more than the socket takes
                 running.link._sender.tell(Kind.CANCEL, 10**9)
             running.link.lose("it hangs")
@@ -178,7 +180,7 @@ def test_what_is_begun_while_it_is_found_out_how_a_worker_ended_is_told_so_too(t
         running.link._explain = explain
         os.kill(running.process.pid, signal.SIGKILL)
         assert asked.wait(WAIT_S)
-        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        begun = running.start(batch_of(request_of(IN=floats())[0]))
         assert begun.outcomes == []
         known.set()
         with pytest.raises(UnavailableError, match="it was killed"):

@@ -11,6 +11,8 @@ import pytest
 
 import conch
 
+pytestmark = pytest.mark.process
+
 SERVICES = Path(conch.__file__).parents[1]
 
 LOOK = """

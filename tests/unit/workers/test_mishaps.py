@@ -14,6 +14,8 @@ from tests.support.workers import NoCalls, Running, batch_of, request_of, worker
 from conch.core.clock import monotonic_ns
 from conch.core.errors import UnavailableError
 
+pytestmark = pytest.mark.process
+
 # --- the end ---------------------------------------------------------------------------------------------
 
 
@@ -148,7 +150,7 @@ def test_a_worker_that_can_not_handle_a_message_ends(
         return [answer() for _ in requests]
 """
     with worker(spec_of(tmp_path, model)) as running:
-        begun = running.begin(batch_of(request_of(IN=ONE)[0]))
+        begun = running.start(batch_of(request_of(IN=ONE)[0]))
         assert not running.link._checks.ask().wait()
         with pytest.raises(Exception, match="is not healthy"):
             begun.result()
@@ -266,7 +268,7 @@ def test_a_request_that_is_lost_where_no_thread_can_be_started_is_answered(
     with worker(spec_of(tmp_path, model, decoupled=True)) as running:
         no_hands(monkeypatch)
         request, answers = request_of(IN=ONE)
-        running.begin(batch_of(request))
+        running.start(batch_of(request))
         assert answers.wait(1)
         running.wait_lost()
 
@@ -315,7 +317,7 @@ def test_a_thread_may_log_while_it_sends(
 """
     with worker(spec_of(tmp_path, model)) as running:
         for _ in range(2):
-            begun = running.begin(batch_of(request_of(IN=ONE)[0]))
+            begun = running.start(batch_of(request_of(IN=ONE)[0]))
             try:
                 eventually(lambda: bool(begun.outcomes), "an answer")  # noqa: B023
             except BaseException:

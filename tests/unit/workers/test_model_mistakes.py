@@ -11,10 +11,12 @@ import pytest
 from tests.support.worker_models import ONE, said, spec_of
 from tests.support.workers import NoCalls, request_of, worker
 
-from conch.backends.python import utils as pb_utils
+from conch.backends.python.api import pb_utils
 from conch.core.errors import NotFoundError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
+
+pytestmark = pytest.mark.process
 
 MISTAKES = [
     "pb_utils.InferenceRequest('', 0, [], ['OUT'], 5)",
@@ -63,7 +65,9 @@ class Echo(NoCalls):
     def find(self, request: InferenceRequest) -> Any:
         return SimpleNamespace(spec=SimpleNamespace(name="b", version=1, decoupled=False))
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+    def submit(
+        self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+    ) -> None:
         self.requests.append(request)
         request.respond(InferenceResponse([Tensor.from_array("OUT", ONE)]), True)
 

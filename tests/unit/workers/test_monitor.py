@@ -42,6 +42,7 @@ def test_a_timer_that_is_further_away_than_the_kernel_can_wait() -> None:
 
 
 @pytest.mark.parametrize("missing", ["eventfd", "epoll"])
+@pytest.mark.process
 def test_a_hold_that_fails_does_not_count(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = Monitor()
     with monkeypatch.context() as patch:
@@ -58,6 +59,7 @@ def test_a_hold_that_fails_does_not_count(missing: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("watched", [0, 1, 2])
+@pytest.mark.process
 def test_a_process_that_can_not_be_watched_does_not_go_on(
     watched: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

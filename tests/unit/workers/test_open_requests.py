@@ -19,6 +19,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import SequenceBatching, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
 
+pytestmark = pytest.mark.process
+
 STREAM = """
 for request in requests:
     count = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
@@ -195,7 +197,7 @@ return [pb_utils.InferenceResponse([], error=pb_utils.TritonError("seen", pb_uti
     with worker(spec_of(tmp_path, source_of(body))) as running:
         for early in (True, False):
             request, _ = request_of(IN=floats())
-            begun = running.begin(batch_of(request))
+            begun = running.start(batch_of(request))
             if not early:
                 eventually(lambda: bool(running.link.in_flight()), "a batch that runs")
             request.cancelled = True

@@ -12,14 +12,16 @@ from tests.support.pythons import OTHERS, prefix_of
 import conch
 from conch import testing
 
+pytestmark = pytest.mark.process
+
 SERVICES = Path(conch.__file__).parents[1]
 
 SLOW_CHECKS = """
 import asyncio, logging, sys
 sys.path.insert(0, sys.argv[1])
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-from conch.backends.python.eventloop import EventLoop
-from conch.backends.python.readiness import ReadyCheck
+from conch.backends.python.runtime.event_loop import EventLoop
+from conch.backends.python.runtime.readiness_check import ReadyCheck
 
 loop, ended = EventLoop("x"), []
 

@@ -18,6 +18,8 @@ from conch.core.errors import UnavailableError
 from conch.workers.monitor import Monitor
 from conch.workers.process import WorkerProcess, describe_end, split_errors
 
+pytestmark = pytest.mark.process
+
 Run = Callable[..., WorkerProcess]
 
 

@@ -16,6 +16,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import SequenceBatching
 from conch.core.tensor import Tensor
 
+pytestmark = pytest.mark.process
+
 AGAIN = """
     def execute(self, requests):
         for request in requests:

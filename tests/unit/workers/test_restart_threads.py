@@ -13,6 +13,8 @@ from tests.support.servers import eventually
 
 import conch.testing
 
+pytestmark = pytest.mark.process
+
 CONFIG = """
 backend: "python"
 max_batch_size: 0

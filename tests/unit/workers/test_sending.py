@@ -133,6 +133,7 @@ def test_tensors_that_can_not_be_packed_leave_no_block(monkeypatch: pytest.Monke
         assert (server.pool.lent, server.pool.count) == (0, 1)
 
 
+@pytest.mark.process
 def test_a_batch_that_can_not_be_encoded_fails_and_leaves_nothing(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path)) as running:
         pool = running.link._exchange.pool
@@ -170,9 +171,12 @@ def test_a_message_of_more_than_two_gigabytes() -> None:
         assert tensor.numpy()[-8:].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.process
 def test_a_reply_that_can_not_be_encoded_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     class Odd(Server):
-        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+        def submit(
+            self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+        ) -> None:
             parameters: Any = {"no": object()}
             request.respond(InferenceResponse([large()], None, parameters), True)
 
@@ -191,6 +195,7 @@ return [pb_utils.InferenceResponse([], error=next(response).error())]
         assert running.link._exchange.pool.lent == 0
 
 
+@pytest.mark.process
 def test_an_outcome_that_can_not_be_sent_fails_its_batch_only(tmp_path: Path) -> None:
     body = """
 import gc
@@ -232,6 +237,7 @@ def test_a_socket_that_fails_ends_the_conversation(patient: bool) -> None:
         other.close()
 
 
+@pytest.mark.process
 def test_a_batch_on_a_socket_that_fails_is_answered(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path)) as running:
         fail_to_send(running.link._channel)
@@ -389,10 +395,11 @@ def test_who_sends_much_does_not_hang_with_a_side_that_does_not_read(monkeypatch
         assert channel.why == ""
 
 
+@pytest.mark.process
 def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound(monkeypatch, 100_000, 0.05)
     with worker(spec_of(tmp_path, source_of("time.sleep(100)"))) as running:
-        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        begun = running.start(batch_of(request_of(IN=floats())[0]))
         os.kill(running.process.pid, signal.SIGSTOP)
         try:
 
@@ -409,6 +416,7 @@ def test_a_worker_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("ensemble", [False, True])
+@pytest.mark.process
 def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ensemble: bool
 ) -> None:
@@ -422,7 +430,9 @@ def test_a_model_that_answers_faster_than_its_caller_reads_is_held_back(
     class Many(Server):
         thread: threading.Thread
 
-        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+        def submit(
+            self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+        ) -> None:
             if ensemble:
                 request.model = cast(Servable, SimpleNamespace(spec=SimpleNamespace(ensemble="steps")))
             self.thread = threading.Thread(target=self.answer, args=(request,))
@@ -445,7 +455,7 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
 """
     server = Many()
     with worker(spec_of(tmp_path, source_of(body)), server) as running:
-        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        begun = running.start(batch_of(request_of(IN=floats())[0]))
         try:
             room: Any = running.link._channel._room
             eventually(lambda: room._waiters or most > 1_000_000, "it has sent too much")
@@ -459,9 +469,10 @@ return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([count], np.
     assert 100_000 < most < 200_000 or (ensemble and most > 4_000_000)
 
 
+@pytest.mark.process
 def test_a_worker_gets_a_batch_without_tensors_on_gpus_once(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path, source_of("threading.Event().wait()"))) as running:
-        begun = running.begin(batch_of(request_of(IN=floats())[0]))
+        begun = running.start(batch_of(request_of(IN=floats())[0]))
         sender, nothing = running.link._sender, cast(Incoming, None)
         (number,) = running.link._table.batches
         sender._devices = cast(ServerDevices, SimpleNamespace(lends=True))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.core import make_spec
+from tests.support.profiles import scaled
 
 from conch.core.execution.placement import Placement
 from conch.core.spec import ModelSpec
@@ -26,7 +27,7 @@ st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(str, TEXT)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=50)
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], max_examples=scaled(50))
 @given(
     spec=st.builds(
         ModelSpec,

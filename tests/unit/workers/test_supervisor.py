@@ -18,7 +18,7 @@ from tests.support.core import Answers
 from tests.support.servers import WAIT_S, eventually
 from tests.support.workers import PLACEMENT, Begun, NoCalls, batch_of, model_spec, request_of
 
-from conch.backends.python.settings import Settings
+from conch.backends.python.python_settings import Settings
 from conch.core.clock import monotonic_ns
 from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.execution.warmup import Warmup
@@ -30,6 +30,8 @@ from conch.workers.hangs import HangDetector
 from conch.workers.instance import WorkerInstance
 from conch.workers.monitor import Monitor
 from conch.workers.team import Team
+
+pytestmark = pytest.mark.process
 
 ORDERS = """
 import asyncio, os, threading, time
@@ -107,7 +109,7 @@ def _ask(instance: WorkerInstance, order: str = "") -> tuple[InferenceRequest, A
     eventually(lambda: instance.available(lambda: None), "a worker serves")
     request, answers = request_of(order, IN=np.ones(1, np.float32))
     begun = Begun(batch_of(request))
-    instance.begin(begun.batch, begun.done)
+    instance.start(begun.batch, begun.done)
     begun.result()
     return request, answers
 
@@ -202,7 +204,7 @@ def test_memory_that_is_idle_is_given_back_with_time(tmp_path: Path, monkeypatch
         link = instance._supervisor.link
         assert link is not None
         pool = link._exchange.pool
-        instance.begin(begun.batch, begun.done)
+        instance.start(begun.batch, begun.done)
         assert pool.count == 1
         begun.result()
         eventually(lambda: not pool.count, "it is given back")
@@ -233,7 +235,7 @@ def _warmed(tmp_path: Path, hurdle: str, **parameters: str) -> Iterator[WorkerIn
     warm_up = Warmup(spec, [SAMPLE], monotonic_ns)
     with _instance(spec) as instance:
         warm_up.run(instance, "m_0_0")
-        instance.warm_again(lambda started: warm_up.run(started, "m_0_0"))
+        instance.set_warm_up(lambda started: warm_up.run(started, "m_0_0"))
         assert _output(instance) == 4
         yield instance
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from conch.core.readiness import Readiness
+from conch.core.servable import Readiness
 from conch.workers.lives import QUIET_WAIT_NS, Life, Phase
 from conch.workers.team import NOT_READY, Member, NotReady, Team
 

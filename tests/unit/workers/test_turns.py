@@ -21,7 +21,7 @@ from conch.core.errors import ConchError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.workers.channel import Channel, ChannelClosedError
 from conch.workers.exchange import Exchange
@@ -71,21 +71,22 @@ class Noted(Begun):
         super().done(outcome)
 
 
-def begin_here(running: Running, value: float, timeout_ns: int, count: int = 4) -> Noted:
+def start_awaitable(running: Running, value: float, timeout_ns: int, count: int = 4) -> Noted:
     request, _ = request_of(f"of {value}", IN=np.full(count, value, np.float32))
     begun = Noted(batch_of(request))
-    awaited = running.link.begin_here(begun.batch, begun.done)
+    awaited = running.link.start_awaitable(begun.batch, begun.done)
     if awaited is not None:
         awaited.wait(timeout_ns)
     return begun
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
+@pytest.mark.process
 def test_the_outcome_comes_on_the_thread_that_waits(tmp_path: Path, count: int) -> None:
     with worker(spec_of(tmp_path)) as running:
 
         def here() -> bool:
-            begun = begin_here(running, -10, LONG_NS, count)
+            begun = start_awaitable(running, -10, LONG_NS, count)
             (response,) = begun.result()
             assert response is not None
             assert np.array_equal(response.outputs[0].numpy(), np.full(count, -10, np.float32))
@@ -96,42 +97,46 @@ def test_the_outcome_comes_on_the_thread_that_waits(tmp_path: Path, count: int) 
         eventually(here, "and again")
 
 
+@pytest.mark.process
 def test_what_takes_longer_comes_on_the_links_thread(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path)) as running:
-        begun = begin_here(running, 0.2, SHORT_NS)
+        begun = start_awaitable(running, 0.2, SHORT_NS)
         assert begun.outcomes == []
         begun.result()
         assert begun.thread not in (0, threading.get_ident())
 
         def here() -> bool:
-            begun = begin_here(running, 0, LONG_NS)
+            begun = start_awaitable(running, 0, LONG_NS)
             begun.result()
             return begun.thread == threading.get_ident()
 
         eventually(here, "the next one comes here again")
 
 
+@pytest.mark.process
 def test_while_somebody_reads_the_next_one_does_not(tmp_path: Path) -> None:
     with worker(spec_of(tmp_path)) as running, ThreadPoolExecutor(1) as pool:
-        first = pool.submit(begin_here, running, 0.2, LONG_NS)
+        first = pool.submit(start_awaitable, running, 0.2, LONG_NS)
         eventually(lambda: bool(running.link.in_flight()), "the first batch begins")
-        second = begin_here(running, 0, LONG_NS)
+        second = start_awaitable(running, 0, LONG_NS)
         second.result()
         first.result().result()
         assert second.thread not in (0, threading.get_ident())  # it was left to who reads
 
 
 @pytest.mark.parametrize(("how", "says"), [(-1, "its process has ended"), (-2, "can't be understood")])
+@pytest.mark.process
 def test_a_worker_that_ends_meanwhile(tmp_path: Path, how: int, says: str) -> None:
     with worker(spec_of(tmp_path)) as running:
-        begun = begin_here(running, how, LONG_NS)
+        begun = start_awaitable(running, how, LONG_NS)
         with pytest.raises(UnavailableError):
             begun.result()
         assert says in running.wait_lost()
         with pytest.raises(UnavailableError):
-            begin_here(running, 0, LONG_NS).result()
+            start_awaitable(running, 0, LONG_NS).result()
 
 
+@pytest.mark.process
 def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_path: Path) -> None:
     """Also where the one who waits for a batch is the one who reads it."""
     events: list[str] = []
@@ -159,7 +164,7 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
 
         eventually(link._turns.take, "the link's thread waits")
         link._turns.give_back()
-        turn = link.begin_here(begun.batch, done)
+        turn = link.start_awaitable(begun.batch, done)
         assert turn is not None
         turn.wait(LONG_NS)
         with pytest.raises(UnavailableError, match="gone"):
@@ -168,6 +173,7 @@ def test_all_is_answered_before_a_worker_that_sends_nonsense_counts_as_lost(tmp_
     assert events == ["explained on conch-m_0_0-link, 1 in flight", "answered", "lost"]
 
 
+@pytest.mark.process
 def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -177,13 +183,14 @@ def test_a_failure_of_the_server_while_somebody_else_reads_loses_the_worker(
             raise ValueError("a mistake of the server's")
 
         running.link._dispatcher._handlers[Kind.DONE] = fail
-        begun = begin_here(running, 0, LONG_NS)
+        begun = start_awaitable(running, 0, LONG_NS)
         with pytest.raises(UnavailableError, match="the server failed with what it had sent"):
             begun.result()
         assert running.wait_lost() == "the server failed with what it had sent"
     assert "a mistake of the server's" in caplog.text
 
 
+@pytest.mark.process
 def test_who_waits_leaves_what_a_lost_worker_had_to_the_links_thread(tmp_path: Path) -> None:
     """Who waits may be a client's thread; and what had been asked is known until it is answered."""
     with worker(spec_of(tmp_path)) as running:
@@ -197,7 +204,7 @@ def test_who_waits_leaves_what_a_lost_worker_had_to_the_links_thread(tmp_path: P
             return UnavailableError(reason)
 
         link._explain = explain
-        begun.append(begin_here(running, -2, LONG_NS))
+        begun.append(start_awaitable(running, -2, LONG_NS))
         with pytest.raises(UnavailableError, match="can't be understood"):
             begun[0].result()
         running.wait_lost()
@@ -225,7 +232,7 @@ def test_a_link_that_is_closed_before_its_thread_reads() -> None:
 class Waited(BackendInstance):
     """Does its batches at once, and notes whether it might have taken its time."""
 
-    begins = True
+    starts_async = True
 
     def __init__(self) -> None:
         self.computed_ns = 1000
@@ -234,11 +241,11 @@ class Waited(BackendInstance):
     def execute(self, batch: Batch) -> Any:
         raise AssertionError
 
-    def begin(self, batch: Batch, done: Any) -> None:
+    def start(self, batch: Batch, done: Any) -> None:
         self.waits.append(0)
         self._answer(batch, done)
 
-    def begin_here(self, batch: Batch, done: Any) -> None:
+    def start_awaitable(self, batch: Batch, done: Any) -> None:
         self.waits.append(1)
         self._answer(batch, done)
 
@@ -261,24 +268,24 @@ def test_only_those_who_lead_wait_and_only_for_quick_models() -> None:
     model = Model.create(make_spec(), loaded)
     instance = loaded.instance
 
-    def lead() -> bool:
-        runner = model.submit(make_request(), may_lead=True)
+    def run_inline() -> bool:
+        runner = model.submit(make_request(), may_claim=True)
         assert runner is not None
-        runner.lead(1_000_000)
+        runner.run_inline(1_000_000)
         return instance.waits[-1] > 0
 
     try:
-        assert not lead()  # nobody knows yet how long it takes
-        assert lead()
+        assert not run_inline()  # nobody knows yet how long it takes
+        assert run_inline()
         model.submit(make_request())
         assert instance.waits[-1] == 0
-        runner = model.submit(make_request(), may_lead=True)
+        runner = model.submit(make_request(), may_claim=True)
         assert runner is not None
-        runner.hand_over()
+        runner.release()
         assert instance.waits[-1] == 0
         instance.computed_ns = 100_000_000
-        assert lead()
-        assert not lead()
+        assert run_inline()
+        assert not run_inline()
     finally:
         assert model.close(10)
 
@@ -289,9 +296,9 @@ def test_nobody_who_leads_waits_for_a_decoupled_model() -> None:
     model = Model.create(make_spec(decoupled=True), loaded)
     try:
         for _ in range(3):
-            runner = model.submit(make_request(), may_lead=True)
+            runner = model.submit(make_request(), may_claim=True)
             assert runner is not None
-            runner.lead(1_000_000)
+            runner.run_inline(1_000_000)
         assert loaded.instance.waits == [0, 0, 0]
     finally:
         assert model.close(10)

@@ -16,6 +16,8 @@ from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 
+pytestmark = pytest.mark.process
+
 
 def test_logs_appear_with_their_level_and_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     body = """
@@ -182,7 +184,9 @@ return [pb_utils.InferenceResponse(response.output_tensors())]
             found.spec.decoupled = self.decoupled
             return found
 
-        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+        def submit(
+            self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+        ) -> None:
             output = Tensor.from_array("OUT", request.inputs["IN"].numpy() + 1)
             request.respond(InferenceResponse([output]), True)
 
@@ -215,7 +219,9 @@ os.kill(os.getpid(), 9)
     )
 
     class Never(Server):
-        def submit(self, request: InferenceRequest, may_lead: bool = False, model: Any = None) -> None:
+        def submit(
+            self, request: InferenceRequest, may_claim: bool = False, model: Any = None, parent: Any = None
+        ) -> None:
             self.requests.append(request)
 
     server = Never()
@@ -240,7 +246,7 @@ return [pb_utils.InferenceResponse([])]
         readiness = running.link.readiness
         assert readiness is not None
         request, _ = request_of(IN=floats())
-        begun = running.begin(batch_of(request))
+        begun = running.start(batch_of(request))
         for _ in range(2):
             readiness.start()
             assert readiness.result() is (ready == "True")

@@ -9,6 +9,8 @@ import pytest
 from tests.support.worker_models import ONE, spec_of
 from tests.support.workers import request_of, worker
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize(
     "child",

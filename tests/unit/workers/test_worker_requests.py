@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.core import make_spec
 
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
 from conch.workers import wire
 from conch.workers.channel import Channel

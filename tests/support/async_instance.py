@@ -15,7 +15,7 @@ from conch.core.errors import CancelledError
 from conch.core.execution.placement import Placement
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 
 Done = Callable[[Outcome], None]
@@ -35,7 +35,7 @@ class Begins(BackendInstance):
         closed: How often it was closed.
     """
 
-    begins = True
+    starts_async = True
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
@@ -53,7 +53,7 @@ class Begins(BackendInstance):
         self.problems.append("executed")
         return echo(batch)
 
-    def begin(self, batch: Batch, done: Done) -> None:
+    def start(self, batch: Batch, done: Done) -> None:
         with self._lock:
             for wrong, text in (
                 (not self._free, "two batches at a time"),
@@ -76,18 +76,18 @@ class Begins(BackendInstance):
             with self._lock:
                 self._beginning = False
 
-    def begin_here(self, batch: Batch, done: Done) -> Unread | None:
+    def start_awaitable(self, batch: Batch, done: Done) -> Unread | None:
         """As `begin`, but an outcome that comes later is not seen before it is waited for, or left."""
         unread = Unread(done, self.problems)
         self.waited_for.append(unread)
         try:
-            self.begin(batch, unread.come)
+            self.start(batch, unread.come)
         except BaseException:
-            unread.leave()
+            unread.detach()
             raise
         if not unread.has_come:
             return unread
-        unread.leave()
+        unread.detach()
         return None
 
     def _done(self, done: Done, outcome: Outcome) -> None:
@@ -168,7 +168,7 @@ class Unread:
         if self._take():
             self.thread = threading.get_ident()
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Has it come from now on."""
         self._take()
 

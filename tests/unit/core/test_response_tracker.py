@@ -23,11 +23,11 @@ from tests.support.core import (
 )
 
 from conch.core.errors import InternalError, UnavailableError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_stats import MOST_INDEXES, ResponseDurations
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching
 from conch.core.stats import Duration, ModelStatistics, StatisticsSnapshot
 from conch.core.tensor import Tensor
@@ -379,7 +379,7 @@ def test_decoupled_models_are_not_led() -> None:
 
     model = make_model(make_spec(decoupled=True), note)
     answers = Answers()
-    assert model.submit(make_request(answers), may_lead=True) is None
+    assert model.submit(make_request(answers), may_claim=True) is None
     assert answers.wait(1)
     assert threads == ["conch-m-0"]
     assert model.close(WAIT_S)

@@ -10,38 +10,45 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.profiles import scaled
 
 from conch.core.errors import InvalidArgumentError
-from conch.core.scheduling.rate import Claim, ClaimState, Pool, ResourceLimit, ResourceScheduler
+from conch.core.scheduling.resource_scheduler import (
+    GrantState,
+    Pool,
+    ResourceGrant,
+    ResourceLimit,
+    ResourceScheduler,
+)
 from conch.core.spec import Resource
 
-HELD, RESTING, WAITING = ClaimState.HELD, ClaimState.RESTING, ClaimState.WAITING
+HELD, RESTING, WAITING = GrantState.HELD, GrantState.RESTING, GrantState.WAITING
 
 
-def claim(needs: str = "R1", priority: int = 1, device: int = 0, owner: str = "") -> Claim:
+def grant(needs: str = "R1", priority: int = 1, device: int = 0, owner: str = "") -> ResourceGrant:
     """A claim such as ``"R2 S1"``; a lower-case name is a shared resource."""
     resources = [Resource(part[0], int(part[1:]), part[0].islower()) for part in needs.split()]
-    made = Claim(owner, resources, device, priority)
+    made = ResourceGrant(owner, resources, device, priority)
     made.owner = owner or str(id(made))
     return made
 
 
-def scheduler(*claims: Claim, limits: Sequence[ResourceLimit] = ()) -> ResourceScheduler:
+def scheduler(*grants: ResourceGrant, limits: Sequence[ResourceLimit] = ()) -> ResourceScheduler:
     made = ResourceScheduler(limits)
-    assert made.add(claims) == []
+    assert made.add(grants) == []
     return made
 
 
-def refused(made: ResourceScheduler, *claims: Claim) -> str:
+def refused(made: ResourceScheduler, *grants: ResourceGrant) -> str:
     before = dict(made.capacity)
     with pytest.raises(InvalidArgumentError) as raised:
-        made.add(claims)
+        made.add(grants)
     assert made.capacity == before
     return raised.value.message
 
 
 def test_one_runs_and_the_others_wait_in_turn() -> None:
-    a, b, c = claim(), claim(), claim()
+    a, b, c = grant(), grant(), grant()
     made = scheduler(a, b, c)
     assert made.ask([a]) is a
     assert made.ask([b]) is None
@@ -57,23 +64,23 @@ def test_one_runs_and_the_others_wait_in_turn() -> None:
 
 @pytest.mark.parametrize(("slots", "priorities"), [(1, (1, 2)), (1, (0, 3, 6)), (2, (1, 1, 2, 4))])
 def test_weights_hold_over_a_long_run(slots: int, priorities: tuple[int, ...]) -> None:
-    claims = [claim(priority=priority) for priority in priorities]
-    made = scheduler(*claims, limits=[ResourceLimit("R", slots)])
-    running = [each for each in claims if made.ask([each])]
-    runs: Counter[Claim] = Counter()
+    grants = [grant(priority=priority) for priority in priorities]
+    made = scheduler(*grants, limits=[ResourceLimit("R", slots)])
+    running = [each for each in grants if made.ask([each])]
+    runs: Counter[ResourceGrant] = Counter()
     for _ in range(5000):
         done = running.pop(0)
         runs[done] += 1
         running += made.release(done, again=True)
-    per_weight = [runs[each] * max(each.priority, 1) for each in claims]
+    per_weight = [runs[each] * max(each.priority, 1) for each in grants]
     if slots == 1:
         assert max(per_weight) - min(per_weight) <= 2 * max(priorities)
     else:  # the one of weight 1 can't run twice at a time, so the others share what it leaves
-        assert runs[claims[0]] >= runs[claims[2]] >= runs[claims[3]] > 0
+        assert runs[grants[0]] >= runs[grants[2]] >= runs[grants[3]] > 0
 
 
 def test_who_was_away_does_not_keep_the_others_waiting() -> None:
-    a, late, b = claim(), claim(), claim()
+    a, late, b = grant(), grant(), grant()
     made = scheduler(a, b)
     for _ in range(1000):
         assert made.ask([a]) is a
@@ -91,8 +98,8 @@ def test_who_was_away_does_not_keep_the_others_waiting() -> None:
 
 
 def test_one_that_needs_much_is_not_passed_for_ever() -> None:
-    small = [claim("R1") for _ in range(4)]
-    big = claim("R3")
+    small = [grant("R1") for _ in range(4)]
+    big = grant("R3")
     made = scheduler(*small, big)
     for each in small[:3]:
         assert made.ask([each]) is each
@@ -105,7 +112,7 @@ def test_one_that_needs_much_is_not_passed_for_ever() -> None:
 
 
 def test_nobody_waits_for_what_is_left_over() -> None:
-    big, small, other, blocker = claim("R3"), claim("R1"), claim("S1"), claim("R2")
+    big, small, other, blocker = grant("R3"), grant("R1"), grant("S1"), grant("R2")
     made = scheduler(big, small, other, blocker, limits=[ResourceLimit("R", 4), ResourceLimit("S", 1)])
     assert made.ask([blocker]) is blocker
     assert made.ask([big]) is None
@@ -116,12 +123,12 @@ def test_nobody_waits_for_what_is_left_over() -> None:
 
 
 def test_the_first_of_several_that_fits_is_taken() -> None:
-    taken, near, far = claim(device=0), claim(device=0), claim(device=1)
+    taken, near, far = grant(device=0), grant(device=0), grant(device=1)
     made = scheduler(taken, near, far)
     assert made.ask([taken]) is taken
     assert made.ask([near, far]) is far
     assert near.state is WAITING
-    a, b = claim(priority=4), claim(priority=1)
+    a, b = grant(priority=4), grant(priority=1)
     made = scheduler(a, b)
     for expected in (a, b, b, b, b):
         chosen = made.ask([a, b])
@@ -131,7 +138,7 @@ def test_the_first_of_several_that_fits_is_taken() -> None:
 
 
 def test_what_was_granted_and_not_used_does_not_count() -> None:
-    a, b = claim(), claim()
+    a, b = grant(), grant()
     made = scheduler(a, b)
     for _ in range(5):
         assert made.ask([a]) is a
@@ -142,7 +149,7 @@ def test_what_was_granted_and_not_used_does_not_count() -> None:
 
 
 def test_shared_resources_and_those_of_a_device() -> None:
-    a, b, c, d = claim("r1"), claim("r1", device=1), claim("S1"), claim("S1", device=1)
+    a, b, c, d = grant("r1"), grant("r1", device=1), grant("S1"), grant("S1", device=1)
     made = scheduler(a, b, c, d)
     assert made.capacity == {("r", None): 1, ("S", 0): 1, ("S", 1): 1}
     assert made.ask([a]) is a
@@ -152,7 +159,7 @@ def test_shared_resources_and_those_of_a_device() -> None:
 
 
 def test_there_is_as_much_as_the_largest_needs() -> None:
-    small, big, second = claim("R1"), claim("R4"), claim("R1")
+    small, big, second = grant("R1"), grant("R4"), grant("R1")
     made = scheduler(small, second)
     assert made.ask([small]) is small
     assert made.ask([second]) is None
@@ -161,7 +168,7 @@ def test_there_is_as_much_as_the_largest_needs() -> None:
     made.remove([big])
     assert made.capacity == {("R", 0): 1}
     assert made.used == {("R", 0): 2}, "what runs, runs on"
-    third = claim("R1")
+    third = grant("R1")
     made.add([third])
     assert made.ask([third]) is None
     assert made.release(small) == []
@@ -172,7 +179,7 @@ def test_there_is_as_much_as_the_largest_needs() -> None:
 
 
 def test_a_model_that_goes_lets_the_others_run() -> None:
-    a, b, c = claim("R2"), claim("R2"), claim("R1")
+    a, b, c = grant("R2"), grant("R2"), grant("R1")
     made = scheduler(a, b, c, limits=[ResourceLimit("R", 2)])
     assert made.ask([c]) is c
     assert made.ask([b]) is None
@@ -184,7 +191,7 @@ def test_a_model_that_goes_lets_the_others_run() -> None:
 
 
 def test_needs_of_one_name_add_up_and_none_is_nothing() -> None:
-    assert claim("R2 R3 S0").needs == {("R", 0): 5}
+    assert grant("R2 R3 S0").needs == {("R", 0): 5}
 
 
 LIMITS = [ResourceLimit("R", 1), ResourceLimit("R", 4, 2), ResourceLimit("g", 2), ResourceLimit("g", 3, 7)]
@@ -200,31 +207,31 @@ LIMITS = [ResourceLimit("R", 1), ResourceLimit("R", 4, 2), ResourceLimit("g", 2)
     ],
 )
 def test_limits_that_are_too_low(needs: str, device: int, name: str, limit: int, needed: int) -> None:
-    made = scheduler(claim("R1"), limits=LIMITS)
-    assert refused(made, claim("R1"), claim(needs, device=device)) == (
+    made = scheduler(grant("R1"), limits=LIMITS)
+    assert refused(made, grant("R1"), grant(needs, device=device)) == (
         f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more '
         f"model instances, the minimum required count is {needed}"
     )
 
 
 def test_limits_are_what_there_is() -> None:
-    made = scheduler(claim("R1"), claim("R4", device=2), claim("g3"), claim("T0"), limits=LIMITS)
+    made = scheduler(grant("R1"), grant("R4", device=2), grant("g3"), grant("T0"), limits=LIMITS)
     assert made.capacity == {("R", 0): 1, ("R", 2): 4, ("g", None): 3}
 
 
 def test_a_resource_is_either_shared_or_not() -> None:
     text = 'Resource "r" is present as both global and device-specific resource in the model configuration.'
-    own = Claim("a", [Resource("r", 1)], 0)
-    assert refused(scheduler(claim("r1", owner="b")), own) == text
-    assert refused(ResourceScheduler(), own, Claim("a", [Resource("r", 1, shared=True)], 0)) == text
+    own = ResourceGrant("a", [Resource("r", 1)], 0)
+    assert refused(scheduler(grant("r1", owner="b")), own) == text
+    assert refused(ResourceScheduler(), own, ResourceGrant("a", [Resource("r", 1, shared=True)], 0)) == text
     # A new version of the same model may change it: the old one is on its way out.
-    assert scheduler(claim("r1", owner="a")).add([own]) == []
-    made = scheduler(claim("r1", owner="a"))
+    assert scheduler(grant("r1", owner="a")).add([own]) == []
+    made = scheduler(grant("r1", owner="a"))
     made.add([own])
-    assert refused(made, claim("r1", owner="b")) == text
+    assert refused(made, grant("r1", owner="b")) == text
 
 
-def fits(made: ResourceScheduler, waiting: Sequence[Claim]) -> list[Claim]:
+def fits(made: ResourceScheduler, waiting: Sequence[ResourceGrant]) -> list[ResourceGrant]:
     """Who can run, by the rules and from nothing but what is held: the naive model."""
     left: dict[Pool, int] = {pool: count - made.used.get(pool, 0) for pool, count in made.capacity.items()}
     able = []
@@ -249,8 +256,8 @@ class RateMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.claims: list[Claim] = []
-        self.running: list[Claim] = []
+        self.grants: list[ResourceGrant] = []
+        self.running: list[ResourceGrant] = []
         self.shrunk = False
 
     @initialize(limited=st.booleans())
@@ -259,23 +266,23 @@ class RateMachine(RuleBasedStateMachine):
         self.limited = limited
         self.made = ResourceScheduler(limits)
 
-    def granted(self, claims: Collection[Claim]) -> None:
-        for each in claims:
+    def granted(self, grants: Collection[ResourceGrant]) -> None:
+        for each in grants:
             assert each.state is HELD
             assert each not in self.running
             self.running.append(each)
 
-    def resting(self) -> list[Claim]:
-        return [each for each in self.claims if each.state is RESTING]
+    def resting(self) -> list[ResourceGrant]:
+        return [each for each in self.grants if each.state is RESTING]
 
-    def waiting(self) -> list[Claim]:
-        return [each for each in self.claims if each.state is WAITING]
+    def waiting(self) -> list[ResourceGrant]:
+        return [each for each in self.grants if each.state is WAITING]
 
     @rule(settings=st.lists(claims_strategy, min_size=1, max_size=3))
     def load(self, settings: list[tuple[str, int, int]]) -> None:
-        if len(self.claims) < 12:
-            new = [claim(needs, priority, device) for needs, device, priority in settings]
-            self.claims += new
+        if len(self.grants) < 12:
+            new = [grant(needs, priority, device) for needs, device, priority in settings]
+            self.grants += new
             self.granted(self.made.add(new))
 
     @precondition(lambda self: self.resting())
@@ -297,11 +304,11 @@ class RateMachine(RuleBasedStateMachine):
         self.granted(self.made.release(done, again))
         assert again or done.state is RESTING
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.grants)
     @rule(index=st.integers(0, 11))
     def give_back(self, index: int) -> None:
         """A queue has become empty: nothing that waits, or was granted, is needed."""
-        each = self.claims[index % len(self.claims)]
+        each = self.grants[index % len(self.grants)]
         if each in self.running:
             self.running.remove(each)
         before = each.score
@@ -310,14 +317,14 @@ class RateMachine(RuleBasedStateMachine):
         assert each.state is RESTING
         assert each.score == (before - each.priority if held else before)
 
-    @precondition(lambda self: self.claims)
+    @precondition(lambda self: self.grants)
     @rule(index=st.integers(0, 11))
     def unload(self, index: int) -> None:
-        each = self.claims[index % len(self.claims)]
+        each = self.grants[index % len(self.grants)]
         if each in self.running:
             self.granted(self.made.release(each))
             self.running.remove(each)
-        self.claims.remove(each)
+        self.grants.remove(each)
         self.shrunk = True
         self.granted(self.made.remove([each]))
 
@@ -331,7 +338,7 @@ class RateMachine(RuleBasedStateMachine):
         if not waiting:
             return
         chosen = waiting[index % len(waiting)]
-        runs: Counter[Claim] = Counter()
+        runs: Counter[ResourceGrant] = Counter()
         score = chosen.score
         for each in self.resting():
             if (granted := self.made.ask([each])) is not None:
@@ -346,7 +353,7 @@ class RateMachine(RuleBasedStateMachine):
                 runs[each] += each.started < score
                 # Its share: what it was behind, and one for each of its turns.
                 assert runs[each] <= score // each.priority + 1, "goes first more often than its share"
-            assert sum(runs.values()) <= sum(score // each.priority + 1 for each in self.claims)
+            assert sum(runs.values()) <= sum(score // each.priority + 1 for each in self.grants)
 
     @invariant()
     def books_are_right(self) -> None:
@@ -356,7 +363,7 @@ class RateMachine(RuleBasedStateMachine):
         for each in self.running:
             used.update(each.needs)
         assert self.made.used == used
-        assert {id(each) for each in self.claims if each.state is HELD} == {id(e) for e in self.running}
+        assert {id(each) for each in self.grants if each.state is HELD} == {id(e) for e in self.running}
         if self.limited or not self.shrunk:
             for pool, count in used.items():
                 assert count <= self.made.capacity[pool], "over capacity"
@@ -373,11 +380,11 @@ class RateMachine(RuleBasedStateMachine):
             self.granted(self.made.release(self.running.pop(0)))
         assert not self.waiting(), "everything is free"
         assert self.made.used == {}
-        self.made.remove(self.claims)
+        self.made.remove(self.grants)
         assert self.made.capacity == {}
 
 
-RateMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=80, deadline=None)
+RateMachine.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=80, deadline=None)
 test_random_orders = RateMachine.TestCase
 
 
@@ -385,5 +392,7 @@ class LongRateMachine(RateMachine):
     """The same, for longer."""
 
 
-LongRateMachine.TestCase.settings = settings(max_examples=1500, stateful_step_count=200, deadline=None)
+LongRateMachine.TestCase.settings = settings(
+    max_examples=scaled(1500), stateful_step_count=200, deadline=None
+)
 test_random_orders_for_long = pytest.mark.slow(LongRateMachine.TestCase)

@@ -10,10 +10,11 @@ import pytest
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 
 from conch.core.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
-from conch.core.server_core import IndexEntry, LoadParameter, ServerCore
+from conch.core.server_state import ServerState
 
 
 class NoAgent:
@@ -48,11 +49,11 @@ def readiness() -> Readiness:
 
 
 @pytest.fixture
-def core(registry: Registry, readiness: Readiness) -> ServerCore:
-    return ServerCore(registry, NoAgent(), "id", "1.0", readiness)
+def core(registry: Registry, readiness: Readiness) -> ServerState:
+    return ServerState(registry, NoAgent(), "id", "1.0", readiness)
 
 
-def test_no_request_notices_a_swap(core: ServerCore, registry: Registry) -> None:
+def test_no_request_notices_a_swap(core: ServerState, registry: Registry) -> None:
     model = make_model(make_spec(version=1, instances=2))
     registry.publish("m", Entry({1: model}))
     stop = threading.Event()
@@ -62,12 +63,12 @@ def test_no_request_notices_a_swap(core: ServerCore, registry: Registry) -> None
         while not stop.is_set():
             answers = Answers()
             request = make_request(answers)
-            runner = core.submit(request, may_lead=number != 0)
+            runner = core.admission("test").admit(request, may_claim=number != 0)
             if runner is not None:
                 if number == 1:
-                    runner.lead()
+                    runner.run_inline()
                 else:
-                    runner.hand_over()
+                    runner.release()
             assert answers.wait(1)
             assert len(answers.calls) == 1
             assert answers.response(request).error is None
@@ -90,42 +91,42 @@ def test_no_request_notices_a_swap(core: ServerCore, registry: Registry) -> None
 
 
 def test_a_model_that_closed_after_it_was_looked_up_is_looked_up_again(
-    core: ServerCore, registry: Registry
+    core: ServerState, registry: Registry
 ) -> None:
     old, new = make_model(make_spec(version=1)), make_model(make_spec(version=2))
     registry.publish("m", Entry({2: new}))
     assert old.close()
     answers = Answers()
     request = make_request(answers)
-    runner = core.submit(request, may_lead=True, model=old)
+    runner = core.admission("test").admit(request, may_claim=True, model=old)
     assert runner is not None
-    assert not runner.lead()
+    assert not runner.run_inline()
     assert answers.response(request).error is None
     assert request.model is new
     assert new.close()
 
 
-def test_a_model_that_is_gone_is_not_found(core: ServerCore, registry: Registry) -> None:
+def test_a_model_that_is_gone_is_not_found(core: ServerState, registry: Registry) -> None:
     old = make_model(make_spec())
     assert old.close()
     with pytest.raises(NotFoundError):
-        core.submit(make_request(), model=old)
+        core.admission("test").admit(make_request(), model=old)
     with pytest.raises(ClosedError):
         old.submit(make_request())
 
 
-def test_a_request_that_does_not_fit_is_refused(core: ServerCore, registry: Registry) -> None:
+def test_a_request_that_does_not_fit_is_refused(core: ServerState, registry: Registry) -> None:
     model = make_model(make_spec(4))
     registry.publish("m", Entry({1: model}))
     with pytest.raises(InvalidArgumentError):
-        core.submit(make_request(rows=9))
+        core.admission("test").admit(make_request(rows=9))
     assert core.model("m", "1") is model
     assert model.close()
 
 
-def test_cancelling_before_and_after_submission(core: ServerCore, registry: Registry) -> None:
+def test_cancelling_before_and_after_submission(core: ServerState, registry: Registry) -> None:
     early = make_request()
-    core.cancel(early)
+    core.admission("test").cancel(early)
     assert early.cancelled
     gate = threading.Event()
     entered = threading.Event()
@@ -140,16 +141,16 @@ def test_cancelling_before_and_after_submission(core: ServerCore, registry: Regi
     registry.publish("m", Entry({1: model}))
     answers = Answers()
     running, queued = make_request(answers), make_request(answers)
-    core.submit(running)
+    core.admission("test").admit(running)
     assert entered.wait(WAIT_S)
-    core.submit(queued)
-    core.cancel(queued)
+    core.admission("test").admit(queued)
+    core.admission("test").cancel(queued)
     assert answers.finals_of(queued) == 1
     gate.set()
     assert model.close()
 
 
-def test_live_and_ready(core: ServerCore, readiness: Readiness) -> None:
+def test_live_and_ready(core: ServerState, readiness: Readiness) -> None:
     assert (core.live, core.ready) == (True, False)
     core.started()
     assert (core.live, core.ready) == (True, True)
@@ -157,7 +158,7 @@ def test_live_and_ready(core: ServerCore, readiness: Readiness) -> None:
     assert (core.live, core.ready) == (True, False)
 
 
-def test_a_stopping_server_says_so(core: ServerCore) -> None:
+def test_a_stopping_server_says_so(core: ServerState) -> None:
     core.started()
     core.stopping()
     for ask in (lambda: core.live, lambda: core.ready, core.check_running):

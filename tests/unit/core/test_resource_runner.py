@@ -24,17 +24,18 @@ from tests.support.core import (
     make_request,
     make_spec,
 )
+from tests.support.profiles import scaled
 
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError, UnavailableError
-from conch.core.execution.execution import Executor
-from conch.core.execution.limited import LimitedRunner
-from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.executor import Executor
+from conch.core.execution.rate_limiter import RateLimiter
+from conch.core.execution.resource_runner import ResourceLimitedRunner
 from conch.core.execution.runner import Runner
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler
 from conch.core.scheduling.default import DefaultScheduler
-from conch.core.scheduling.rate import Claim, ResourceLimit
+from conch.core.scheduling.resource_scheduler import ResourceGrant, ResourceLimit
+from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource, SequenceBatching
 from conch.core.stats import ModelStatistics
@@ -54,12 +55,14 @@ def make_model(
     *groups: InstanceGroup,
     execute: Execute = echo,
     name: str = "m",
-    leads: bool = True,
+    allows_inline: bool = True,
     batching: DynamicBatching | None = None,
     most: int = 0,
 ) -> Model:
     spec = replace(make_spec(most, name=name, batching=batching), instance_groups=groups)
-    return Model.create(spec, LoadedModel(execute, Instance if leads else FollowingInstance), limiter=limiter)
+    return Model.create(
+        spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), limiter=limiter
+    )
 
 
 class Gate:
@@ -90,8 +93,8 @@ class Watched(RateLimiter):
         super().__init__(limits)
         self._refused = threading.Semaphore(0)
 
-    def ask(self, claims: Collection[Claim]) -> Claim | None:
-        granted = super().ask(claims)
+    def ask(self, grants: Collection[ResourceGrant]) -> ResourceGrant | None:
+        granted = super().ask(grants)
         if granted is None:
             self._refused.release()
         return granted
@@ -123,15 +126,23 @@ def test_only_who_needs_something_pays() -> None:
         make_model(limiter, group(passive=True), group("")),
         make_model(limiter, group("R1")),
     ]
-    assert [type(model._runner) for model in models] == [Runner, Runner, Runner, Runner, LimitedRunner]
+    assert [type(model._runner) for model in models] == [
+        Runner,
+        Runner,
+        Runner,
+        Runner,
+        ResourceLimitedRunner,
+    ]
     for model in models:
         assert model.close()
 
 
-@pytest.mark.parametrize("leads", [True, False])
-def test_two_models_never_run_at_the_same_time(leads: bool) -> None:
+@pytest.mark.parametrize("allows_inline", [True, False])
+def test_two_models_never_run_at_the_same_time(allows_inline: bool) -> None:
     limiter, gate = Watched(), Gate()
-    one, two = (make_model(limiter, group(), execute=gate, name=name, leads=leads) for name in "ab")
+    one, two = (
+        make_model(limiter, group(), execute=gate, name=name, allows_inline=allows_inline) for name in "ab"
+    )
     answers = Answers()
     submit(one, answers)
     gate.wait_entered()
@@ -164,19 +175,19 @@ def test_a_leader_runs_what_it_may_and_leaves_the_rest() -> None:
     held = make_model(limiter, group(), execute=gate, name="held")
     led = make_model(limiter, group(), execute=noting, name="led")
     answers = Answers()
-    leadable = led.submit(make_request(answers), may_lead=True)
-    assert leadable is not None
-    assert leadable.lead() is False
+    claim = led.submit(make_request(answers), may_claim=True)
+    assert claim is not None
+    assert claim.run_inline() is False
     assert threads == [threading.current_thread()]
     submit(held, answers)
     gate.wait_entered()
-    leadable = led.submit(make_request(answers), may_lead=True)
-    assert leadable is not None
-    assert leadable.lead() is False
+    claim = led.submit(make_request(answers), may_claim=True)
+    assert claim is not None
+    assert claim.run_inline() is False
     assert len(threads) == 1
-    leadable = led.submit(make_request(answers), may_lead=True)
-    assert leadable is not None
-    leadable.hand_over()
+    claim = led.submit(make_request(answers), may_claim=True)
+    assert claim is not None
+    claim.release()
     gate.go.release()
     finish(answers, 4)
     assert len(threads) == 3
@@ -189,11 +200,11 @@ def test_a_budget_that_is_used_up() -> None:
     limiter = RateLimiter()
     model = make_model(limiter, group())
     answers = Answers()
-    leadable = model.submit(make_request(answers), may_lead=True)
-    assert leadable is not None
-    model.submit(make_request(answers), may_lead=True)
-    assert leadable.lead(0) is True
-    assert leadable.lead(0) is False
+    claim = model.submit(make_request(answers), may_claim=True)
+    assert claim is not None
+    model.submit(make_request(answers), may_claim=True)
+    assert claim.run_inline(0) is True
+    assert claim.run_inline(0) is False
     assert answers.finals == 2
     assert limiter.held == 0
     assert model.close()
@@ -456,17 +467,17 @@ class Slots(Scheduler):
         return len(self._waiting)
 
 
-def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> LimitedRunner:
-    claims = [Claim("m", [Resource("R", 1)], 0) for _ in instances]
-    limiter.add(claims)
-    return LimitedRunner(
+def slotted(limiter: RateLimiter, instances: Sequence[Instance]) -> ResourceLimitedRunner:
+    grants = [ResourceGrant("m", [Resource("R", 1)], 0) for _ in instances]
+    limiter.add(grants)
+    return ResourceLimitedRunner(
         "m",
         Slots(len(instances)),
         instances,
         Executor(make_spec(), ModelStatistics(), time.monotonic_ns),
         time.monotonic_ns,
         limiter,
-        dict(zip(instances, claims, strict=True)),
+        dict(zip(instances, grants, strict=True)),
         named=True,
     )
 
@@ -509,7 +520,7 @@ def test_batches_that_wait_for_their_instance_are_given_up_with_the_queue() -> N
 
 def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
     limiter = Watched()
-    held = Claim("other", [Resource("R", 1)], 0)
+    held = ResourceGrant("other", [Resource("R", 1)], 0)
     limiter.add([held])
     assert limiter.ask([held]) is held
     runner = slotted(limiter, [Instance()])
@@ -517,7 +528,7 @@ def test_a_batch_that_waits_for_its_instance_keeps_the_runner_open() -> None:
     runner.submit(make_request(answers, priority=0))
     limiter.wait_refused()
     assert not runner.close(0.0)
-    limiter.tell(limiter.release(held))
+    limiter.notify(limiter.release(held))
     finish(answers, 1)
     assert runner.close()
     assert limiter.held == 0
@@ -665,7 +676,7 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
             ),
             execute=meter.execute(needs),
             name=f"m{number}",
-            leads=number % 3 != 2,
+            allows_inline=number % 3 != 2,
             batching=(None, DynamicBatching(), DynamicBatching((2,), MS, (policy,)))[number % 3],
             most=4,
         )
@@ -681,7 +692,7 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
             request = make_request(answers, rows=1, name=model.spec.name)
             sent.append(request)
             try:
-                leadable = model.submit(request, may_lead=chance.random() < 0.7)
+                claim = model.submit(request, may_claim=chance.random() < 0.7)
             except ClosedError:
                 request.fail(UnavailableError("closed"))
                 continue
@@ -690,12 +701,12 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
                 continue
             if chance.random() < 0.2:
                 model.cancel(request)
-            if leadable is None:
+            if claim is None:
                 continue
             if chance.random() < 0.2:
-                leadable.hand_over()
+                claim.release()
             else:
-                while leadable.lead(chance.choice([0, 50_000, None])):
+                while claim.run_inline(chance.choice([0, 50_000, None])):
                     pass
 
     with ThreadPoolExecutor(6) as pool:
@@ -711,7 +722,7 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
     assert limiter._resources.capacity == {}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=scaled(6), deadline=None)
 @given(seed=st.integers(0, 1000), failing=st.sampled_from([0.0, 0.3, 1.0]), limited=st.booleans())
 def test_all_is_given_back_whatever_happens(seed: int, failing: float, limited: bool) -> None:
     limits = [ResourceLimit("R", 4), ResourceLimit("S", 2)] if limited else []
@@ -733,18 +744,18 @@ def test_grants_that_lead_to_grants_are_not_nested() -> None:
     def passing_on(number: int) -> Callable[[], None]:
         def on_granted() -> None:
             told.append(number)
-            limiter.tell(limiter.give_back([claims[number]]))
+            limiter.notify(limiter.give_back([grants[number]]))
 
         return on_granted
 
-    claims = [Claim(str(number), [Resource("R", 1)], 0) for number in range(5000)]
-    for number, claim in enumerate(claims):
-        claim.on_granted = passing_on(number)
-    limiter.add(claims)
-    assert limiter.ask(claims[:1]) is claims[0]
-    for claim in claims[1:]:
-        limiter.ask([claim])
-    limiter.tell(limiter.release(claims[0]))
+    grants = [ResourceGrant(str(number), [Resource("R", 1)], 0) for number in range(5000)]
+    for number, grant in enumerate(grants):
+        grant.on_granted = passing_on(number)
+    limiter.add(grants)
+    assert limiter.ask(grants[:1]) is grants[0]
+    for grant in grants[1:]:
+        limiter.ask([grant])
+    limiter.notify(limiter.release(grants[0]))
     assert told == list(range(1, 5000))
     assert limiter.held == 0
 

@@ -15,12 +15,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
+from tests.support.profiles import scaled
 
 from conch.core.errors import CancelledError, UnavailableError
-from conch.core.execution.ordering import ResponseOrder, keeps_order
+from conch.core.execution.response_order import ResponseOrder, keeps_order
 from conch.core.model import Model, scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching
 
 IN_ORDER = DynamicBatching(preserve_ordering=True)
@@ -108,7 +109,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.in_order()
 
 
-OrderMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+OrderMachine.TestCase.settings = settings(max_examples=scaled(200), stateful_step_count=40, deadline=None)
 TestOrderMachine = OrderMachine.TestCase
 
 
@@ -193,7 +194,7 @@ class ServedMachine(RuleBasedStateMachine):
         assert self.told == self.queued
 
 
-ServedMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+ServedMachine.TestCase.settings = settings(max_examples=scaled(200), stateful_step_count=50, deadline=None)
 TestServedMachine = ServedMachine.TestCase
 
 
@@ -327,7 +328,7 @@ def test_a_quicker_instance_waits_for_a_slower_one(model: Model, rooms: Rooms) -
 
 
 def test_cancelled_and_expired_requests_take_their_place_and_hold_nobody_up(rooms: Rooms) -> None:
-    model = make_model(make_spec(outputs=(), batching=IN_ORDER), rooms, leads=False)
+    model = make_model(make_spec(outputs=(), batching=IN_ORDER), rooms, allows_inline=False)
     answers = Answers()
     first = submit_named(model, answers, "first")
     assert rooms.entered.acquire(timeout=WAIT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.core.ensembles.leading import Lead
+from conch.core.ensembles.ensemble_claim import EnsembleClaim
 
 
 class Time:
@@ -26,18 +26,18 @@ class Promised:
         self._takes_ns = takes_ns
         self._follows = follows
 
-    def lead(self, budget_ns: int | None = None) -> bool:
+    def run_inline(self, budget_ns: int | None = None) -> bool:
         self.seen_to.append("led")
         self._clock.now += self._takes_ns
-        lead = Lead.current()
+        lead = EnsembleClaim.current()
         if self._follows is not None and lead is not None:
             lead.add(self._follows)
         return budget_ns is not None and self._takes_ns >= budget_ns
 
-    def lead_one(self) -> bool:
-        return self.lead(0)
+    def run_batch_inline(self) -> bool:
+        return self.run_inline(0)
 
-    def hand_over(self) -> None:
+    def release(self) -> None:
         self.seen_to.append("handed over")
 
 
@@ -47,15 +47,15 @@ def test_what_a_used_up_budget_leaves_is_seen_to(again: str) -> None:
     clock = Time()
     second = Promised(clock)
     first = Promised(clock, 10, second)
-    lead = Lead(first, clock)
-    assert lead.lead(5), "there is more to lead"
+    lead = EnsembleClaim(first, clock)
+    assert lead.run_inline(5), "there is more to lead"
     assert (first.seen_to, second.seen_to) == (["led"], [])
     if again == "without a budget":
-        assert not lead.lead()
+        assert not lead.run_inline()
     elif again == "with one":
-        assert lead.lead(5)
+        assert lead.run_inline(5)
     else:
-        lead.hand_over()
+        lead.release()
     assert len(first.seen_to) == 2 or again == "with one"
     assert second.seen_to
 
@@ -63,8 +63,8 @@ def test_what_a_used_up_budget_leaves_is_seen_to(again: str) -> None:
 def test_all_has_been_handed_over() -> None:
     clock = Time()
     first = Promised(clock)
-    lead = Lead(first, clock)
-    lead.hand_over()
-    assert not lead.lead()
-    assert not lead.lead(5)
+    lead = EnsembleClaim(first, clock)
+    lead.release()
+    assert not lead.run_inline()
+    assert not lead.run_inline(5)
     assert first.seen_to == ["handed over"]

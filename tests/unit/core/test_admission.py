@@ -9,7 +9,7 @@ import pytest
 from tests.support.core import WAIT_S, Answers, make_model
 from tests.unit.core.sequences import MS, sequence_request, sequence_spec
 
-from conch.core.dispatch import Dispatcher
+from conch.core.admission import Admission
 from conch.core.errors import InvalidArgumentError, NotFoundError
 from conch.core.model import Model
 from conch.core.registry import Entry, Registry, VersionState
@@ -18,7 +18,7 @@ HOUR_NS = 3_600_000 * MS
 
 
 def sequence_model(version: int = 1) -> Model:
-    return make_model(replace(sequence_spec(2, max_idle_ns=HOUR_NS), version=version), leads=False)
+    return make_model(replace(sequence_spec(2, max_idle_ns=HOUR_NS), version=version), allows_inline=False)
 
 
 class Swap:
@@ -26,7 +26,7 @@ class Swap:
 
     def __init__(self, version: int = 1) -> None:
         self.registry = Registry()
-        self.dispatcher = Dispatcher(self.registry)
+        self.admission = Admission(self.registry)
         self.answers = Answers()
         self.old = sequence_model()
         self.registry.publish("m", Entry({1: self.old}))
@@ -39,7 +39,7 @@ class Swap:
 
     def send(self, correlation_id: int, flags: str = "", version: str = "") -> Model:
         request = sequence_request(correlation_id, flags, self.answers, version=version)
-        self.dispatcher.submit(request)
+        self.admission.admit(request)
         assert isinstance(request.model, Model)
         return request.model
 
@@ -96,11 +96,11 @@ def test_a_sequence_of_an_unloaded_model_can_be_ended() -> None:
 def test_what_has_ended_meanwhile_goes_to_the_new_version() -> None:
     swap = Swap()
     request = sequence_request(1)
-    assert swap.dispatcher.find(request) is swap.old
+    assert swap.admission.resolve(request) is swap.old
     swap.old.fail_queued(NotFoundError(""))  # forgets the sequence
     assert swap.old.close(WAIT_S)
     with pytest.raises(InvalidArgumentError, match="START flag"):
-        swap.dispatcher.submit(request, model=swap.old)
+        swap.admission.admit(request, model=swap.old)
     assert request.model is swap.new
     assert swap.new.close(WAIT_S)
 
@@ -108,8 +108,8 @@ def test_what_has_ended_meanwhile_goes_to_the_new_version() -> None:
 def test_other_requests_do_not_look_at_what_is_drained() -> None:
     swap = Swap()
     plain = sequence_request(0)
-    assert swap.dispatcher.find(plain) is swap.new
+    assert swap.admission.resolve(plain) is swap.new
     other = sequence_request(1, name="other")
     with pytest.raises(NotFoundError):
-        swap.dispatcher.find(other)
+        swap.admission.resolve(other)
     swap.finish()

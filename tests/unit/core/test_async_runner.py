@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from tests.support.begins import Begins, BeginsModel, Done, Kept, at_once, make_beginning
+from tests.support.async_instance import Begins, BeginsModel, Done, Kept, at_once, make_beginning
 from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
-from conch.core.execution.answers import Execution
-from conch.core.execution.begun import urgently
-from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.pending_batch import bypassing_claims
+from conch.core.execution.rate_limiter import RateLimiter
+from conch.core.execution.response_tracker import ExecutionRecord
 from conch.core.model import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
-from conch.core.servable import Leadable
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import InlineClaim
 from conch.core.spec import (
     DynamicBatching,
     InstanceGroup,
@@ -58,17 +58,17 @@ def end(model: Model, loaded: BeginsModel) -> None:
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
-@pytest.mark.parametrize("may_lead", [False, True])
-def test_who_submits_begins(decoupled: bool, may_lead: bool) -> None:
+@pytest.mark.parametrize("may_claim", [False, True])
+def test_who_submits_begins(decoupled: bool, may_claim: bool) -> None:
     kept = Kept()
     model, loaded = make_beginning(make_spec(instances=2, decoupled=decoupled), kept)
     answers = Answers()
     for number in range(3):
-        leadable = model.submit(make_request(answers), may_lead)
-        assert (leadable is not None) is (may_lead and number < 2)
-        if leadable is not None:
-            assert leadable.fast
-            leadable.lead(0)
+        claim = model.submit(make_request(answers), may_claim)
+        assert (claim is not None) is (may_claim and number < 2)
+        if claim is not None:
+            assert claim.fast
+            claim.run_inline(0)
     assert (len(kept.batches), model.pending, model_threads()) == (2, 1, 0)
     assert model.statistics.snapshot().running == 2
     kept.finish(1)  # the one that finishes it begins the next
@@ -84,9 +84,9 @@ def test_who_submits_begins(decoupled: bool, may_lead: bool) -> None:
 def test_handing_over_begins_too() -> None:
     kept = Kept()
     model, loaded = make_beginning(make_spec(), kept)
-    leadable = model.submit(make_request(), may_lead=True)
-    assert leadable is not None
-    leadable.hand_over()
+    claim = model.submit(make_request(), may_claim=True)
+    assert claim is not None
+    claim.release()
     assert (len(kept.batches), model_threads()) == (1, 0)
     kept.finish()
     end(model, loaded)
@@ -113,14 +113,14 @@ def test_a_leader_keeps_to_its_budget(instances: int) -> None:
         model.submit(make_request(answers))
     assert answers.finals == 0
     runner = model._runner
-    runner._promised = True  # as if a leader was on its way when they come back
+    runner._claimed = True  # as if a leader was on its way when they come back
     for instance in loaded.instances:
         assert instance.set_aside
         instance.come_back()
     for answered in (1, 2, 3):
-        assert runner.lead(0) is True
+        assert runner.run_inline(0) is True
         assert answers.finals == answered
-    assert runner.lead(0) is False
+    assert runner.run_inline(0) is False
     assert (answers.finals, model_threads()) == (4, 0)
     end(model, loaded)
 
@@ -324,7 +324,7 @@ class TestAway:
         answers = Answers()
         queued = [make_request(answers) for _ in range(3)]
         for request in queued:
-            assert model.submit(request, may_lead=True) is None
+            assert model.submit(request, may_claim=True) is None
         counted = model.statistics.snapshot()
         assert (counted.pending, counted.running, model_threads()) == (3, 0, 0)
         assert model.cancel(queued[1]), "what waits can be cancelled"
@@ -767,7 +767,7 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
             raise MemoryError("no memory")
 
         if decoupled:
-            patch.setattr(Execution, "end", no_memory)
+            patch.setattr(ExecutionRecord, "end", no_memory)
         else:
             patch.setattr(ModelStatistics, "record_batch", no_memory)
         kept.finish()
@@ -794,29 +794,29 @@ def quick(kept: Kept, instances: int = 1) -> tuple[Model, BeginsModel, Answers]:
     return model, loaded, answers
 
 
-def led(model: Model, answers: Answers) -> Leadable:
-    leadable = model.submit(make_request(answers), may_lead=True)
-    assert leadable is not None
-    return leadable
+def led(model: Model, answers: Answers) -> InlineClaim:
+    claim = model.submit(make_request(answers), may_claim=True)
+    assert claim is not None
+    return claim
 
 
 def test_who_leads_begins_a_batch_and_receives_it_when_leading_again() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept)
-    leadable = led(model, answers)
-    assert leadable.lead(MS)  # there is more to do: to wait
+    claim = led(model, answers)
+    assert claim.run_inline(MS)  # there is more to do: to wait
     (unread,) = loaded.instances[0].waited_for
     # Meanwhile the thread takes in what else has arrived, and the outcome comes.
     for _ in range(2):
-        model.submit(make_request(answers), may_lead=True)
+        model.submit(make_request(answers), may_claim=True)
     kept.finish()
     assert (answers.finals, unread.seen) == (1, False)
-    assert leadable.lead(MS)  # and the next one has begun
+    assert claim.run_inline(MS)  # and the next one has begun
     assert (answers.finals, unread.thread, len(kept.batches)) == (2, threading.get_ident(), 1)
     kept.finish()
-    assert leadable.lead(MS)
+    assert claim.run_inline(MS)
     kept.finish()
-    assert not leadable.lead(MS)
+    assert not claim.run_inline(MS)
     assert (answers.finals, model_threads()) == (4, 0)
     end(model, loaded)
 
@@ -824,15 +824,15 @@ def test_who_leads_begins_a_batch_and_receives_it_when_leading_again() -> None:
 def test_other_instances_do_not_wait_for_the_one_that_is_waited_for() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept, instances=2)
-    leadable = led(model, answers)
-    assert leadable.lead(MS)
-    assert led(model, answers).lead(MS) is False  # the other one is begun, and the first one waited for
+    claim = led(model, answers)
+    assert claim.run_inline(MS)
+    assert led(model, answers).run_inline(MS) is False  # the other one is begun, and the first one waited for
     assert [len(one.waited_for) for one in loaded.instances] in ([0, 1], [1, 0])
     assert len(kept.batches) == 2
     kept.finish(1)
     kept.finish(0)
     assert answers.finals == 3
-    assert not leadable.lead(MS)
+    assert not claim.run_inline(MS)
     end(model, loaded)
 
 
@@ -846,15 +846,15 @@ def test_two_who_lead_at_the_same_time_wait_for_one_outcome() -> None:
         kept(batch, done)
         if second is None:  # another thread, while this one begins
             second = led(model, answers)
-            assert second.lead(MS)
+            assert second.run_inline(MS)
 
     for instance in loaded.instances:
         instance._begin = begin
-    assert not first.lead(MS)
+    assert not first.run_inline(MS)
     assert [one.seen for instance in loaded.instances for one in instance.waited_for].count(True) == 1
     kept.finish()
     kept.finish()
-    assert second is not None and not second.lead(MS)
+    assert second is not None and not second.run_inline(MS)
     assert answers.finals == 3
     end(model, loaded)
 
@@ -862,10 +862,10 @@ def test_two_who_lead_at_the_same_time_wait_for_one_outcome() -> None:
 def test_what_takes_too_long_is_not_waited_for_again() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept)
-    leadable = led(model, answers)
-    assert leadable.lead(MS)
+    claim = led(model, answers)
+    assert claim.run_inline(MS)
     model.submit(make_request(answers))
-    assert not leadable.lead(MS)  # time is up at once
+    assert not claim.run_inline(MS)  # time is up at once
     kept.finish()  # whoever has it done begins the next one
     assert (answers.finals, len(kept.batches)) == (2, 1)
     kept.finish()
@@ -876,10 +876,10 @@ def test_what_takes_too_long_is_not_waited_for_again() -> None:
 def test_what_is_waited_for_can_be_handed_over() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept, instances=2)
-    leadable = led(model, answers)
-    assert leadable.lead(MS)
-    model.submit(make_request(answers), may_lead=True)
-    leadable.hand_over()
+    claim = led(model, answers)
+    assert claim.run_inline(MS)
+    model.submit(make_request(answers), may_claim=True)
+    claim.release()
     assert len(kept.batches) == 2
     kept.finish()
     kept.finish()
@@ -891,8 +891,8 @@ def test_what_is_waited_for_can_be_handed_over() -> None:
 def test_who_leads_without_a_budget_waits_at_once() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept)
-    leadable = led(model, answers)
-    assert not leadable.lead()
+    claim = led(model, answers)
+    assert not claim.run_inline()
     assert loaded.instances[0].waited_for[0].seen
     kept.finish()
     assert answers.finals == 2
@@ -902,11 +902,11 @@ def test_who_leads_without_a_budget_waits_at_once() -> None:
 def test_a_close_waits_for_what_is_waited_for() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept)
-    leadable = led(model, answers)
-    assert leadable.lead(MS)
+    claim = led(model, answers)
+    assert claim.run_inline(MS)
     kept.finish()
     assert not model.close(0)
-    assert not leadable.lead(MS)
+    assert not claim.run_inline(MS)
     assert answers.finals == 2
     end(model, loaded)
 
@@ -914,8 +914,8 @@ def test_a_close_waits_for_what_is_waited_for() -> None:
 def test_who_can_not_lead_leaves_what_it_was_to_receive(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept, instances=2)
-    leadable = led(model, answers)
-    assert leadable.lead(MS)
+    claim = led(model, answers)
+    assert claim.run_inline(MS)
     led(model, answers)
     with monkeypatch.context() as patched:
 
@@ -924,7 +924,7 @@ def test_who_can_not_lead_leaves_what_it_was_to_receive(monkeypatch: pytest.Monk
 
         patched.setattr(model._runner, "_next_of_idle", fails)
         with pytest.raises(RuntimeError, match="new thread"):
-            leadable.lead(MS)
+            claim.run_inline(MS)
     (unread,) = [one for instance in loaded.instances for one in instance.waited_for]
     assert unread.seen
     kept.finish()  # on any thread now, which begins what is left
@@ -937,10 +937,10 @@ def test_what_is_urgent_waits_for_no_promise() -> None:
     """A model that is called: its caller may be what the one who has promised to lead it waits for."""
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept, instances=2)
-    assert led(model, answers).lead(MS)
+    assert led(model, answers).run_inline(MS)
     led(model, answers)  # promised, and not led yet
-    with urgently():
-        assert model.submit(make_request(answers), may_lead=True) is None
+    with bypassing_claims():
+        assert model.submit(make_request(answers), may_claim=True) is None
     assert len(kept.batches) == 2
     assert all(one.seen for instance in loaded.instances for one in instance.waited_for)
     kept.finish()

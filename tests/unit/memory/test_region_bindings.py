@@ -13,8 +13,8 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError, N
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
 from conch.memory.faults import process_guard
+from conch.memory.region_bindings import LargeBindingsError, PlacedTensor, RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import LargeUseError, PlacedTensor, Uses
 
 SIZE = 3 * 4096
 
@@ -46,7 +46,7 @@ def regions(memory: SharedObject) -> Iterator[Regions]:
     assert not process_guard().installed
 
 
-def request_of(uses: Uses, front: Front, **inputs: Tensor) -> InferenceRequest:
+def request_of(uses: RegionBindings, front: Front, **inputs: Tensor) -> InferenceRequest:
     request = InferenceRequest("m", "", inputs, front, 0)
     uses.attach(request)
     return request
@@ -58,7 +58,7 @@ def ones(count: int, name: str = "y") -> Tensor:
 
 def test_inputs_are_views_and_outputs_are_written(regions: Regions, memory: SharedObject) -> None:
     front = Front(regions)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     tensor = uses.input("r", 8, 16, "x", "FP32", (1, 4))
     uses.output("r", 4096, 64, "y")
     assert tensor.numpy().tolist() == [[2, 3, 4, 5]]
@@ -84,7 +84,7 @@ def test_a_placed_output_stays_one_when_it_is_kept() -> None:
 
 def test_every_response_is_written_and_the_last_one_releases(regions: Regions, memory: SharedObject) -> None:
     front = Front(regions)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", 0, 64, "y")
     request = request_of(uses, front)
     for value in (5, 6):
@@ -97,7 +97,7 @@ def test_every_response_is_written_and_the_last_one_releases(regions: Regions, m
 
 def test_an_output_that_does_not_fit_is_an_error(regions: Regions, memory: SharedObject) -> None:
     front = Front(regions)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", 0, 63, "y")
     request_of(uses, front).respond(InferenceResponse([ones(16)]))
     ((response, _, _),) = front.told
@@ -114,7 +114,7 @@ def test_an_output_that_can_not_be_written_is_an_error(
     regions: Regions, caplog: pytest.LogCaptureFixture
 ) -> None:
     front = Front(regions)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", 0, 64, "y")
     tensor = Tensor.from_array("y", np.array(["\ud800"], object))
     request_of(uses, front).respond(InferenceResponse([tensor]))
@@ -126,7 +126,7 @@ def test_an_output_that_can_not_be_written_is_an_error(
 
 def test_errors_and_empty_answers_pass(regions: Regions) -> None:
     front = Front(regions)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", 0, 64, "y")
     request_of(uses, front).fail(InvalidArgumentError("no"))
     ((response, _, _),) = front.told
@@ -137,7 +137,7 @@ def test_a_front_end_that_fails_does_not_keep_the_region(regions: Regions) -> No
     def front(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         raise RuntimeError("gone")
 
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", 0, 64, "y")
     request = InferenceRequest("m", "", {}, front, 0)
     uses.attach(request)
@@ -147,7 +147,7 @@ def test_a_front_end_that_fails_does_not_keep_the_region(regions: Regions) -> No
 
 @pytest.mark.parametrize("discards", [1, 2])
 def test_a_request_that_is_never_submitted_gives_up_what_it_holds(regions: Regions, discards: int) -> None:
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     assert not uses
     tensor = uses.input("r", 0, 16, "x", "FP32", (4,))
     assert uses
@@ -159,16 +159,16 @@ def test_a_request_that_is_never_submitted_gives_up_what_it_holds(regions: Regio
 
 
 def test_a_request_may_not_use_more_than_it_is_given(regions: Regions) -> None:
-    uses = Uses(regions, 100)
+    uses = RegionBindings(regions, 100)
     uses.input("r", 0, 64, "x", "UINT8", (64,))
     uses.output("r", 0, 36, "y")
-    with pytest.raises(LargeUseError):
+    with pytest.raises(LargeBindingsError):
         uses.output("r", 0, 1, "z")
     uses.release()
 
 
 def test_what_is_wrong_with_a_part(regions: Regions) -> None:
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     for call, text in (
         (lambda: uses.input("s", 0, 1, "x", "FP32", (1,)), "Unable to find shared memory region: 's'"),
         (lambda: uses.output("s", 0, 1, "x"), "Unable to find shared memory region: 's'"),
@@ -187,7 +187,7 @@ def test_what_is_wrong_with_a_part(regions: Regions) -> None:
 
 def test_a_region_may_go_while_a_request_uses_it(regions: Regions, memory: SharedObject) -> None:
     front = Front(regions)
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     tensor = uses.input("r", 0, 16, "x", "FP32", (4,))
     uses.output("r", 4096, 64, "y")
     request = request_of(uses, front, x=tensor)
@@ -201,7 +201,7 @@ def test_a_region_may_go_while_a_request_uses_it(regions: Regions, memory: Share
 def test_a_region_that_shrinks_meanwhile_is_an_error(regions: Regions, memory: SharedObject) -> None:
     for where in ("input", "output"):
         front = Front(regions)
-        uses = Uses(regions)
+        uses = RegionBindings(regions)
         inputs = {}
         if where == "input":
             inputs["x"] = uses.input("r", 0, 16, "x", "FP32", (4,))
@@ -215,7 +215,7 @@ def test_a_region_that_shrinks_meanwhile_is_an_error(regions: Regions, memory: S
         assert response.error.message.startswith("shared memory region 'r' has shrunk")
         memory.resize(SIZE)
         if where == "output":
-            other = Uses(regions)
+            other = RegionBindings(regions)
             with pytest.raises(InvalidArgumentError, match="has lost its memory"):
                 other.output("r", 0, 4, "y")
             other.release()
@@ -224,7 +224,7 @@ def test_a_region_that_shrinks_meanwhile_is_an_error(regions: Regions, memory: S
 @pytest.mark.parametrize("offset", [0, 16, 60, 64, 200])
 def test_input_and_output_may_overlap(regions: Regions, memory: SharedObject, offset: int) -> None:
     """An input that a model returns as it came is moved within the region."""
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     tensor = uses.input("r", 64, 128, "x", "FP32", (32,))
     uses.output("r", offset, 128, "y")
     request = request_of(uses, Front(regions), x=tensor)
@@ -249,14 +249,14 @@ def arrays() -> Iterator[tuple[str, Tensor]]:
 def test_any_tensor_is_written_in_its_wire_form(
     regions: Regions, memory: SharedObject, name: str, tensor: Tensor, offset: int
 ) -> None:
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", offset, 1000, "y")
     request_of(uses, Front(regions)).respond(InferenceResponse([tensor]))
     assert memory.read(tensor.nbytes, offset, np.uint8).tobytes() == bytes(tensor.data)
 
 
 def test_an_output_that_was_written_in_place_is_not_copied(regions: Regions, memory: SharedObject) -> None:
-    uses = Uses(regions)
+    uses = RegionBindings(regions)
     uses.output("r", 4096, 64, "y")
     assert uses.buffer("z", 64) is None
     assert uses.buffer("y", 65) is None

@@ -14,14 +14,15 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.begins import Begins, BeginsModel, Elsewhere, Whim
+from tests.support.async_instance import Begins, BeginsModel, Elsewhere, Whim
 from tests.support.core import WAIT_S, Answers, make_spec
+from tests.support.profiles import scaled
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import ConchError
-from conch.core.execution.beginning import BeginningRunner
-from conch.core.execution.beginning_limited import LimitedBeginningRunner
-from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.async_runner import AsyncRunner
+from conch.core.execution.beginning_limited import AsyncResourceLimitedRunner
+from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.model import Model
 from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError
@@ -42,7 +43,7 @@ SPECS: dict[str, ModelSpec] = {
 
 @pytest.fixture(autouse=True)
 def fast_switching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(logging.getLogger("conch.core.execution.execution"), "disabled", True)
+    monkeypatch.setattr(logging.getLogger("conch.core.execution.executor"), "disabled", True)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -64,7 +65,7 @@ class Storm:
             SPECS[kind], instance_groups=(InstanceGroup("g", count=instances, resources=resources),)
         )
         self.model = Model.create(spec, self.loaded, limiter=self.limiter)
-        expected = LimitedBeginningRunner if limited else BeginningRunner
+        expected = AsyncResourceLimitedRunner if limited else AsyncRunner
         assert type(self.model._runner) is expected
         self.answers = Answers()
         self.sent: list[InferenceRequest] = []
@@ -79,16 +80,16 @@ class Storm:
                 chance.choice(list(self.loaded.instances)).come_back()
             request = self.request(chance, number * 1000 + index // 3, ("S", "", "E")[index % 3])
             try:
-                leadable = self.model.submit(request, may_lead=chance.random() < 0.5)
+                claim = self.model.submit(request, may_claim=chance.random() < 0.5)
             except (ClosedError, ConchError):
                 self.refused += 1
                 continue
             self.sent.append(request)
-            if leadable is not None:
+            if claim is not None:
                 if chance.random() < 0.3:
-                    leadable.hand_over()
+                    claim.release()
                 else:
-                    while leadable.lead(chance.choice([0, 50_000, None])):
+                    while claim.run_inline(chance.choice([0, 50_000, None])):
                         pass
             if chance.random() < 0.3:
                 self.model.cancel(request)
@@ -144,13 +145,13 @@ class Storm:
         counted = self.model.statistics.snapshot()
         assert (counted.pending, counted.running) == (0, 0)
         runner = self.model._runner
-        assert isinstance(runner, BeginningRunner)
-        assert (runner._executing, runner._promised, runner._retiring) == (0, False, [])
+        assert isinstance(runner, AsyncRunner)
+        assert (runner._executing, runner._claimed, runner._retiring) == (0, False, [])
         assert counted.success.count + counted.fail.count == len(self.sent)
         assert self.limiter.held == 0
 
 
-@settings(max_examples=80)
+@settings(max_examples=scaled(80))
 @given(
     kind=st.sampled_from(sorted(SPECS)),
     seed=st.integers(0, 10_000),

@@ -11,13 +11,13 @@ from tests.support.servers import WAIT_S
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
-from conch.core.execution import fleet
+from conch.core.execution import pool
 from conch.core.execution.placement import Placement
-from conch.core.execution.together import run_together
+from conch.core.execution.together import start_in_parallel
 from conch.core.execution.warmup import Warmup
 from conch.core.model import Model
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import WarmupInput, WarmupSample
 from conch.core.stopping import load_stopped, stopping_with
 
@@ -27,13 +27,13 @@ _given: ContextVar[str] = ContextVar("given", default="nothing")
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_cores", lambda: 4)
+    monkeypatch.setattr(pool, "_cores", lambda: 4)
 
 
 class Together(LoadedModel):
     """Makes no instance before as many are being made as there are to be at a time."""
 
-    makes_together = True
+    creates_in_parallel = True
 
     def __init__(self, count: int, fails: str = "", execute: object = None) -> None:
         super().__init__() if execute is None else super().__init__(execute)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ class Together(LoadedModel):
 
 def test_all_are_made_at_the_same_time_and_keep_their_order() -> None:
     loaded = Together(4)
-    made = fleet.Fleet(make_spec(instances=4), loaded)
+    made = pool.InstancePool(make_spec(instances=4), loaded)
     made.create(Warmup(make_spec(), (), lambda: 0))
     assert [member.placement.name for member in made._members] == ["m_0", "m_1", "m_2", "m_3"]
     made.close()
@@ -114,7 +114,7 @@ def test_what_is_known_of_the_load_is_known_to_all() -> None:
     token = _given.set("something")
     try:
         with stopping_with(stopped.is_set):
-            run_together([task] * 3, 3)
+            start_in_parallel([task] * 3, 3)
     finally:
         _given.reset(token)
     assert len(found) == 3
@@ -127,7 +127,7 @@ def test_without_threads_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(threading.Thread, "start", full)
     done: list[int] = []
-    run_together([lambda: done.append(1), lambda: done.append(2)], 4)
+    start_in_parallel([lambda: done.append(1), lambda: done.append(2)], 4)
     assert done == [1, 2]
 
 
@@ -135,12 +135,12 @@ def test_without_threads_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nothing_is_begun_once_the_load_is_stopped(most: int) -> None:
     stopped = threading.Event()
     with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
-        run_together([stopped.set, *[lambda: pytest.fail("begun")] * (8 if most == 1 else 0)], most)
-        run_together([lambda: pytest.fail("begun")], most)
+        start_in_parallel([stopped.set, *[lambda: pytest.fail("begun")] * (8 if most == 1 else 0)], most)
+        start_in_parallel([lambda: pytest.fail("begun")], most)
 
 
 def test_two_are_made_at_the_same_time_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "_cores", lambda: 1)
+    monkeypatch.setattr(pool, "_cores", lambda: 1)
     model = Model.create(
         make_spec(instances=2), Together(2)
     )  # else it waits for the other one until it fails

@@ -1,0 +1,57 @@
+"""The two sets of tests: what runs at every change, and what takes processes or time.
+
+A test is `process` if it starts a process, `slow` if it takes more than a few seconds; `make test` runs
+neither. Whole folders and cases with a worker are marked here, others where they stand. A test of the quick
+set that starts a process fails, also where a fixture starts it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+PROCESS_FOLDERS = ("tests/chaos/", "tests/e2e/")
+_EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn"})
+
+
+class StartsProcess(Exception):
+    """A test that is not marked `process` has started one."""
+
+
+class ProcessGuard:
+    """Refuses to start processes inside `refused`; Python offers no way to take an audit hook away again."""
+
+    def __init__(self) -> None:
+        self._refused = False
+        sys.addaudithook(self._see)
+
+    def _see(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self._refused and event in _EVENTS:
+            raise StartsProcess(f"mark this test `process`: it starts {arguments[:2]}")
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Has attempts to start a process raise `StartsProcess`, from any thread."""
+        self._refused = True
+        try:
+            yield
+        finally:
+            self._refused = False
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Marks the tests of whole folders, and cases with models in workers."""
+    for item in items:
+        cases = getattr(item, "callspec", None)
+        values = () if cases is None else cases.params.values()
+        worker = any(value == "worker" for value in values if isinstance(value, str))
+        if worker or item.nodeid.startswith(PROCESS_FOLDERS):
+            item.add_marker(pytest.mark.process)
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether the test belongs to the set that runs at every change."""
+    return not any(item.get_closest_marker(name) for name in ("process", "slow", "peer", "gpu"))
