@@ -9,11 +9,10 @@ __version__ = "0.1.0"
 
 # What there is, by the module that has it; `__init__.pyi` says the same to type checkers.
 _MODULES = {
-    "conch.api.server": ("Server",),
-    "conch.api.model": ("DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor"),
-    "conch.api.request": ("Request",),
-    "conch.api.results": ("Result",),
-    "conch.api.context": ("ModelContext", "model_context"),
+    "conch.api.embedded_server": ("Server",),
+    "conch.api.function_config": ("DynamicBatcher", "ModelConfig", "QueuePolicy", "Tensor"),
+    "conch.api.function_io": ("Request", "Result"),
+    "conch.api.model_context": ("ModelContext", "model_context"),
     "conch.api.decorators": (
         "batch",
         "fill_optionals",
@@ -24,8 +23,8 @@ _MODULES = {
         "sample",
     ),
     "conch.api.client": ("Client",),
-    "conch.api.aio": ("AsyncClient",),
-    "conch.flags": ("FlagError",),
+    "conch.api.async_client": ("AsyncClient",),
+    "conch.cli.settings.setting": ("FlagError",),
     "conch.core.errors": (
         "AlreadyExistsError",
         "CancelledError",

@@ -1,7 +1,5 @@
-from conch.api.aio import AsyncClient as AsyncClient
+from conch.api.async_client import AsyncClient as AsyncClient
 from conch.api.client import Client as Client
-from conch.api.context import ModelContext as ModelContext
-from conch.api.context import model_context as model_context
 from conch.api.decorators import batch as batch
 from conch.api.decorators import fill_optionals as fill_optionals
 from conch.api.decorators import first_value as first_value
@@ -9,13 +7,16 @@ from conch.api.decorators import group_by_keys as group_by_keys
 from conch.api.decorators import group_by_values as group_by_values
 from conch.api.decorators import pad_batch as pad_batch
 from conch.api.decorators import sample as sample
-from conch.api.model import DynamicBatcher as DynamicBatcher
-from conch.api.model import ModelConfig as ModelConfig
-from conch.api.model import QueuePolicy as QueuePolicy
-from conch.api.model import Tensor as Tensor
-from conch.api.request import Request as Request
-from conch.api.results import Result as Result
-from conch.api.server import Server as Server
+from conch.api.embedded_server import Server as Server
+from conch.api.function_config import DynamicBatcher as DynamicBatcher
+from conch.api.function_config import ModelConfig as ModelConfig
+from conch.api.function_config import QueuePolicy as QueuePolicy
+from conch.api.function_config import Tensor as Tensor
+from conch.api.function_io import Request as Request
+from conch.api.function_io import Result as Result
+from conch.api.model_context import ModelContext as ModelContext
+from conch.api.model_context import model_context as model_context
+from conch.cli.settings.setting import FlagError as FlagError
 from conch.core.errors import AlreadyExistsError as AlreadyExistsError
 from conch.core.errors import CancelledError as CancelledError
 from conch.core.errors import ConchError as ConchError
@@ -26,6 +27,5 @@ from conch.core.errors import NotFoundError as NotFoundError
 from conch.core.errors import ResourceExhaustedError as ResourceExhaustedError
 from conch.core.errors import UnavailableError as UnavailableError
 from conch.core.errors import UnsupportedError as UnsupportedError
-from conch.flags import FlagError as FlagError
 
 __version__: str

@@ -23,7 +23,7 @@ from conch.core.errors import ConchError, InternalError, UnavailableError, error
 from conch.core.model_control import IndexEntry
 from conch.core.registry import Registry
 from conch.core.request_log import RequestLog
-from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
@@ -36,12 +36,12 @@ from conch.observability.metrics.options import MetricsOptions
 from conch.observability.options import LogOptions
 from conch.observability.settings import LogControl
 from conch.observability.trace import TraceSettings
-from conch.server_options import ServerOptions
 from conch.process.banner import Endpoint, banner, local_address
 from conch.process.exposure import exposure
 from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
 from conch.process.start_diagnostics import SlowLoads, cause_line, listener_of, repository_hint
+from conch.server_options import ServerOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent, LoadFailure
 from conch_control.options import ControlOptions

@@ -16,7 +16,7 @@ from typing import cast
 from conch.cli.settings.resolved import Settings
 from conch.cli.settings.setting import FlagError
 from conch.core.errors import InvalidArgumentError
-from conch.core.scheduling.rate import ResourceLimit
+from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.restricted import parse_restrictions as grpc_restrictions
@@ -323,7 +323,9 @@ def _http_tls(settings: Settings) -> HttpTls | None:
         if name != "http-root-cert" or settings[name] is not None:
             _contents(settings, name, "REST")  # TLS reads it by its path
     return HttpTls(
-        cast("Path", settings.http_server_cert), cast("Path", settings.http_server_key), settings.http_root_cert
+        cast("Path", settings.http_server_cert),
+        cast("Path", settings.http_server_key),
+        settings.http_root_cert,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.servers import CONCH, EXAMPLES, WAIT_S, copy_example, write_model
 
-from conch.backends.python.settings import PARAMETERS
+from conch.backends.python.python_settings import PARAMETERS
 from conch.cli import main
 
 CONFIG = """backend: "python"

@@ -34,6 +34,7 @@ from tests.support.servers import (
 from tritonclient.utils import InferenceServerException
 
 from conch import cli
+from conch.cli import serve_command
 
 
 def fails(*arguments: str, environment: dict[str, str] | None = None) -> str:
@@ -54,7 +55,7 @@ def refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     for name in os.environ:
         if name.startswith("CONCH_"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(cli, "_run", lambda *_: pytest.fail("it would serve"))
+    monkeypatch.setattr(serve_command, "serve", lambda *_: pytest.fail("it would serve"))
 
     def run(*arguments: str) -> str:
         assert cli.main(["serve", *arguments]) == 1

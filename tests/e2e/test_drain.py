@@ -90,7 +90,7 @@ def site(tmp_path: Path) -> Site:
 def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Site) -> None:
     with serving_process(site.models, flags=["--drain-delay=1.5"]) as server:
         load = Load(server.address, "a", polite=True)
-        eventually(lambda: load.answered > 50, "there is load")
+        eventually(lambda: load.completed > 50, "there is load")
         before = time.monotonic()
         server.signal(signal.SIGTERM)
         load.join()
@@ -98,19 +98,19 @@ def test_no_request_fails_of_clients_that_stop_when_readiness_goes_off(site: Sit
         assert load.failures == []
         assert server.wait() == 0
         assert time.monotonic() - before >= 1.5
-    assert site.ran() == load.answered
+    assert site.ran() == load.completed
 
 
 def test_no_request_that_was_accepted_fails(site: Site) -> None:
     with serving_process(site.models) as server:
         load = Load(server.address, "a", polite=False)
-        eventually(lambda: load.answered > 50, "there is load")
+        eventually(lambda: load.completed > 50, "there is load")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         load.enough.set()
         load.join()
     assert {code for code, _ in load.failures} <= {"UNAVAILABLE"}, load.failures
-    assert site.ran() == load.answered, "what was run was answered"
+    assert site.ran() == load.completed, "what was run was answered"
 
 
 def test_everything_is_served_during_the_drain_delay(site: Site) -> None:

@@ -19,9 +19,9 @@ from tritonclient.grpc import service_pb2
 
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError
 from conch.frontends.grpc.server import GrpcOptions
-from conch.server_options import ServerOptions
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
+from conch.server_options import ServerOptions
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.options import ControlOptions
 from conch_control.planner.plan import Outcome
@@ -199,4 +199,4 @@ def test_a_signal_is_heard_while_the_summary_of_a_start_waits_for_storage() -> N
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopped.wait(5)
 
-    assert run(Quick(), summary) == 0
+    assert run_until_signal(Quick(), summary) == 0

@@ -33,8 +33,8 @@ from conch.frontends.grpc.adapter.calls import StreamCall
 from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.grpc.stream import InferStream
 from conch.observability.metrics.options import MetricsOptions
-from conch.server_options import ServerOptions
 from conch.server import Server
+from conch.server_options import ServerOptions
 from conch_control.options import ControlOptions
 
 SCRIPT = """

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from tests.support.servers import WAIT_S
 
-from conch.commands.completion import script
-from conch.flags import FLAGS
+from conch.cli.completion_command import script
+from conch.cli.settings.resolved import SETTINGS
 
 COMPLETE = """
 eval "$1"
@@ -35,7 +35,10 @@ def offered(*words: str) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["conch", ""], {"serve", "models", "control", "check", "completion", "--help", "--version"}),
+        (
+            ["conch", ""],
+            {"serve", "config", "models", "control", "check", "completion", "--help", "--version"},
+        ),
         (["conch", "mo"], {"models"}),
         (["conch", "completion", ""], {"bash", "zsh", "--help"}),
         (["conch", "serve", "--model-control"], {"--model-control-mode"}),
@@ -56,5 +59,6 @@ def test_what_is_offered(words: list[str], expected: set[str]) -> None:
 
 
 def test_every_flag_is_offered() -> None:
-    names = {f"--{flag.name}" for flag in FLAGS if flag.listed}
+    names = {each.flag for each in SETTINGS if each.listed}
     assert offered("conch", "serve", "--") == {*names, "--help"}
+    assert offered("conch", "config", "--") == {*names, "--help", "--json"}

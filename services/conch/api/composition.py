@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from conch.api.function_backend import BoundBackend
+from conch.api.function_backend import FunctionBackend
 from conch.api.function_config import BACKEND
 from conch.api.function_repository import BoundRepository
 from conch.backends import load_backend
@@ -77,7 +77,7 @@ class ServerSettings:
         if control.repositories:  # functions choose their devices themselves
             capability = settings.min_supported_compute_capability
             control = replace(control, devices=Devices(find_gpus(capability), capability))
-        backend = BoundBackend(bound.find)
+        backend = FunctionBackend(bound.find)
         find = backends_within(settings.backend_directory, load_backend)
 
         def get_backend(name: str) -> Backend:

@@ -1,0 +1,55 @@
+"""The `conch` command: `main` runs one subcommand, imported only when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+_COMMANDS = {
+    "serve": ("serve_command", "[flags]", "serve a model repository; see conch serve --help"),
+    "demo": ("demo_command", "[flags]", "serve the example models; takes the flags of conch serve"),
+    "config": (
+        "config_command",
+        "[flags]",
+        "print the effective settings of these flags, with their sources",
+    ),
+    "models": ("models_command", "COMMAND", "show or change the models of a running server"),
+    "control": (
+        "control_command",
+        "[flags]",
+        "make a running server follow repositories, from another process",
+    ),
+    "check": ("check_command", "REPO ...", "check model repositories; see conch check --help"),
+    "completion": ("completion_command", "SHELL", "print a script that completes commands in bash or zsh"),
+    "new": ("new_command", "model NAME", "write a first Python model and its test"),
+    "dump": ("dump_command", "[PID]", "write the stacks of all threads of a running server"),
+}
+"""Module of each subcommand, its arguments and its help; the module's `run` takes the arguments."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the process's exit code."""
+    if arguments is None:
+        # Models in this process see no arguments, as in Triton, and may use argparse.
+        arguments, sys.argv = sys.argv[1:], [""]
+    command, *rest = arguments or ["--help"]
+    if command in _COMMANDS:
+        code: int = import_module(f"conch.cli.{_COMMANDS[command][0]}").run(rest)
+        return code
+    if command in ("--version", "version"):
+        from conch import __version__
+
+        print(f"conch {__version__}")
+        return 0
+    if command in ("--help", "-h", "help"):
+        usages = {f"conch {name} {usage}": text for name, (_, usage, text) in _COMMANDS.items()}
+        usages["conch --version"] = "print the version"
+        lines = (f"{usage:<24} {text}" for usage, text in usages.items())
+        print("usage: " + "\n       ".join(lines))
+        return 0
+    from conch.cli.settings.resolve import did_you_mean
+
+    hint = did_you_mean(command, (*_COMMANDS, "--help", "--version")) or "; try conch --help"
+    print(f"conch: unknown command '{command}'{hint}", file=sys.stderr)
+    return 2

@@ -1,0 +1,120 @@
+"""`conch check`: reports all problems of model repositories, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
+from pathlib import Path
+
+from conch.backends import backend_names, load_backend
+from conch.backends.python.python_based import backends_within, based_names
+from conch.cli.command_parser import CommandParser
+from conch.cli.settings.setting import FlagError
+from conch.core.errors import ConchError
+from conch.core.execution.placement import Devices
+from conch.process.gpu_discovery import find_gpus
+from conch.server_options import backend_options
+from conch_control.check.model_checks import Rules
+from conch_control.check.report import as_json, as_text, is_clean
+from conch_control.check.repository_checks import UnknownModelError, check_repositories
+from conch_control.options import ControlOptions
+from conch_control.repository.storage import open_repository
+
+CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2
+"""Exit codes."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns the process's exit code."""
+    try:
+        given = make_parser().parse_args(arguments)
+    except SystemExit as left:  # argparse has printed why
+        return left.code if isinstance(left.code, int) else UNUSABLE
+    try:
+        rules = _rules(given)
+        with ExitStack() as opened:
+            repositories = [open_repository(name) for name in given.repositories]
+            for repository in repositories:
+                opened.callback(repository.close)
+                repository.check()
+            # Keeps prints of models that complete their configs out of the output.
+            with redirect_stdout(sys.stderr):
+                report = check_repositories(repositories, rules, given.model)
+    except (FlagError, UnknownModelError) as error:
+        sys.stderr.write(f"conch check: {error}\n")
+        return UNUSABLE
+    except ConchError as error:
+        sys.stderr.write(f"conch check: {error.message}\n")
+        return UNUSABLE
+    if given.json:
+        text = json.dumps(as_json(report, given.strict, given.show_config), indent=2)
+    else:
+        text = as_text(report, given.show_config)
+    # File names need not be valid text.
+    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
+    if report.unreadable:
+        return UNUSABLE
+    return CLEAN if is_clean(report, given.strict) else PROBLEMS
+
+
+def make_parser() -> CommandParser:
+    """The parser of the command's arguments."""
+    parser = CommandParser(
+        prog="conch check",
+        description="Finds everything that is wrong with model repositories, without loading a model.",
+        epilog="exit codes: 0 nothing is wrong, 1 there are problems, 2 the command line is wrong or a "
+        "repository can't be read",
+    )
+    parser.add_argument(
+        "repositories", metavar="REPO", nargs="+", help="directory of models, or URL of an object store"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", action="append", default=[], help="report this model only; may be repeated"
+    )
+    parser.add_argument(
+        "--show-config", action="store_true", help="print effective configs, with the origin of each value"
+    )
+    parser.add_argument(
+        "--run-code", action="store_true", help="let models run their own code to complete their configs"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; docs/check.md describes it")
+    parser.add_argument("--strict", action="store_true", help="count warnings as errors")
+    parser.add_argument(
+        "--gpus",
+        metavar="IDS",
+        help="GPUs to check for, as 0,1, or none; default: this machine's",
+    )
+    parser.add_argument("--model-config-name", metavar="NAME", default="", help="as for conch serve")
+    parser.add_argument("--disable-auto-complete-config", action="store_true", help="as for conch serve")
+    parser.add_argument(
+        "--backend-config", metavar="SETTING", action="append", default=[], help="as for conch serve"
+    )
+    parser.add_argument("--backend-directory", metavar="DIRECTORY", type=Path, help="as for conch serve")
+    return parser
+
+
+def _rules(given: argparse.Namespace) -> Rules:
+    devices = Devices()
+    devices = Devices(find_gpus(devices.min_compute_capability) if given.gpus is None else _gpus(given.gpus))
+    options = ControlOptions(
+        repositories=(),
+        strict_model_config=given.disable_auto_complete_config,
+        model_config_name=given.model_config_name,
+        backend_options=backend_options(given.backend_config),
+        devices=devices,
+    )
+    directory: Path | None = given.backend_directory
+    names = tuple(sorted({*backend_names(), *based_names(directory)}))
+    return Rules(options, backends_within(directory, load_backend), names, given.run_code)
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    if text == "none":
+        return ()
+    try:
+        return tuple(sorted({int(number) for number in text.split(",")}))
+    except ValueError:
+        raise FlagError(f"--gpus: expected numbers separated by commas, or none, got '{text}'") from None

@@ -1,0 +1,98 @@
+"""`conch serve`: runs a server in this process until a signal ends it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from conch.backends import load_backend
+from conch.backends.python.python_based import backends_within
+from conch.cli.settings.reference import help_parser
+from conch.cli.settings.resolve import read_flags
+from conch.cli.settings.resolved import Settings
+from conch.cli.settings.setting import FlagError
+from conch.core.descriptors import raise_descriptor_limit
+from conch.core.errors import ConchError, error_text
+from conch.core.execution.placement import Devices
+from conch.core.stacks import register
+from conch.frontends.grpc.adapter import IncompatibleGrpcError
+from conch.observability.outputs import LogFileError, Logs, open_logs
+from conch.process.allocator import keep_large_blocks, trim_when_idle
+from conch.process.banner import models_table
+from conch.process.gpu_discovery import find_gpus
+from conch.process.main_thread import run_until_signal
+from conch.server import Server
+from conch.server_options import PartOptions, build_options
+
+log = logging.getLogger(__name__)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns the process's exit code."""
+    if "--help" in arguments or "-h" in arguments:
+        help_parser("conch serve").print_help()
+        return 0
+    try:
+        settings = read_flags(arguments)
+        if not settings.model_repository and not settings.model_store:
+            raise FlagError("--model-repository must be specified")
+        options = build_options(settings)
+    except FlagError as error:
+        print(f"conch serve: {error}\ntry conch serve --help", file=sys.stderr)
+        return 1
+    try:
+        logs = open_logs(options.log, options.access_log)
+    except LogFileError as error:
+        print(f"conch serve: {error}", file=sys.stderr)
+        return 1
+    with logs:
+        return serve(settings, options, logs)
+
+
+def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
+    """Serves until a signal; returns the process's exit code."""
+    for text in settings.warnings:
+        log.warning("%s", text)
+    if settings.response_cache_byte_size is not None:
+        log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
+    keep_large_blocks()
+    register()
+    trim_when_idle()
+    raise_descriptor_limit()
+    capability = settings.min_supported_compute_capability
+    control = replace(options.control, devices=Devices(find_gpus(capability), capability))
+    server: Server | None = None
+    try:
+        server = Server(
+            options.server,
+            control,
+            options.grpc,
+            options.planner,
+            options.control_port,
+            logs.control,
+            logs.access,
+            http=options.http,
+            metrics=options.metrics,
+            get_backend=backends_within(settings.backend_directory, load_backend),
+        )
+
+        def started() -> None:
+            # Objects of the start live as long as the process; the collector need not scan them again.
+            gc.collect()
+            gc.freeze()
+            logs.announce(server.banner())
+
+        return run_until_signal(server, started, logs.flush)
+    except (ConchError, IncompatibleGrpcError) as error:
+        text = error_text(error) if isinstance(error, ConchError) else str(error)
+        head = f"error: creating server: {text}"
+        lines = [head, *(f"  {note}" for note in getattr(error, "__notes__", ()))]
+        if server is not None and server.models_at_failure:
+            lines.insert(0, models_table(server.models_at_failure))
+        logs.announce("\n".join(lines), logging.ERROR)
+        if logs.only_json:
+            print(head, file=sys.stderr)  # for scripts that look for Triton's text
+        return 1

@@ -1,0 +1,89 @@
+"""Presents settings: help of `conch serve`, output of `conch config`, tables of docs/settings.md."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from conch.cli.settings.resolve import add_flags
+from conch.cli.settings.resolved import DEFAULT, GROUPS, SETTINGS, Settings, settings_of
+from conch.cli.settings.setting import Setting
+
+_HELP_COLUMN = 30
+_DOCS_HEAD = """\
+# Settings
+
+Made by `scripts/generate_settings.py` from `services/conch/cli/settings`; do not edit.
+
+Each setting can be given in four ways; the first one that gives it wins:
+
+1. a flag of `conch serve`: `--grpc-port=8001`, or any unambiguous prefix of it
+2. an environment variable: `CONCH_GRPC_PORT=8001`; several values are separated by semicolons
+3. a key of the TOML file that `--config-file` names: `grpc-port = 8001`; several values are a list
+4. its default
+
+`conch.Server` takes them as keywords, `grpc_port=8001`, or from the file; it does not read the environment.
+`conch config` with the flags of `conch serve` prints each effective value and where it came from.
+"""
+
+
+def help_parser(program: str, usage: str = "") -> argparse.ArgumentParser:
+    """A parser that prints the help of a command with all flags, by group."""
+
+    def formatter(prog: str) -> argparse.HelpFormatter:
+        return argparse.HelpFormatter(prog, max_help_position=_HELP_COLUMN)
+
+    parser = argparse.ArgumentParser(
+        prog=program,
+        usage=usage or f"{program} --model-repository=LOCATION [flags]",
+        description="Flags win over environment variables (--grpc-port: CONCH_GRPC_PORT), and those over "
+        "the TOML file that --config-file names (grpc-port = 8001).",
+        formatter_class=formatter,
+        allow_abbrev=False,
+    )
+    for group in GROUPS:
+        add_flags(parser.add_argument_group(group.title), settings_of(group))
+    return parser
+
+
+def _shown(settings: Settings) -> Iterator[Setting[Any]]:
+    """The settings to print: unsupported ones and deprecated ones only if given."""
+    for each in SETTINGS:
+        if (each.listed and not each.replaced_by) or settings.source(each) != DEFAULT:
+            yield each
+
+
+def setting_rows(settings: Settings) -> list[list[str]]:
+    """Name, value and source of each setting, for people."""
+    return [
+        [each.name, each.text(settings.values[each.key]), str(settings.source(each))]
+        for each in _shown(settings)
+    ]
+
+
+def settings_json(settings: Settings) -> dict[str, Any]:
+    """Value and source of each setting by name, for machines."""
+    found = {}
+    for each in _shown(settings):
+        value, source = settings.values[each.key], settings.source(each)
+        if not isinstance(value, bool | int | float | None):
+            value = list(map(each.text, value)) if isinstance(value, list) else each.text(value)
+        found[each.name] = {"value": value, "source": source.kind, "from": source.name}
+    return found
+
+
+def docs_text() -> str:
+    """The text of docs/settings.md."""
+    parts = [_DOCS_HEAD]
+    for group in GROUPS:
+        title = group.title[0].upper() + group.title[1:]
+        parts.append(f"## {title}\n\n| Flag | Value | Default | Description |\n| --- | --- | --- | --- |")
+        for each in settings_of(group):
+            kind = " ".join(f"`{choice}`" for choice in each.choices or ()) or each.unit or each.kind.name
+            default = f"`{each.default_text}`" if each.default_text else ""
+            scope = "; not for `conch.Server`" if each.scope == "process" else ""
+            text = f"{each.description}{scope}".replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+            parts.append(f"| `{each.flag}` | {kind} | {default} | {text} |")
+        parts[-1] += "\n"
+    return "\n".join(parts)

@@ -1,0 +1,189 @@
+"""Resolves settings from the command line, the environment, a TOML file and keywords."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conch.cli.settings.resolved import BY_KEY, SETTINGS, Settings, Source
+from conch.cli.settings.setting import VARIABLE_PREFIX, FlagError, Setting
+from conch.cli.settings.value_types import MOST_PORT
+
+_OTHER_VARIABLES = ("CONCH_CONTROL_TARGET", "CONCH_CONTROL_TOKEN_FILE")
+"""Variables of commands other than ``serve``."""
+_SIMILARITY = 0.8
+"""Similarity from which an unknown variable counts as a misspelt one, from 0 to 1."""
+_PROTOCOLS = {"HTTP": "http", "GRPC": "grpc", "metrics": "metrics"}
+"""Protocols with a port: name in Triton's texts, and prefix of the settings."""
+
+_Given = dict[str, tuple[Any, Source]]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise FlagError(message)
+
+
+def read_flags(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Resolves a command line, the environment and the file that one of them names.
+
+    A flag may be shortened to an unambiguous prefix.
+
+    Raises:
+        FlagError: A name is unknown, or a value is wrong.
+    """
+    parser = _Parser(prog="conch serve", add_help=False)
+    add_flags(parser, SETTINGS)
+    known, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        flags = [each.flag for each in SETTINGS if each.listed]
+        hint = did_you_mean(unknown[0].partition("=")[0], flags)
+        raise FlagError(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    from_flags = {key: (value, Source("flag", BY_KEY[key].flag)) for key, value in vars(known).items()}
+    from_environment = _from_environment(environment)
+    file = (from_flags.get("config_file") or from_environment.get("config_file") or (None,))[0]
+    return _resolved(file, from_environment | from_flags, tuple(_misspelt(environment)))
+
+
+def read_keywords(keywords: Mapping[str, Any]) -> Settings:
+    """Resolves keyword arguments of `conch.Server`, such as ``http_port=0``; ignores the environment.
+
+    Values are texts as on the command line, or what they stand for; None leaves a setting out. A repeatable
+    setting takes one value or a list.
+
+    Raises:
+        FlagError: A name is unknown, or a value is wrong.
+    """
+    given: _Given = {}
+    for name, value in keywords.items():
+        definition = BY_KEY.get(name)
+        if definition is None:
+            raise FlagError(f"there is no option '{name}'{did_you_mean(name, BY_KEY)}")
+        if value is None:
+            continue
+        several = isinstance(value, list | tuple)
+        if several and not definition.repeatable:
+            raise FlagError(f"{name}: takes one value, not {len(value)} of them")
+        texts = map(str, value if several else [value])
+        given[name] = (_parsed(definition, texts, name), Source("keyword", name))
+    return _resolved(given.get("config_file", (None,))[0], given)
+
+
+def add_flags(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, settings: Iterable[Setting[Any]]
+) -> None:
+    """Adds flags to a parser, without defaults: a parsed value is one that was given."""
+    for each in settings:
+        default = f" (default: {each.default_text})" if each.default_text else ""
+        more: dict[str, Any] = {
+            "dest": each.key,
+            "type": each.parse,
+            "default": argparse.SUPPRESS,
+            "help": f"{each.description}{default}" if each.listed else argparse.SUPPRESS,
+            "metavar": each.metavar,
+        }
+        if each.repeatable:
+            more["action"] = "append"
+        if each.is_switch:
+            more |= {"nargs": "?", "const": "true"}
+        parser.add_argument(each.flag, **more)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error text about an unknown name; empty if no known name is similar."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _resolved(file: Path | None, given: _Given, warnings: tuple[str, ...] = ()) -> Settings:
+    settings = Settings((_from_file(file) if file is not None else {}) | given, warnings)
+    _check_ports(settings)
+    return settings
+
+
+def _from_environment(environment: Mapping[str, str]) -> _Given:
+    given: _Given = {}
+    for each in SETTINGS:
+        text = environment.get(each.variable)
+        if text is not None:
+            texts = text.split(";") if each.repeatable else [text]
+            value = _parsed(each, texts, f"environment variable {each.variable}")
+            given[each.key] = (value, Source("environment", each.variable))
+    return given
+
+
+def _from_file(path: Path) -> _Given:
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise FlagError(f"config file {path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FlagError(f"config file {path} is not TOML: {error}") from None
+    given: _Given = {}
+    for name, value in content.items():
+        definition = BY_KEY.get(name.replace("-", "_"))
+        if definition is None:
+            known = [each.name for each in SETTINGS]
+            raise FlagError(f"config file {path}: unknown option '{name}'{did_you_mean(name, known)}")
+        texts = map(str, value if isinstance(value, list) else [value])
+        parsed = _parsed(definition, texts, f"config file {path}: {name}")
+        given[definition.key] = (parsed, Source("file", f"{path}:{name}"))
+    return given
+
+
+def _parsed(definition: Setting[Any], texts: Iterable[str], where: str) -> Any:
+    """The value of texts: a list for a repeatable setting, else the first one's."""
+    try:
+        values = [definition.parse(text) for text in texts]
+    except argparse.ArgumentTypeError as error:
+        raise FlagError(f"{where}: {error}") from None
+    if definition.repeatable:
+        return values
+    if not values:
+        raise FlagError(f"{where}: takes one value, not 0 of them")
+    return values[0]
+
+
+def _misspelt(environment: Mapping[str, str]) -> Iterator[str]:
+    """Warnings about variables similar to known ones.
+
+    They are no errors: Kubernetes makes variables from names of services, such as CONCH_SERVICE_PORT.
+    """
+    known = [*(each.variable for each in SETTINGS), *_OTHER_VARIABLES]
+    names = [name.removeprefix(VARIABLE_PREFIX) for name in known]
+    for variable in sorted(environment):
+        if not variable.startswith(VARIABLE_PREFIX) or variable in known:
+            continue
+        near = difflib.get_close_matches(
+            variable.removeprefix(VARIABLE_PREFIX), names, n=1, cutoff=_SIMILARITY
+        )
+        if near:
+            yield (
+                f"environment variable {variable} is unknown and has no effect; did you mean "
+                f"'{VARIABLE_PREFIX}{near[0]}'?"
+            )
+
+
+def _check_ports(settings: Settings) -> None:
+    """Checks the ports of enabled protocols; like Triton, it ignores the others."""
+    taken: dict[tuple[str, int], str] = {}
+    for protocol, prefix in _PROTOCOLS.items():
+        if not settings[f"allow_{prefix}"]:
+            continue
+        port = settings[f"{prefix}_port"]
+        if not 0 <= port <= MOST_PORT:
+            raise FlagError(f"--{prefix}-port: must be from 0 to {MOST_PORT}, got {port}")
+        address = settings[f"{prefix}_address"] or settings.http_address
+        if address.startswith("unix:") or not port:  # any free port
+            continue
+        other = taken.setdefault((address, port), protocol)
+        if other != protocol:
+            raise FlagError(
+                f"The server cannot listen to {other} requests and {protocol} requests at the same address "
+                f"and port {address}:{port}"
+            )

@@ -1,1 +1,0 @@
-"""The commands of ``conch`` besides ``conch serve``, a module each."""

@@ -1,0 +1,82 @@
+"""Describes in one sentence what a server opens to which clients, for log and banner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from conch.frontends.access_policy import is_loopback
+from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.http.server import HttpOptions
+from conch.observability.metrics.options import MetricsOptions
+from conch.server_options import ServerOptions
+from conch_control.options import ControlMode
+from conch_control.remote_api.options import ControlPortOptions
+
+_ALL = "all clients"
+_LOCAL = "this machine"
+_CERTIFIED = "clients with a certificate"
+
+
+def exposure(
+    options: ServerOptions,
+    mode: ControlMode,
+    grpc: GrpcOptions | None = None,
+    http: HttpOptions | None = None,
+    metrics: MetricsOptions | None = None,
+    control_port: ControlPortOptions | None = None,
+) -> str:
+    """The sentence for these options; None for a port that is off."""
+    ports = [(name, each) for name, each in (("gRPC", grpc), ("HTTP", http)) if each is not None]
+
+    def open_to(group: str) -> str:
+        return _joined((_clients(each, group), name) for name, each in ports)
+
+    parts = [f"inference to {open_to('inference')}"]
+    if mode == "explicit" and options.allow_model_control:
+        parts.append(f"loading models to {open_to('model-repository')}")
+        files = _joined((_uploaders(each), name) for name, each in ports)
+        parts.append(f"with files to {files}")
+    if options.allow_client_shm:
+        parts.append(f"shared memory to {open_to('shared-memory')}")
+    if not ports:
+        parts = []
+    if metrics is not None:
+        # The metrics port uses the REST port's TLS.
+        certified = metrics.tls is not None and http is not None and http.mutual
+        parts.append(f"metrics to {_CERTIFIED if certified else _reach(metrics.address)}")
+    if control_port is not None:
+        parts.append(f"the control port to {_operators(control_port)}")
+    return f"open: {'; '.join(parts)}" if parts else "open: nothing"
+
+
+def _clients(port: GrpcOptions | HttpOptions, group: str) -> str:
+    """The clients that may call the operations of a restriction group."""
+    if port.mutual:
+        return _CERTIFIED
+    secret = port.restrictions.get(group)
+    return _reach(port.address) if secret is None else f"clients with the key '{secret[0]}'"
+
+
+def _uploaders(port: GrpcOptions | HttpOptions) -> str:
+    clients = _clients(port, "model-repository")
+    return _LOCAL if clients == _ALL and not port.allow_model_upload else clients
+
+
+def _operators(port: ControlPortOptions) -> str:
+    if port.token is not None:
+        return "clients with the token"
+    return _CERTIFIED if port.mutual else _reach(port.address)
+
+
+def _reach(address: str) -> str:
+    """The clients that can reach an address."""
+    local = address == "localhost" or address.startswith("unix:") or is_loopback(address.strip("[]"))
+    return _LOCAL if local else _ALL
+
+
+def _joined(entries: Iterable[tuple[str, str]]) -> str:
+    """Clients with their ports, such as ``all clients (gRPC, HTTP)``."""
+    ports: dict[str, list[str]] = {}
+    for clients, port in entries:
+        ports.setdefault(clients, []).append(port)
+    return " and ".join(f"{clients} ({', '.join(names)})" for clients, names in ports.items())

@@ -1,0 +1,91 @@
+"""The metrics port: connects the sources of metrics and serves them over HTTP. Used by `conch.server`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conch.core.custom_metrics import FAMILIES, CustomFamilies
+from conch.core.loads import LoadStatistics
+from conch.core.registry import Registry
+from conch.core.response_cache.cache_service import CacheService
+from conch.frontends.http.loop import Listener, LoopThread
+from conch.memory.regions import Regions
+from conch.observability.metrics.app import MetricsApp
+from conch.observability.metrics.custom import CustomMetrics
+from conch.observability.metrics.exposition import Exposition
+from conch.observability.metrics.gpus import open_gpus
+from conch.observability.metrics.machine import MachineMetrics
+from conch.observability.metrics.models import ModelMetrics
+from conch.observability.metrics.options import MetricsOptions
+from conch.observability.metrics.polled import Polled, Source
+from conch.observability.metrics.state import RegionSizes, StateMetrics
+from conch.process.gpu_discovery import gpu_uuids
+
+_NS_PER_MS = 1_000_000
+
+
+class MetricsPort:
+    """Serves a server's metrics on their own port, on an event loop that may have other listeners."""
+
+    def __init__(
+        self,
+        options: MetricsOptions,
+        thread: LoopThread,
+        registry: Registry,
+        loads: LoadStatistics,
+        cache: CacheService | None = None,
+        regions: Regions | None = None,
+        families: CustomFamilies = FAMILIES,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._options = options
+        self._thread = thread
+        local = None if cache is None else cache.local_statistics
+        sources: list[Source] = [
+            StateMetrics(
+                registry, loads.snapshot, local, None if regions is None else _sizes_of(regions), ready
+            ),
+            CustomMetrics(families),
+        ]
+        interval_ns = options.interval_ms * _NS_PER_MS
+        if options.cpu:
+            sources.append(Polled(MachineMetrics(), interval_ns))
+        self._gpus = open_gpus() if options.gpu else None
+        if self._gpus is not None:
+            sources.append(Polled(self._gpus, interval_ns))
+        uuids = gpu_uuids() if self._gpus is not None else ()
+        models = ModelMetrics(registry, loads.snapshot, options.counters, options.quantiles, gpu_uuids=uuids)
+        self._app = MetricsApp(Exposition(models, sources).render)
+        self._listener: Listener | None = None
+
+    def start(self) -> int:
+        """Listens; returns the port in use.
+
+        Raises:
+            UnavailableError: The address or a certificate can't be used.
+        """
+        options = self._options
+        tls = None if options.tls is None else options.tls()
+        self._listener = self._thread.listen(self._app, options.address.strip("[]"), options.port, tls)
+        return self._listener.port
+
+    def stop(self, grace_s: float) -> bool:
+        """Stops listening; returns whether all scrapes were answered in time."""
+        ended = True
+        if self._listener is not None:
+            ended, self._listener = self._listener.close(grace_s), None
+        self._app.close()
+        if self._gpus is not None:
+            self._gpus.close()
+            self._gpus = None
+        return ended
+
+
+def _sizes_of(regions: Regions) -> RegionSizes:
+    def sizes() -> dict[str, list[int]]:
+        return {
+            "system": [region.byte_size for region in regions.system_regions()],
+            "cuda": [region.byte_size for region in regions.cuda_regions()],
+        }
+
+    return sizes

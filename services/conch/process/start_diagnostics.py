@@ -1,0 +1,150 @@
+"""Diagnostics of a start: hints for failures, the process that holds a port, progress of slow loads.
+
+Used by `conch.server`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from conch.core.clock import wall_seconds
+from conch_control.lifecycle.version_phase import Phase
+from conch_control.lifecycle.version_states import UNFINISHED
+from conch_control.port import ModelStatus, VersionStatus
+
+log = logging.getLogger(__name__)
+
+_HINTS = (
+    (
+        re.compile(r"No module named '([^'.]+)"),
+        "name the package of '{0}' in a requirements.txt beside the model's config.pbtxt, and conch installs "
+        "it for this model (docs/python-models.md, Environments); or install it where conch runs",
+    ),
+)
+_LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
+_SHOWN = 120
+_INTERVAL_S = 10.0
+_ACTIVITIES = {
+    Phase.STAGING: "its files are fetched",
+    Phase.LOADING: "its environment, backend and instances are made",
+    Phase.WARMING: "its warm-up samples run",
+}
+
+
+def hint_for(reason: str) -> str:
+    """The remedy for the reason of a failed load; empty if unknown."""
+    for pattern, hint in _HINTS:
+        found = pattern.search(reason)
+        if found:
+            return hint.format(*filter(None, found.groups()))
+    return ""
+
+
+def cause_line(name: str, reason: str) -> str:
+    """The cause of a failed load on one line, with its hint."""
+    text = reason.removeprefix(f"load failed for model '{name}': ").replace(" is at UNAVAILABLE state", "")
+    text = " ".join(text.partition("\n\nAt:\n")[0].split()).rstrip(";")  # the log has the traceback
+    hint = hint_for(reason)
+    return f"failed to load '{name}': {text}" + (f" (hint: {hint})" if hint else "")
+
+
+def repository_hint(location: str) -> str:
+    """A hint if a directory given as a repository is a model or a model version; else empty."""
+    path = Path(location).absolute()
+    try:
+        if _is_version(path):
+            model = path.parent
+        elif (path / "config.pbtxt").is_file() or any(map(_is_version, path.iterdir())):
+            model = path
+        else:
+            return ""
+    except OSError:
+        return ""
+    return f"'{location}' is a model, not a repository: name its parent, --model-repository={model.parent}"
+
+
+def _is_version(path: Path) -> bool:
+    return path.name.isdecimal() and path.is_dir() and any(path.glob("model.*"))
+
+
+def listener_of(port: int) -> str:
+    """The process that listens on a TCP port, such as ``pid 12 (nginx)``; empty if unknown."""
+    try:
+        sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+        for process in Path("/proc").iterdir():
+            if process.name.isdecimal() and sockets and _holds(process, sockets):
+                command = (
+                    (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+                )
+                return f"pid {process.name} ({command[:_SHOWN]})"
+    except OSError:  # the process has ended
+        pass
+    return ""
+
+
+def _listening_inodes(port: int) -> Iterable[str]:
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+        except OSError:  # without IPv6
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
+
+
+def _holds(process: Path, sockets: set[str]) -> bool:
+    try:
+        return any(os.readlink(each) in sockets for each in (process / "fd").iterdir())
+    except OSError:  # another user's, or ended
+        return False
+
+
+class SlowLoads:
+    """Logs at intervals, while entered, the unfinished loads and their current step.
+
+    Args:
+        loads: Gives the models being loaded.
+        interval_s: Seconds between logs.
+    """
+
+    def __init__(self, loads: Callable[[], Iterable[ModelStatus]], interval_s: float = _INTERVAL_S) -> None:
+        self._loads = loads
+        self._interval_s = interval_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="conch-slow-loads", daemon=True)
+
+    def __enter__(self) -> SlowLoads:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            for model in self._loads():
+                for version in model.versions:
+                    if version.phase in UNFINISHED and not self._ended.is_set():
+                        log.info(
+                            "still loading '%s' version %d: %s",
+                            model.name,
+                            version.version,
+                            _activity(version),
+                        )
+
+
+def _activity(version: VersionStatus) -> str:
+    part = ""
+    if version.phase is Phase.STAGING and version.total_bytes > 0:
+        part = f", {100 * version.done_bytes // version.total_bytes} % of {version.total_bytes:,} bytes"
+    return (
+        f"{_ACTIVITIES[version.phase]}{part}, for {max(wall_seconds() - version.seconds, 0.0):.0f} s so far"
+    )
