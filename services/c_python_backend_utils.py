@@ -1,8 +1,7 @@
 """The name of Triton's extension module, from which some models import parts of the API."""
 
-from conch.backends.python.metrics import Metric, MetricFamily
-from conch.backends.python.sender import ResponseSender as InferenceResponseSender
-from conch.backends.python.utils import (
+from conch.backends.python.api.pb_metrics import Metric, MetricFamily
+from conch.backends.python.api.pb_utils import (
     TRITONSERVER_MEMORY_CPU,
     TRITONSERVER_MEMORY_GPU,
     InferenceRequest,
@@ -19,6 +18,7 @@ from conch.backends.python.utils import (
     load_model,
     unload_model,
 )
+from conch.backends.python.api.response_sender import ResponseSender as InferenceResponseSender
 
 COUNTER = MetricFamily.COUNTER
 GAUGE = MetricFamily.GAUGE

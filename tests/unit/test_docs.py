@@ -13,7 +13,7 @@ import pytest
 
 import conch
 from conch.backends.arrays import ArrayBackend
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_cache.base import ResponseCache
 from conch.core.spec import InstanceGroup, ModelSpec, TensorSpec

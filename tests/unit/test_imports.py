@@ -222,7 +222,7 @@ def test_the_adapter_is_imported_as_a_whole() -> None:
 def test_all_packages_are_read() -> None:
     names = {module_name(path, root) for path, root in sources()}
     assert {
-        "conch.core.model",
+        "conch.core.model_version",
         "conch.frontends.grpc.adapter",
         "conch.server",
         "conch_control.lifecycle.agent",

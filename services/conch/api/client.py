@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from conch.api.remote import LOOK_S, STREAM_HEADERS, Remote, raised_as_ours
-from conch.api.results import Result
-from conch.api.transport import Signature, is_final
+from conch.api.client_common import LOOK_S, STREAM_HEADERS, ClientBase, Signature, is_final, translated_errors
+from conch.api.function_io import Result
 from conch.core.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.request import Parameter
 
 
-class Client(Remote):
+class Client(ClientBase):
     """A model of a server, for one thread at a time.
 
     It connects with the first call, and waits until the model is ready then.
@@ -123,7 +122,7 @@ class Client(Remote):
     ) -> Result:
         signature, request = self._asked(inputs, named, parameters, sample)
         limits = {} if self._timeout_s is None or not self._url.grpc else {"client_timeout": self._timeout_s}
-        with raised_as_ours(self._timeout_s):
+        with translated_errors(self._timeout_s):
             response = self._client.infer(**request, **limits)
         return signature.result(response, sample)
 
@@ -140,7 +139,7 @@ class Client(Remote):
         come: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         ended = False
         try:
-            with raised_as_ours():
+            with translated_errors():
                 client.start_stream(lambda result, error: come.put((result, error)), headers=STREAM_HEADERS)
                 client.async_stream_infer(**request, enable_empty_final_response=True)
             while not ended:
@@ -148,7 +147,7 @@ class Client(Remote):
                     result, error = come.get(timeout=self._timeout_s)
                 except queue.Empty:
                     raise DeadlineExceededError(f"no answer within {self._timeout_s} s") from None
-                with raised_as_ours():
+                with translated_errors():
                     if error is not None:
                         raise error
                 ended = is_final(result)
@@ -185,7 +184,7 @@ class Client(Remote):
         if self._client is None:
             self._client = self._open()
         self._wait_ready()
-        with raised_as_ours():
+        with translated_errors():
             return self._know(self._client.get_model_config(**self._asking))
 
     def _wait_ready(self) -> None:
@@ -194,7 +193,7 @@ class Client(Remote):
         while True:
             why = "it is not ready"
             try:
-                with raised_as_ours():
+                with translated_errors():
                     if self._client.is_model_ready(self._model, self._version):
                         return
             except UnavailableError as error:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Any
 
-from conch.backends.python.eventloop import EventLoop
+from conch.backends.python.runtime.event_loop import EventLoop
 
 _END = object()
 
@@ -50,7 +50,7 @@ class Coroutines:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Has `settled` use this loop on this thread meanwhile."""
+        """Has `resolve_awaitable` use this loop on this thread meanwhile."""
         token = _current.set(self)
         try:
             yield
@@ -61,14 +61,14 @@ class Coroutines:
 _current: ContextVar[Coroutines | None] = ContextVar("conch_coroutines", default=None)
 
 
-def settled(returned: Any) -> Any:
+def resolve_awaitable(returned: Any) -> Any:
     """What a function returned, with its coroutine or its async generator run."""
     if isinstance(returned, AsyncIterator):
         return _steps(returned)
     return _run(returned) if isawaitable(returned) else returned
 
 
-def settled_together(returned: Sequence[Any], alone: bool) -> list[Any]:
+def resolve_awaitables(returned: Sequence[Any], alone: bool) -> list[Any]:
     """The same of what several calls returned; their coroutines run side by side.
 
     Args:
@@ -77,7 +77,7 @@ def settled_together(returned: Sequence[Any], alone: bool) -> list[Any]:
     """
     waiting = [each for each in returned if isawaitable(each)]
     results = iter(_run(_gathered(waiting, alone)) if waiting else ())
-    return [next(results) if isawaitable(each) else settled(each) for each in returned]
+    return [next(results) if isawaitable(each) else resolve_awaitable(each) for each in returned]
 
 
 async def _gathered(waiting: Sequence[Awaitable[Any]], alone: bool) -> list[Any]:

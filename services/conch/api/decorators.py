@@ -15,10 +15,10 @@ from typing import Any, overload
 
 import numpy as np
 
-from conch.api.arrays import array_of, encoded, listed
-from conch.api.context import ModelContext, found_context, model_context
-from conch.api.coroutines import settled, settled_together
-from conch.api.request import Request
+from conch.api.array_conversion import array_of, encoded, listed
+from conch.api.coroutines import resolve_awaitable, resolve_awaitables
+from conch.api.function_io import Request
+from conch.api.model_context import ModelContext, current_context, model_context
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array, datatype_of
 from conch.core.validation import shape_text
@@ -46,7 +46,7 @@ def sample(function: Function) -> Function:
         *bound, requests = args
         alone = len(requests) == 1
         calls = [_answer(partial(function, *bound, **request), alone) for request in requests]
-        answers = settled_together(calls, alone)
+        answers = resolve_awaitables(calls, alone)
         return _together(answers) if any(isinstance(answer, Iterator) for answer in answers) else answers
 
     return run
@@ -145,7 +145,7 @@ def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
     def fitting() -> Mapping[str, Array]:
         nonlocal known
         context, arrays = known
-        found = found_context()
+        found = current_context()
         if found is not context:
             arrays = unbound if found is None else _fitting(defaults, unbound, found)
             known = found, arrays
@@ -275,7 +275,7 @@ def _answer(ask: Callable[[], Any], alone: bool) -> Any:
 
 
 def _settling(function: Function, *args: Any) -> Any:
-    return settled(function(*args))
+    return resolve_awaitable(function(*args))
 
 
 def _next(stream: Iterator[Any], alone: bool) -> Any:
@@ -285,7 +285,7 @@ def _next(stream: Iterator[Any], alone: bool) -> Any:
 
 def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:
     """What has become of something that was returned, or of each thing that is yielded."""
-    returned = settled(returned)
+    returned = resolve_awaitable(returned)
     if isinstance(returned, Iterator):
         return (change(outputs) for outputs in returned)
     return change(returned)

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import numpy as np
 import numpy.typing as npt
 
-from conch.api.arrays import input_array, listed
-from conch.api.coroutines import settled
+from conch.api.array_conversion import input_array, listed
+from conch.api.coroutines import resolve_awaitable
 from conch.api.decorators import Function
-from conch.api.model import Tensor
-from conch.api.request import Request
+from conch.api.function_config import Tensor
+from conch.api.function_io import Request
 from conch.core.errors import ConchError, InvalidArgumentError, message_of
 from conch.core.tensor import Array
 
@@ -101,7 +101,7 @@ def from_example(
         return inputs, outputs
     rows = next((len(array) for array in arrays.values()), 0) if batching else None
     try:
-        returned = settled(function([Request(arrays, rows=rows)]))
+        returned = resolve_awaitable(function([Request(arrays, rows=rows)]))
         if isinstance(returned, Iterator):
             returned = next(returned)
         (answer,) = returned

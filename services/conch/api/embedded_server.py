@@ -16,9 +16,9 @@ from conch.api.composition import ServerSettings
 from conch.api.decorators import Function
 from conch.api.derivation import from_example, hinted_inputs, hinted_outputs
 from conch.api.function_config import ModelConfig, Tensor
+from conch.api.function_io import Result
 from conch.api.function_repository import BoundModel, BoundRepository
-from conch.api.in_process import Direct, Inputs, RequestOptions, Responses
-from conch.api.results import Result
+from conch.api.in_process import InProcessRequests, Inputs, RequestOptions, Responses
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.process.banner import local_address
@@ -64,7 +64,7 @@ class Server:
         self._lock = threading.Lock()  # guards what follows
         self._stage = _Stage.NEW
         self._server: Composition | None = None
-        self._direct: Direct | None = None
+        self._direct: InProcessRequests | None = None
         self._wakers: list[Callable[[], None]] = []
         self._binding = threading.Lock()  # held while functions are bound, or all of them loaded
         self._stack = ExitStack()
@@ -93,7 +93,7 @@ class Server:
                 self._start(server)
                 with self._lock:
                     self._check_not_stopped()
-                    self._direct = Direct(server.core)
+                    self._direct = InProcessRequests(server.core)
                     self._stage = _Stage.RUNNING
                 _RUNNING.add(self)
             except BaseException:
@@ -445,7 +445,7 @@ class Server:
             raise UnavailableError(f"the server {self._stage.value}")
         return server
 
-    def _way_in(self) -> Direct:
+    def _way_in(self) -> InProcessRequests:
         self._running()
         assert self._direct is not None, "a server that runs has one"
         return self._direct

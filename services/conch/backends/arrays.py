@@ -11,15 +11,15 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
+from conch.backends.device_arrays import DeviceFunction, DeviceGatherer
 from conch.backends.gather import gather_for
-from conch.backends.inplace import InPlace, WritesInPlace
-from conch.backends.near import DeviceFunction, Near
+from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
 from conch.backends.scatter import scatter_for
 from conch.core.backend import Backend, BackendInstance, BackendModel
 from conch.core.clock import monotonic_ns
 from conch.core.execution.placement import Placement
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Array
 
@@ -28,7 +28,7 @@ class ArrayFunction(Protocol):
     """Computes outputs from inputs; one call at a time per instance, on any thread.
 
     A function that holds something may have a method ``close()``, called once when its instance goes. One
-    that can use the memory of a GPU may also be a `conch.backends.near.DeviceFunction`.
+    that can use the memory of a GPU may also be a `conch.backends.device_arrays.DeviceFunction`.
     """
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...], /) -> Mapping[str, Array]:
@@ -85,8 +85,8 @@ class ArrayInstance(BackendInstance):
         self._gather = gather_for(spec)
         self._scatter = scatter_for(spec).split
         device_id = getattr(function, "device_id", None)
-        self._near = None if device_id is None else Near(spec, device_id)
-        self._in_place = InPlace(spec, function) if isinstance(function, WritesInPlace) else None
+        self._near = None if device_id is None else DeviceGatherer(spec, device_id)
+        self._in_place = InPlaceOutputs(spec, function) if isinstance(function, WritesInPlace) else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
         """Gathers, runs and scatters; requests that can't share a call get one each."""
@@ -108,14 +108,14 @@ class ArrayInstance(BackendInstance):
         inputs = self._gather(batch, requests)
         batch.compute_input_end_ns = monotonic_ns()
         places = None
-        if self._in_place is not None and len(requests) == 1 and hasattr(requests[0], "uses"):
+        if self._in_place is not None and len(requests) == 1 and requests[0].region_bindings is not None:
             places = self._in_place.places(requests[0], wanted, inputs)
         results = self._function(inputs, wanted) if places is None else self._run_into(inputs, places)
         batch.compute_output_start_ns = monotonic_ns()
         return self._scatter(requests, wanted, results)
 
     def _run_near(
-        self, near: Near, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
+        self, near: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
     ) -> list[InferenceResponse]:
         """Runs on a device where inputs may be already, and outputs may be wanted."""
         function = cast(DeviceFunction, self._function)

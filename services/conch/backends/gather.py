@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import numpy as np
 
-from conch.backends.padding import Padder
-from conch.backends.ragged import KINDS
+from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array
+
+Shapes = Sequence[tuple[int, ...]]
+"""Shapes of one tensor in the requests of a batch, batch dimension first."""
 
 Gather = Callable[[Batch, list[InferenceRequest]], dict[str, Array]]
 
 
 def gather_for(spec: ModelSpec) -> Gather:
     """What makes the arrays of a model's batches."""
-    return _Gatherer(spec) if needs_arrays(spec) else gather
+    return _Gatherer(spec) if needs_host_arrays(spec) else gather
 
 
-def needs_arrays(spec: ModelSpec) -> bool:
+def needs_host_arrays(spec: ModelSpec) -> bool:
     """Whether inputs are changed or made on their way, which is done in host memory."""
     return bool(any(tensor.ragged for tensor in spec.inputs) or spec.batch_inputs or spec.padding)
 
@@ -117,3 +120,110 @@ def _join_flat(batch: Batch, requests: list[InferenceRequest], name: str) -> Arr
     array = np.concatenate([request.inputs[name].numpy().reshape(-1) for request in requests])
     batch.bytes_copied += array.nbytes
     return array
+
+
+class Padder:
+    """Pads for one model.
+
+    Args:
+        padding: What is padded.
+    """
+
+    def __init__(self, padding: Padding) -> None:
+        self._rules: dict[str, tuple[PaddedInput, ...]] = {}
+        for rule in padding.inputs:
+            self._rules[rule.name] = (*self._rules.get(rule.name, ()), rule)
+        self._making = tuple(rule for rule in padding.inputs if rule.lengths or rule.mask)
+
+    def pads(self, requests: Sequence[InferenceRequest], name: str) -> bool:
+        """Whether an input is one that is padded and any of the requests is too short as it is."""
+        rules = self._rules.get(name)
+        return rules is not None and any(
+            rule.padded(length := request.inputs[name].shape[rule.axis + 1]) != length
+            for request in requests
+            for rule in rules
+        )
+
+    def join(self, requests: Sequence[InferenceRequest], name: str) -> Array:
+        """The rows of all requests of a batch, padded: one array, into which each row is copied once."""
+        tensors = [request.inputs[name] for request in requests]
+        first = tensors[0]
+        dtype = NUMPY_DTYPES[first.datatype]
+        dims = list(first.shape[1:])
+        rules = self._rules[name]
+        for rule in rules:
+            dims[rule.axis] = _padded(rule, dims[rule.axis])
+        shape = (sum([tensor.shape[0] for tensor in tensors]), *dims)
+        value = rules[0].value
+        if dtype.hasobject:
+            array: Array = np.full(shape, str(value).encode(), dtype)
+        elif value:
+            array = np.full(shape, value, dtype)
+        else:
+            array = np.zeros(shape, dtype)  # memory fresh from the system need not be written to
+        start = 0
+        for tensor in tensors:
+            rows, *lengths = tensor.shape
+            array[(slice(start, start + rows), *map(slice, lengths))] = tensor.numpy()
+            start += rows
+        return array
+
+    def made(self, requests: Sequence[InferenceRequest]) -> dict[str, Array]:
+        """The inputs made from the real lengths; not those of a padded input that was left out."""
+        arrays: dict[str, Array] = {}
+        for rule in self._making:
+            if rule.name not in requests[0].inputs:
+                continue
+            shapes = [request.inputs[rule.name].shape for request in requests]
+            lengths = np.repeat([shape[rule.axis + 1] for shape in shapes], [shape[0] for shape in shapes])
+            if rule.lengths is not None:
+                column = lengths.astype(NUMPY_DTYPES[rule.lengths.datatype])
+                arrays[rule.lengths.name] = column.reshape(-1, 1) if rule.lengths.column else column
+            if rule.mask is not None:
+                positions = np.arange(_padded(rule, shapes[0][rule.axis + 1]))
+                mask = positions < lengths.reshape(-1, 1)
+                arrays[rule.mask.name] = mask.astype(NUMPY_DTYPES[rule.mask.datatype])
+        return arrays
+
+
+def _padded(rule: PaddedInput, length: int) -> int:
+    padded = rule.padded(length)
+    assert padded is not None, "requests are refused that are longer than the largest bucket"
+    return padded
+
+
+def _counts(shapes: Shapes) -> Array:
+    return np.array([prod(shape) for shape in shapes], np.int64)
+
+
+def _accumulated(shapes: Shapes) -> Array:
+    return np.cumsum(_counts(shapes))
+
+
+def _accumulated_with_zero(shapes: Shapes) -> Array:
+    return np.concatenate(([0], _accumulated(shapes)))
+
+
+def _largest_as_shape(shapes: Shapes) -> Array:
+    # Only its length says something.
+    return np.zeros(max(prod(shape) for shape in shapes), np.int64)
+
+
+def _item_shapes(shapes: Shapes) -> Array:
+    rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
+    return np.array(rows, np.int64).reshape(len(rows), len(shapes[0]) - 1)
+
+
+def _item_shapes_flat(shapes: Shapes) -> Array:
+    return _item_shapes(shapes).reshape(-1)
+
+
+KINDS: Mapping[str, Callable[[Shapes], Array]] = {
+    "BATCH_ELEMENT_COUNT": _counts,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": _accumulated,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": _accumulated_with_zero,
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": _largest_as_shape,
+    "BATCH_ITEM_SHAPE": _item_shapes,
+    "BATCH_ITEM_SHAPE_FLATTEN": _item_shapes_flat,
+}
+"""What a batch input of each kind holds, by the shapes of its source in the requests of a batch."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from conch.backends.ragged import split_flat
+from conch.backends.gather import Shapes
 from conch.core.device import DeviceTensor
 from conch.core.errors import InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -171,3 +173,17 @@ def rows_of(request: InferenceRequest) -> int:
     for tensor in request.inputs.values():
         return tensor.shape[0]
     return request.batch_size
+
+
+def split_flat(array: Array, shapes: Shapes) -> list[Array]:
+    """The parts of a flat array that have the shapes, one after the other; views of it.
+
+    Raises:
+        ValueError: It has more or fewer elements than the shapes together.
+    """
+    flat = array.reshape(-1)
+    ends = list(accumulate(prod(shape) for shape in shapes))
+    if flat.size != ends[-1]:
+        raise ValueError(f"{flat.size} elements for shapes of {ends[-1]} elements")
+    starts = [0, *ends[:-1]]
+    return [flat[start:end].reshape(shape) for start, end, shape in zip(starts, ends, shapes, strict=True)]

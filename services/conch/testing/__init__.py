@@ -7,7 +7,7 @@
 What the model raises is raised here, with its own traceback.
 """
 
-from conch.testing.model import LoadedModel, load, run
-from conch.testing.tensors import ModelError, Outputs
+from conch.testing.conversion import ModelError, Outputs
+from conch.testing.loaded_model import LoadedModel, load, run
 
 __all__ = ["LoadedModel", "ModelError", "Outputs", "load", "run"]

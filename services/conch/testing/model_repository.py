@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from conch.backends import load_backend
 from conch.backends.python.python_settings import NeedsWorkerError
-from conch.core.calls import Calls
+from conch.core.bls import Calls
 from conch.core.errors import DeadlineExceededError, InvalidArgumentError
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.request import InferenceRequest
 from conch.core.servable import Servable
-from conch.testing.mock_models import Function, StandIn
+from conch.testing.mock_models import Function, MockModel
 
 Placement = Literal["in_process", "worker"]
 
@@ -48,7 +48,7 @@ class Repository:
     def add(self, name: str, model: Function | str | Path) -> None:
         """Adds a stand-in: a function, or a directory."""
         if callable(model):
-            self._publish(name, StandIn(name, model))
+            self._publish(name, MockModel(name, model))
         else:
             self.load(Path(model), name=name)
 
@@ -110,7 +110,7 @@ class Repository:
             self._close(self._loaded.pop())
 
     def _close(self, model: Servable) -> None:
-        late = [request for request in self.given_up if not request.answered]
+        late = [request for request in self.given_up if not request.completed]
         if model.close(GRACE_S if late else None):
             return
         for request in late:

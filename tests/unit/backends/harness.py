@@ -1,4 +1,4 @@
-"""Models written into a temporary directory and driven through `conch.core.model.Model`, without a server."""
+"""Models written into a temporary directory and driven through `conch.core.model_version.Model`, without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from conch.core.backend import Backend
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, TensorSpec, WarmupSample
 from conch.core.tensor import Array, Tensor

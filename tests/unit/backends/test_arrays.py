@@ -15,9 +15,9 @@ from tests.unit.backends.harness import Answer, Harness, rows, strings
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
 from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
+from conch.core.model_statistics import ModelStatistics
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array, Tensor
 
 Function = Callable[[dict[str, Array], tuple[str, ...]], Mapping[str, Array]]

@@ -15,7 +15,7 @@ from conch.backends.arrays import ArrayBackend, ArrayFunction
 from conch.backends.python import PythonBackend
 from conch.core.errors import InvalidArgumentError
 from conch.core.execution.placement import Placement
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, ModelSpec, WarmupInput, WarmupSample
 from conch.core.tensor import Array
 

@@ -15,12 +15,12 @@ from tests.unit.backends.test_onnxruntime import S, graph, node
 from conch.backends.inplace_outputs import InPlaceOutputs, WritesInPlace
 from conch.backends.onnxruntime import OnnxRuntimeBackend
 from conch.core.execution.placement import place
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.tensor import Array
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.system import SystemRegion
+from conch.memory.system_region import SystemRegion
 
 F = 1
 COUNT = 64 * 1024
@@ -69,7 +69,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(source.nbytes)
         target[...] = source
 
-    monkeypatch.setattr("conch.memory.system.np.copyto", copyto)
+    monkeypatch.setattr("conch.memory.system_region.np.copyto", copyto)
     return sizes
 
 

@@ -26,11 +26,11 @@ from conch.core.errors import ConchError
 from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
 from conch.core.execution.shaping import Shaper
-from conch.core.model import Model
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import Model
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec, WarmupInput, WarmupSample
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array
 
 INPUTS = tensor_specs(IN=("FP32", (1,)))

@@ -21,7 +21,7 @@ from conch.backends.python.calls import deadlock_detection
 from conch.backends.python.calls.bls_call import GRACE_NS, WaitingCall
 from conch.backends.python.calls.call_context import CallContext, current_call_context
 from conch.backends.python.runtime.module_loading import ModelCode
-from conch.core.calls import Waiter
+from conch.core.bls import Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
 from conch.core.model_control import LoadParameter
@@ -51,7 +51,7 @@ class TritonPythonModel:
 
 
 class Server:
-    """A `conch.core.calls.ServerCalls`: no more than what a worker can have of the real one."""
+    """A `conch.core.bls.ServerCalls`: no more than what a worker can have of the real one."""
 
     def __init__(self, answer: Callable[[CoreRequest], object] = lambda request: None) -> None:
         self.answer = answer
@@ -195,7 +195,7 @@ def test_responses_keep_their_order(
 
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 def test_waiting_ends_when_nobody_waits_for_the_caller(calling: Calling, how: str) -> None:
-    gone, answered = parent(), parent(answered=True)
+    gone, answered = parent(), parent(completed=True)
     during(calling, gone)
 
     def leave(request: CoreRequest) -> None:

@@ -15,7 +15,7 @@ from conch.backends.python import PythonBackend
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
 from conch.backends.python.runtime.event_loop import EventLoop, Outcome
 from conch.core.errors import InvalidArgumentError
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup, Resource, SequenceBatching
 
 START = """

@@ -13,7 +13,7 @@ from tests.support.servers import eventually
 from tests.unit.backends.harness import Answer, Harness, one_batch, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.spec import SequenceBatching
 
 START = """

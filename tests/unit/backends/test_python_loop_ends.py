@@ -12,7 +12,7 @@ from tests.unit.backends.harness import Harness, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
 from conch.backends.python.runtime.event_loop import EventLoop
-from conch.core.model import Model
+from conch.core.model_version import Model
 
 START = """
 import asyncio, sys

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.metrics import samples, value
 
-from conch.observability.metrics.custom import CustomMetrics
+from conch.observability.metrics.server_metrics import CustomMetrics
 
 Family: Any = pb_utils.MetricFamily
 COUNTER, GAUGE, HISTOGRAM = Family.COUNTER, Family.GAUGE, Family.HISTOGRAM

@@ -21,11 +21,11 @@ from conch.backends.python.runtime.python_instance import open_instance
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement
-from conch.core.model import Model
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import Model
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import BatchInput, InstanceGroup, TensorSpec
-from conch.core.stats import ModelStatistics
 
 INPUTS = tensor_specs(A=("FP32", (2,)))
 OUTPUTS = tensor_specs(B=("FP32", (2,)))

@@ -14,7 +14,7 @@ from tests.unit.backends.harness import Harness, rows, tensor_specs
 
 import conch.testing
 from conch.backends.python import PythonBackend
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.spec import InstanceGroup
 
 HELPER = """

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.backends.harness import Harness, one_batch, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.spec import TensorSpec
 
 START = """

@@ -10,8 +10,8 @@ from tests.unit.backends.harness import Harness, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
 from conch.core.errors import InternalError
-from conch.core.model import Model
-from conch.observability.logs import TextFormatter
+from conch.core.model_version import Model
+from conch.observability.logging.log_handler import TextFormatter
 
 HELPER = """
 def broken(value):

@@ -13,12 +13,13 @@ from tests.unit.backends.harness import Answer, Harness
 from tests.unit.backends.test_arrays import Function, spec
 
 from conch.backends.arrays import ArrayInstance
-from conch.backends.gather import KINDS, split_flat
+from conch.backends.gather import KINDS
+from conch.backends.scatter import split_flat
 from conch.core.execution.executor import Executor
+from conch.core.model_statistics import ModelStatistics
 from conch.core.padding import MadeInput, PaddedInput, PaddedOutput, Padding
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import BatchInput, BatchOutput, ModelSpec, TensorSpec
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Array
 
 SHAPES = [(1, 3), (2, 4), (1, 1)]

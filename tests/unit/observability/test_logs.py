@@ -17,12 +17,11 @@ import pytest
 from tests.support.servers import eventually
 
 from conch.backends.python.api.pb_logger import Logger
-from conch.observability.logs import LogHandler, configure, unconfigure
-from conch.observability.options import AccessLogOptions, LogOptions
-from conch.observability.outputs import LogFileError, open_logs
-from conch.observability.repeats import WINDOW_NS
-from conch.observability.settings import LogControl
-from conch.observability.sinks import StreamSink
+from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
+from conch.observability.logging.log_settings import AccessLogOptions, LogControl, LogOptions
+from conch.observability.logging.log_sinks import StreamSink
+from conch.observability.logging.process_logs import LogFileError, open_logs
+from conch.observability.logging.repeat_limit import WINDOW_NS
 
 log = logging.getLogger("conch.test")
 

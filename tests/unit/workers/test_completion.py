@@ -15,7 +15,7 @@ from tests.support.servers import WAIT_S, eventually
 
 from conch.backends.python.python_settings import Settings
 from conch.core.errors import ConchError, InternalError, UnavailableError
-from conch.core.stopping import stopping_with
+from conch.core.model_control import cancellable_load
 from conch.workers.completion import complete_in_worker
 from conch.workers.environments import server_environment
 from conch.workers.monitor import Monitor
@@ -111,7 +111,7 @@ def test_time_limit(tmp_path: Path) -> None:
 
 def test_a_load_that_is_stopped_does_not_wait(tmp_path: Path) -> None:
     up = tmp_path / "up"
-    with stopping_with(up.exists), pytest.raises(UnavailableError) as caught:
+    with cancellable_load(up.exists), pytest.raises(UnavailableError) as caught:
         _complete(tmp_path, f"open({str(up)!r}, 'w'); time.sleep(1000)")
     assert caught.value.message == (
         "auto_complete_config function of model 'm' was ended, as the load was stopped"

@@ -24,9 +24,9 @@ from conch.core.errors import (
     UnavailableError,
 )
 from conch.core.execution.response_tracker import ResponseTracker
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import SequenceBatching
-from conch.core.stats import ModelStatistics
 from conch.testing.model_repository import Placement
 
 pytestmark = pytest.mark.process
@@ -173,7 +173,7 @@ def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_befo
                 running.link.lose("it is lost")
             late = UnavailableError("too late")
             ResponseTracker(ModelStatistics(), monotonic_ns, True).fail(request, late)
-            assert not request.answered
+            assert not request.completed
         finally:
             reader.may.set()
         values, error = reader.got()

@@ -21,7 +21,7 @@ import asyncio, logging, sys
 sys.path.insert(0, sys.argv[1])
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from conch.backends.python.runtime.event_loop import EventLoop
-from conch.backends.python.runtime.readiness_check import ReadyCheck
+from conch.backends.python.runtime.readiness_check import ReadinessCheck
 
 loop, ended = EventLoop("x"), []
 
@@ -32,7 +32,7 @@ async def never():
         ended.append(None)
 
 for _ in range(2):
-    check = ReadyCheck("m", never, loop, 0.05)
+    check = ReadinessCheck("m", never, loop, 0.05)
     check.start()
     check._thread.join()
 loop.close()

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conch.backends.arrays import ArrayBackend, ArrayFunction, ArrayInstance
-from conch.backends.near import Places
-from conch.backends.onnxruntime.binding import Binder
-from conch.backends.onnxruntime.options import (
+from conch.backends.device_arrays import Places
+from conch.backends.onnxruntime.io_binding import Binder
+from conch.backends.onnxruntime.session_options import (
     CUDA,
     ON_A_DEVICE,
     PROVIDERS_PARAMETER,
@@ -135,7 +135,7 @@ class OnnxRuntimeBackend(ArrayBackend):
 class _OnnxModel(BackendModel):
     """Holds the file's content until all instances have their sessions."""
 
-    makes_together: ClassVar[bool] = True
+    creates_in_parallel: ClassVar[bool] = True
 
     def __init__(self, backend: OnnxRuntimeBackend, spec: ModelSpec) -> None:
         self._backend = backend

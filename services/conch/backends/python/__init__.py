@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from conch.backends.python.settings import PARAMETERS, Settings
-from conch.core.backend import Backend, BackendInstance, BackendModel
+from conch.backends.python.python_settings import PARAMETERS, Settings
+from conch.core.backend import Backend, BackendInstance, BackendModel, ConfigNotes
 from conch.core.execution.placement import Placement
-from conch.core.notes import Notes
 from conch.core.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from conch.core.calls import ServerCalls
+    from conch.core.bls import ServerCalls
     from conch.workers.placing import Workers
 
 log = logging.getLogger(__name__)
@@ -42,8 +41,8 @@ class PythonBackend(Backend):
         workers = self._made_workers()
         if workers.run_completion(config, version_directory, file_name, texts, options):
             return workers.complete(config, version_directory, file_name, texts, options)
-        from conch.backends.python.config import auto_complete
-        from conch.backends.python.instance import load_code
+        from conch.backends.python.api.pb_model_config import auto_complete
+        from conch.backends.python.runtime.python_instance import load_code
 
         code = load_code(config.get("name", ""), version_directory, file_name)
         try:
@@ -58,7 +57,7 @@ class PythonBackend(Backend):
 
     def doubts(self, spec: ModelSpec) -> Iterator[str]:
         """Finds packages that the model's file imports and that are not installed."""
-        from conch.backends.python.imports import missing_imports
+        from conch.backends.python.import_check import missing_imports
         from conch.workers.environments.asked import Asked
 
         asked = Asked.of(spec)
@@ -104,16 +103,16 @@ class PythonBackend(Backend):
 
 
 class _PythonModel(BackendModel):
-    makes_together: ClassVar[bool] = True
+    creates_in_parallel: ClassVar[bool] = True
 
-    notes: Notes
+    notes: ConfigNotes
 
     def __init__(self, spec: ModelSpec, calls: ServerCalls | None) -> None:
         self._spec = spec
         self._calls = calls
-        self.notes = Notes()
+        self.notes = ConfigNotes()
 
     def create_instance(self, placement: Placement) -> BackendInstance:
-        from conch.backends.python.instance import open_instance
+        from conch.backends.python.runtime.python_instance import open_instance
 
         return open_instance(self._spec, placement, self._calls, self.notes.add)

@@ -1,0 +1,283 @@
+"""What `conch.Client` and `conch.AsyncClient` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conch.api.array_conversion import input_array
+from conch.api.function_io import Result
+from conch.core.errors import (
+    ERRORS_BY_CODE,
+    ConchError,
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnknownError,
+    UnsupportedError,
+)
+from conch.core.request import Parameter
+from conch.core.tensor import Array
+
+LOOK_S = 0.05
+"""Seconds between looks at whether a model is ready."""
+
+STREAM_HEADERS = {"triton_grpc_error": "true"}
+"""Has a stream end with an error's code, which responses of a stream do not have."""
+
+_GRPC_STATUS = {
+    "INVALID_ARGUMENT": "INVALID_ARG",
+    "UNIMPLEMENTED": "UNSUPPORTED",
+}
+_BY_HTTP_STATUS = {
+    str(error.http_status): error for error in ERRORS_BY_CODE.values() if error.http_status != 400
+} | {"400": InvalidArgumentError, "500": InternalError}
+_FINAL = "triton_final_response"
+_SCHEMES = {"grpc": False, "grpcs": True, "http": False, "https": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """Where a server is.
+
+    Attributes:
+        grpc: Whether it is spoken to over gRPC.
+        tls: Whether over TLS.
+        address: Host and port.
+    """
+
+    grpc: bool
+    tls: bool
+    address: str
+
+    @classmethod
+    def parse(cls, url: str) -> Url:
+        """Reads one.
+
+        Raises:
+            InvalidArgumentError: It is none.
+        """
+        scheme, found, address = url.partition("://")
+        if not found:
+            scheme, address = "grpc", url
+        if scheme not in _SCHEMES or not address:
+            raise InvalidArgumentError(
+                f"url '{url}' must be host:port for gRPC, or begin with one of "
+                f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)}"
+            )
+        return cls(scheme.startswith("grpc"), _SCHEMES[scheme], address.rstrip("/"))
+
+    def module(self, aio: bool = False) -> ModuleType:
+        """The part of tritonclient that speaks to it.
+
+        Raises:
+            ImportError: It is not installed; the text says how to.
+        """
+        kind = "grpc" if self.grpc else "http"
+        try:
+            return import_module(f"tritonclient.{kind}.aio" if aio else f"tritonclient.{kind}")
+        except ImportError as error:
+            raise ImportError(
+                f"conch.Client needs tritonclient, which is not installed; install it with "
+                f"`pip install conch[client]` ({error})"
+            ) from error
+
+
+class Signature:
+    """What a model takes and returns.
+
+    Args:
+        config: The model's config in JSON.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.name: str = config.get("name", "")
+        self.inputs = {tensor["name"]: _datatype(tensor["data_type"]) for tensor in config.get("input", ())}
+        self.optional = {tensor["name"] for tensor in config.get("input", ()) if tensor.get("optional")}
+        self.batches = int(config.get("max_batch_size", 0)) > 0
+        self.decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+
+    def arrays(
+        self, given: Sequence[npt.ArrayLike], named: Mapping[str, npt.ArrayLike], sample: bool
+    ) -> dict[str, tuple[str, Array]]:
+        """Datatype and array of each input.
+
+        Args:
+            given: Inputs in their order.
+            named: Inputs by name.
+            sample: Whether they are without a batch dimension, which they get where the model has one.
+
+        Raises:
+            InvalidArgumentError: They do not fit the model.
+        """
+        if given and named:
+            raise InvalidArgumentError("inputs can be given in their order or by name, not both")
+        if given:
+            if len(given) > len(self.inputs):
+                raise InvalidArgumentError(
+                    f"model '{self.name}' has {len(self.inputs)} inputs, not {len(given)}"
+                )
+            named = dict(zip(self.inputs, given, strict=False))
+        for name in named:
+            if name not in self.inputs:
+                known = ", ".join(self.inputs)
+                raise InvalidArgumentError(f"model '{self.name}' has no input '{name}'; it has {known}")
+        missing = [name for name in self.inputs if name not in named and name not in self.optional]
+        if missing:
+            raise InvalidArgumentError(f"model '{self.name}' needs input '{missing[0]}'")
+        return {name: (self.inputs[name], self._array(name, value, sample)) for name, value in named.items()}
+
+    def _array(self, name: str, value: npt.ArrayLike, sample: bool) -> Array:
+        array = input_array(name, value, self.inputs[name])
+        return array[np.newaxis] if sample and self.batches else array
+
+    def result(self, response: Any, sample: bool) -> Result:
+        """What a response of tritonclient holds."""
+        head = response.get_response()
+        if isinstance(head, dict):
+            names = [output["name"] for output in head.get("outputs", ())]
+            parameters = dict(head.get("parameters", {}))
+        else:
+            names = [output.name for output in head.outputs]
+            parameters = {
+                key: getattr(value, value.WhichOneof("parameter_choice"))
+                for key, value in head.parameters.items()
+            }
+        parameters.pop(_FINAL, None)
+        outputs = {name: response.as_numpy(name) for name in names}
+        if sample and self.batches:
+            outputs = {name: array[0] for name, array in outputs.items()}
+        return Result(outputs, parameters)
+
+
+def is_final(response: Any) -> bool:
+    """Whether a response of a stream is the last one."""
+    parameter = response.get_response().parameters.get(_FINAL)
+    return parameter is not None and bool(parameter.bool_param)
+
+
+def as_error(error: BaseException) -> ConchError | None:
+    """What one of tritonclient's exceptions, or of what it is made of, says; None for other ones."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return UnavailableError(f"the server can't be reached: {error}")
+    text_of, status_of = (
+        getattr(error, message, None) or getattr(error, of_grpc, None)
+        for message, of_grpc in (("message", "details"), ("status", "code"))
+    )
+    if not callable(text_of) or not callable(status_of):
+        return None
+    text = str(text_of())
+    status = str(status_of() or "")
+    if "Deadline Exceeded" in text or status.endswith("DEADLINE_EXCEEDED"):
+        return DeadlineExceededError(text)
+    if status.startswith("StatusCode."):
+        name = status.removeprefix("StatusCode.")
+        return ERRORS_BY_CODE.get(_GRPC_STATUS.get(name, name), UnknownError)(text)
+    return _BY_HTTP_STATUS.get(status, UnknownError)(text)
+
+
+def _datatype(data_type: str) -> str:
+    name = data_type.removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+class ClientBase:
+    """A model of a server, and what is known of it.
+
+    Args:
+        url: Where the server is.
+        model: The model's name.
+        version: Its version; the newest without.
+        wait_s: Seconds to wait for it to be ready.
+        timeout_s: Seconds that a request may take; None for any time.
+        aio: Whether its client is that for coroutines.
+
+    Raises:
+        InvalidArgumentError: The url is none.
+        ImportError: tritonclient is not installed.
+    """
+
+    def __init__(
+        self, url: str, model: str, version: str | int, wait_s: float, timeout_s: float | None, aio: bool
+    ) -> None:
+        self._url = Url.parse(url)
+        self._module: Any = self._url.module(aio)
+        self._tensors: Any = self._url.module()
+        self._model = model
+        self._version = str(version)
+        self._wait_s = wait_s
+        self._timeout_s = timeout_s
+        self._client: Any = None
+        self._signature: Signature | None = None
+
+    def _request(
+        self,
+        signature: Signature,
+        given: Sequence[npt.ArrayLike],
+        named: Mapping[str, npt.ArrayLike],
+        parameters: Mapping[str, Parameter] | None,
+        sample: bool,
+    ) -> dict[str, Any]:
+        """A request as all methods of tritonclient take it.
+
+        Raises:
+            InvalidArgumentError: The inputs do not fit the model.
+        """
+        inputs = []
+        for name, (datatype, array) in signature.arrays(given, named, sample).items():
+            tensor = self._tensors.InferInput(name, list(array.shape), datatype)
+            try:
+                tensor.set_data_from_numpy(array)
+            except Exception as error:  # tritonclient has one class for everything
+                raise InvalidArgumentError(f"input '{name}': {error}") from error
+            inputs.append(tensor)
+        return {
+            "model_name": self._model,
+            "inputs": inputs,
+            "model_version": self._version,
+            "parameters": dict(parameters) if parameters else None,
+        }
+
+    def _know(self, answer: Any) -> Signature:
+        """Keeps what the server says of the model's config."""
+        self._signature = Signature(answer["config"] if self._url.grpc else answer)
+        return self._signature
+
+    @property
+    def _asking(self) -> dict[str, Any]:
+        """What to ask for the config with."""
+        asking: dict[str, Any] = {"model_name": self._model, "model_version": self._version}
+        return asking | {"as_json": True} if self._url.grpc else asking
+
+    def _check_streams(self) -> None:
+        if not self._url.grpc:
+            raise UnsupportedError("responses are streamed over gRPC only: use a grpc:// url")
+
+    def _not_ready(self, why: str) -> UnavailableError:
+        return UnavailableError(f"model '{self._model}' was not ready within {self._wait_s} s: {why}")
+
+
+@contextmanager
+def translated_errors(timeout_s: float | None = None) -> Iterator[None]:
+    """Gives errors the classes that they have in a server.
+
+    Args:
+        timeout_s: Seconds that the block has; None for any time.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, TimeoutError) and timeout_s is not None:
+            raise DeadlineExceededError(f"no answer within {timeout_s} s") from error
+        known = as_error(error)
+        if known is None:
+            raise
+        raise known from error

@@ -1,0 +1,129 @@
+"""Metrics of models' own, as ``pb_utils`` offers them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from weakref import WeakSet
+
+from conch.backends.python.api.argument_checks import number_of, text_of
+from conch.backends.python.api.pb_errors import TritonModelException
+from conch.core.custom_metrics import CustomFamilies, CustomMetric, Kind, current_families
+from conch.core.errors import ConchError, InvalidArgumentError
+
+_families: CustomFamilies | None = None
+
+
+def use_metric_families(families: CustomFamilies) -> None:
+    """Says where the metrics of all models of this process are kept from now on, if not in the process."""
+    global _families
+    _families = families
+
+
+_DELETED = (
+    "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' "
+    "object should be deleted AFTER its corresponding 'Metric' objects have been deleted."
+)
+_KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
+
+
+class Metric:
+    """A metric of a family; it is exported for as long as the model holds it and the family.
+
+    Args:
+        metric: The metric in the core.
+    """
+
+    def __init__(self, metric: CustomMetric) -> None:
+        self._kept: CustomMetric | None = metric
+
+    @property
+    def _metric(self) -> CustomMetric:
+        metric = self._kept
+        if metric is None:
+            raise InvalidArgumentError(_DELETED)
+        return metric
+
+    def _invalidate(self) -> None:
+        self._kept = None
+
+    def increment(self, value: float) -> None:
+        """Adds to a counter or a gauge."""
+        with _errors("Failed to increment metric value"):
+            self._metric.increment(number_of(value, "the value of a metric"))
+
+    def set(self, value: float) -> None:
+        """Sets a gauge."""
+        with _errors("Failed to set metric value"):
+            self._metric.set(number_of(value, "the value of a metric"))
+
+    def observe(self, value: float) -> None:
+        """Counts a value in a histogram."""
+        with _errors("Failed to observe metric value"):
+            self._metric.observe(number_of(value, "the value of a metric"))
+
+    def value(self) -> float:
+        """The value of a counter or a gauge."""
+        with _errors("Failed to get metric value"):
+            return self._metric.value
+
+
+class MetricFamily:
+    """Metrics of one name, shared by all models that name it; the metrics that it makes end with it.
+
+    Args:
+        name: The name.
+        description: What the metrics say.
+        kind: ``COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
+
+    Raises:
+        TritonModelException: The name can't be used, or is that of a family of another kind.
+    """
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        self._metrics: WeakSet[Metric] = WeakSet()
+        if kind not in range(len(_KINDS)):
+            raise TritonModelException("Unknown metric kind")
+        name = text_of(name, "name of a MetricFamily")
+        description = text_of(description, "description of a MetricFamily")
+        with _errors("Error when creating MetricFamily"):
+            families = current_families() if _families is None else _families
+            self._family = families.family(name, _KINDS[kind], description)
+
+    def Metric(
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> Metric:
+        """The metric with these labels; a histogram needs upper bounds of buckets, possibly none.
+
+        Raises:
+            TritonModelException: The labels are not strings, or the buckets do not fit.
+        """
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        if not all(isinstance(text, str) for item in (labels or {}).items() for text in item):
+            raise TritonModelException("Failed to create metric. Names and values of labels must be strings.")
+        if self._family.kind == "histogram" and buckets is None:
+            raise TritonModelException("Failed to create metric. Missing required buckets.")
+        if self._family.kind != "histogram" and buckets is not None:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        bounds = None if buckets is None else [number_of(each, "a bucket of a Metric") for each in buckets]
+        with _errors("Error when creating Metric"):
+            metric = Metric(self._family.metric(labels or {}, bounds))
+        self._metrics.add(metric)
+        return metric
+
+    def __del__(self) -> None:
+        for metric in getattr(self, "_metrics", ()):
+            metric._invalidate()
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ConchError as error:
+        raise TritonModelException(f"{what}: {error.message}") from None

@@ -1,0 +1,392 @@
+"""Requests as models see them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from operator import index
+from typing import Any, SupportsIndex
+
+from conch.backends.gather import Padder
+from conch.backends.python.api.argument_checks import text_of, texts_of, whole_of
+from conch.backends.python.api.pb_errors import TritonModelException
+from conch.backends.python.api.pb_response import InferenceResponse, as_json, check_parameters
+from conch.backends.python.api.pb_tensor import Tensor
+from conch.backends.python.api.pb_types import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    PreferredMemory,
+)
+from conch.backends.python.api.response_sender import ResponseSender, SenderContext
+from conch.backends.python.calls.async_calls import start_async_call, start_async_stream
+from conch.backends.python.calls.bls_call import WaitingCall
+from conch.backends.python.calls.call_context import current_call_context, find_call_context
+from conch.backends.python.calls.response_iterator import ResponseIterator
+from conch.core.clock import monotonic_ns
+from conch.core.device import DeviceTensor, FetchedTensor
+from conch.core.request import InferenceRequest as CoreRequest
+from conch.core.request import Parameter, Responder
+from conch.core.scheduling.scheduler import Batch
+from conch.core.tensor import Tensor as CoreTensor
+
+_new = object.__new__
+_IN_HOST_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
+
+
+class InferenceTrace:
+    """The trace a request belongs to; there is none yet."""
+
+    __slots__ = ()
+
+    def get_context(self) -> str | None:
+        """The trace's context for propagation, or None."""
+        return None
+
+
+class InferenceRequest:
+    """A request: one that a model received, or one that it makes for another model.
+
+    Its arguments are in Triton's order, in which those that must be given stand behind some that need not.
+    """
+
+    __slots__ = (
+        "_caller",
+        "_correlation_id",
+        "_flags",
+        "_inputs",
+        "_memory",
+        "_model_name",
+        "_model_version",
+        "_outputs",
+        "_parameters",
+        "_priority",
+        "_request_id",
+        "_timeout",
+        "_trace",
+    )
+
+    def __init__(
+        self,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
+        model_version: int = -1,
+        flags: int = 0,
+        timeout: int = 0,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        priority: int = 0,
+    ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError(
+                "an InferenceRequest must be given inputs, requested_output_names and model_name; the order "
+                "of its arguments is request_id, correlation_id, inputs, requested_output_names, model_name"
+            )
+        if type(correlation_id) is not int or correlation_id:
+            correlation_id = _correlation_of(correlation_id)
+        if type(timeout) is not int and isinstance(timeout, SupportsIndex):  # to ask takes long
+            timeout = index(timeout)
+        if not isinstance(timeout, int) or timeout < 0:
+            raise TritonModelException(
+                f"timeout must be a whole number of microseconds, and not below 0, not {timeout!r}"
+            )
+        if preferred_memory is not None and not isinstance(preferred_memory, PreferredMemory):
+            raise TypeError(f"preferred_memory must be a PreferredMemory, not {type(preferred_memory)}")
+        if parameters is not None:
+            check_parameters(parameters)
+        model_name = text_of(model_name, "model_name of an InferenceRequest")
+        request_id = text_of(request_id, "request_id of an InferenceRequest")
+        self._model_name = model_name
+        self._outputs = texts_of(requested_output_names, "requested_output_names of an InferenceRequest")
+        self._inputs = list(inputs)
+        for tensor in self._inputs:
+            if tensor is None:
+                raise TritonModelException(
+                    f"Input tensor for request with id '{request_id}' and model name '{model_name}' should "
+                    f"not be empty."
+                )
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"the inputs of an InferenceRequest must be tensors, found {type(tensor)}")
+        self._request_id = request_id
+        self._correlation_id = correlation_id
+        self._model_version = whole_of(model_version, "model_version of an InferenceRequest")
+        self._flags = whole_of(flags, "flags of an InferenceRequest")
+        self._timeout = timeout
+        self._memory = preferred_memory or _IN_HOST_MEMORY
+        self._trace = trace
+        self._priority = whole_of(priority, "priority of an InferenceRequest")
+        self._parameters: Mapping[str, Parameter] = parameters or {}
+        self._caller = find_call_context()
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """The client's request id, or an empty string."""
+        return self._request_id
+
+    def correlation_id(self) -> int | str:
+        """The sequence it belongs to; 0 or empty for none."""
+        return self._correlation_id
+
+    def flags(self) -> int:
+        """The sequence flags."""
+        return self._flags
+
+    def set_flags(self, flags: int) -> None:
+        """Sets the sequence flags; those of a request that was received only as the model sees it."""
+        self._flags = whole_of(flags, "flags of an InferenceRequest")
+
+    def timeout(self) -> int:
+        """The timeout in microseconds; 0 for none."""
+        return self._timeout
+
+    def parameters(self) -> str:
+        """The request's parameters as a JSON object."""
+        return as_json(self._parameters)
+
+    def requested_output_names(self) -> set[str]:
+        """The names of the outputs wanted."""
+        return set(self._outputs)
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the response's tensors should be."""
+        return self._memory
+
+    def trace(self) -> InferenceTrace:
+        """The trace it belongs to."""
+        return self._trace or InferenceTrace()
+
+    def is_cancelled(self) -> bool:
+        """Whether the client no longer waits."""
+        return False
+
+    def get_response_sender(self) -> ResponseSender:
+        """The sender of its responses; only for requests a model received."""
+        raise TritonModelException("Only a request that was received has a response sender.")
+
+    def set_release_flags(self, flags: int) -> None:
+        """What becomes of it when `execute` returns; only for requests a model received."""
+        raise TritonModelException("Only a request that was received can have release flags.")
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Runs the request on its model and waits.
+
+        Args:
+            decoupled: Whether it may have any number of responses.
+
+        Returns:
+            The response, possibly an error; with `decoupled` an iterator of all responses.
+
+        Raises:
+            TritonModelException: The model that calls can't call others from here.
+        """
+        caller = self._caller or current_call_context()
+        if decoupled:
+            return ResponseIterator(caller, self)
+        return WaitingCall(caller, self, False).run()
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """Begins to run the request on its model, for a coroutine that waits for what `exec` returns.
+
+        Raises:
+            TritonModelException: The model that calls can't call others from here.
+            RuntimeError: It is not called in a coroutine.
+        """
+        caller = self._caller or current_call_context()
+        if decoupled:
+            return start_async_stream(caller, self)
+        return start_async_call(caller, self)
+
+    def _to_core(self, responder: Responder, created_ns: int) -> CoreRequest:
+        """Converts a BLS request; `Call` sets its deadline."""
+        version = self._model_version
+        core = CoreRequest(
+            self._model_name,
+            "" if version == -1 else str(version),
+            {tensor.name(): tensor._lent() for tensor in self.inputs()},
+            responder,
+            created_ns,
+            self.request_id(),
+            tuple(self._outputs) or None,
+            dict(self._parameters) or None,
+        )
+        core.timeout_us = self.timeout()
+        core.correlation_id = self.correlation_id()
+        if flags := self.flags():
+            core.sequence_start = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_START)
+            core.sequence_end = bool(flags & TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)
+        core.priority = self._priority
+        return core
+
+
+def _correlation_of(value: object) -> int | str:
+    """A correlation id as a model gave it.
+
+    Raises:
+        TypeError: It is None.
+        TritonModelException: It is no correlation id; the first text is Triton's.
+    """
+    if isinstance(value, str):
+        return str(value)
+    if value is None:
+        raise TypeError("correlation_id of an InferenceRequest must be an integer or a string, not None")
+    if not isinstance(value, int):
+        raise TritonModelException("Correlation ID must be integer or string")
+    if not 0 <= value < 1 << 64:
+        raise TritonModelException(
+            f"Correlation ID must be an integer of 64 bits that is not below 0, not {value}"
+        )
+    return int(value)
+
+
+class ReceivedRequest(InferenceRequest):
+    """A request from the scheduler; everything in it is made when it is asked for."""
+
+    __slots__ = ("_batch", "_context", "_core", "_sender", "_tensors")
+
+    def __init__(self, core: CoreRequest, batch: Batch, context: SenderContext) -> None:
+        self._core = core
+        self._batch = batch
+        self._context = context
+        self._sender: ResponseSender | None = None
+        self._tensors: dict[str, Tensor] | None = None
+
+    def trace(self) -> InferenceTrace:
+        """The trace it belongs to."""
+        return InferenceTrace()
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Runs the same request again, on the model that has received it."""
+        return self._again().exec(decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
+        """The same, for a coroutine."""
+        return self._again().async_exec(decoupled)
+
+    def _again(self) -> InferenceRequest:
+        core = self._core
+        return InferenceRequest(
+            core.id,
+            core.correlation_id,
+            self.inputs(),
+            core.requested or (),
+            core.model_name,
+            int(core.model_version or -1),
+            self.flags(),
+            core.timeout_us,
+            parameters=dict(core.parameters or {}),
+            priority=core.priority,
+        )
+
+    def _by_name(self) -> dict[str, Tensor]:
+        """The input tensors, which are made once."""
+        tensors = self._tensors
+        if tensors is None:
+            batch = self._batch
+            tensors = {}
+            for name, core in self._core.inputs.items():
+                # Without Tensor's constructor, which is for arrays.
+                tensor = tensors[name] = _new(Tensor)
+                tensor._core = self._seen(core) if core.on_device else core
+                tensor._batch = batch  # which counts its copy, if there is one
+            self._tensors = tensors
+        return tensors
+
+    def _seen(self, core: CoreTensor) -> CoreTensor:
+        """A tensor on a GPU as the model is to see it."""
+        assert isinstance(core, DeviceTensor)
+        return core if self._context.takes_gpu_tensors else FetchedTensor(core, self._batch)
+
+    def _pad(self, padder: Padder) -> None:
+        """Replaces inputs by padded ones, and adds those made from the real lengths."""
+        core = (self._core,)
+        arrays = {name: padder.join(core, name) for name in self._core.inputs if padder.pads(core, name)}
+        arrays.update(padder.made(core))
+        tensors = self._by_name()
+        for name, array in arrays.items():
+            tensors[name] = Tensor(name, array)
+            self._batch.bytes_copied += array.nbytes
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors, in the client's order."""
+        return list(self._by_name().values())
+
+    def request_id(self) -> str:
+        """The client's request id, or an empty string."""
+        return self._core.id
+
+    def correlation_id(self) -> int | str:
+        """The sequence it belongs to; 0 or empty for none."""
+        return self._core.correlation_id
+
+    def flags(self) -> int:
+        """The sequence flags: its client's, unless the model has set others."""
+        flags: int | None = getattr(self, "_flags", None)  # not set in every request, to save the time
+        if flags is not None:
+            return flags
+        return (TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._core.sequence_start else 0) | (
+            TRITONSERVER_REQUEST_FLAG_SEQUENCE_END if self._core.sequence_end else 0
+        )
+
+    def timeout(self) -> int:
+        """The request's timeout in microseconds; 0 for none."""
+        return self._core.timeout_us
+
+    def parameters(self) -> str:
+        """The request's parameters as a JSON object."""
+        return as_json(self._core.parameters or {})
+
+    def requested_output_names(self) -> set[str]:
+        """The names of the outputs wanted: all of the model's where the client named none."""
+        requested = self._core.requested
+        return set(self._context.output_names if requested is None else requested)
+
+    def preferred_memory(self) -> PreferredMemory:
+        """Where the response's tensors should be."""
+        return _IN_HOST_MEMORY
+
+    def is_cancelled(self) -> bool:
+        """Whether the client no longer waits: it went away, or its deadline has passed."""
+        return self._core.is_abandoned(monotonic_ns())
+
+    def get_response_sender(self) -> ResponseSender:
+        """The sender of its responses; the same one every time."""
+        sender = self._sender
+        if sender is None:
+            sender = self._sender = ResponseSender(self._core, self._context)
+        return sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """What becomes of the request when `execute` returns: it is released, or runs again."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"Unknown request release flags {flags}.")
+        if self._batch.compute_output_start_ns or not self._context.reschedules:
+            raise TritonModelException(
+                "The release flags of a request cannot be set when it has been released: after 'execute' has "
+                "returned, or in a coroutine of a model that is decoupled or has several batches in flight."
+            )
+        if not self._core.filler:
+            self._core.rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
+            self._context.rescheduled = True
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input of a request with a name, or None."""
+    if type(inference_request) is ReceivedRequest:
+        tensors = inference_request._tensors or inference_request._by_name()
+        return tensors.get(name)
+    return next((tensor for tensor in inference_request.inputs() if tensor.name() == name), None)
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output of a response with a name, or None; None too where the response is an error."""
+    if inference_response.has_error():
+        return None
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)

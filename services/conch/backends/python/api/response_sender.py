@@ -1,0 +1,177 @@
+"""Response senders: how a model answers a request any number of times, at any time, on any thread."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from sys import is_finalizing
+
+from conch.backends.python.api.pb_errors import TritonModelException
+from conch.backends.python.api.pb_response import Converter, InferenceResponse
+from conch.backends.python.api.pb_types import TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL
+from conch.core.clock import monotonic_ns
+from conch.core.errors import ConchError
+from conch.core.execution.shaping import Shaper
+from conch.core.request import InferenceRequest as CoreRequest
+from conch.core.request import InferenceResponse as CoreResponse
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
+from conch.core.spec import ModelSpec
+
+
+class SenderContext:
+    """What the senders of one instance share.
+
+    Args:
+        converter: Turns a model's responses into the core's.
+        shaper: Gives outputs their shapes for clients.
+        decoupled: Whether a request may have any number of responses.
+        name: The instance's name.
+        output_names: The names of the model's outputs.
+        states: Takes the states of a sequence out of responses, where the model has any.
+        reschedules: Whether a request can be rescheduled: by what its model does in `execute`.
+        takes_gpu_tensors: Whether inputs that are on a GPU are given to the model there.
+
+    Attributes:
+        rescheduled: Whether a request of the batch that runs has been rescheduled.
+    """
+
+    __slots__ = (
+        "converter",
+        "decoupled",
+        "name",
+        "output_names",
+        "rescheduled",
+        "reschedules",
+        "shaper",
+        "states",
+        "takes_gpu_tensors",
+    )
+
+    def __init__(
+        self,
+        converter: Converter,
+        shaper: Shaper,
+        decoupled: bool,
+        name: str,
+        output_names: tuple[str, ...],
+        states: SequenceStates | None = None,
+        reschedules: bool = True,
+        takes_gpu_tensors: bool = False,
+    ) -> None:
+        self.takes_gpu_tensors = takes_gpu_tensors
+        self.converter = converter
+        self.shaper = shaper
+        self.decoupled = decoupled
+        self.name = name
+        self.output_names = output_names
+        self.states = states
+        self.reschedules = reschedules
+        self.rescheduled = False
+
+    def finish(self, request: CoreRequest, response: CoreResponse) -> None:
+        """Makes a converted response what its client is to get: without states, with the client's shapes."""
+        if self.states is not None:
+            self.states.collect(request, response)
+        if response.error is None and (self.shaper.reshapes_outputs or request.classes is not None):
+            self.shaper.shape_response(request, response)
+
+    def leave_shaping(self, spec: ModelSpec) -> None:
+        """Has responses sent as the model made them; see `PythonInstance.leave_shaping`."""
+        self.shaper = Shaper(replace(spec, inputs=(), outputs=(), padding=None))
+        self.states = None
+
+
+class ResponseSender:
+    """Sends the responses of one request."""
+
+    __slots__ = ("__weakref__", "_closed", "_context", "_lock", "_request", "_sent")
+
+    def __init__(self, request: CoreRequest, context: SenderContext) -> None:
+        self._request = request
+        self._context = context
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sent = 0
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Sends a response, or says with the final flag that there are no more, or both.
+
+        Raises:
+            TritonModelException: The model may not send that, or not any more; the text is Triton's.
+        """
+        if flags not in (0, FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TritonModelException(
+                f"Expected an 'InferenceResponse' object, found type '{type(response)}'."
+            )
+        converted = None if response is None else self._converted(response)
+        # The lock is held while the response is handed over, so that two threads can't swap theirs.
+        with self._lock:
+            self._check(response, flags)
+            self._closed = flags == FINAL
+            self._sent += 1
+            if self._context.decoupled:
+                self._request.respond(converted, flags == FINAL)
+            elif converted is not None:
+                # The only one there may be; a final flag that comes later has nothing left to say.
+                if converted.error is not None:
+                    self._request.failed = True
+                self._request.respond(converted, True)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client no longer waits: it went away, or its deadline has passed."""
+        return self._request.is_abandoned(monotonic_ns())
+
+    def _converted(self, response: InferenceResponse) -> CoreResponse:
+        context = self._context
+        converted = context.converter.convert(self._request, response)
+        context.finish(self._request, converted)
+        return converted
+
+    def _check(self, response: InferenceResponse | None, flags: int) -> None:
+        if not self._context.decoupled:
+            if response is not None and self._sent > 0:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if response is None and flags == FINAL and self._sent == 0:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before sending "
+                    "a response."
+                )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    @property
+    def _open(self) -> bool:
+        """Whether the request has still to be ended."""
+        return not (self._closed or (self._sent > 0 and not self._context.decoupled))
+
+    def _end(self, error: ConchError) -> None:
+        """Ends the request with an error, unless it has ended."""
+        with self._lock:
+            if self._open:
+                self._closed = True
+                self._request.failed = True
+                self._request.respond(CoreResponse([], error), True)
+
+    def __del__(self) -> None:
+        # Nobody can end the request any more, and a client would wait for ever.
+        if getattr(self, "_closed", True) or not self._open:
+            return
+        request, context = self._request, self._context
+        if request.completed or request.filler or is_finalizing():
+            return  # it has been answered without the model, or nobody made it, or it is too late for threads
+        answer = context.converter.failed(
+            f"model '{context.name}' dropped the response sender of a request without sending the final flag"
+        )
+        # On a thread of its own: the garbage collector may run this in the middle of anything.
+        try:
+            threading.Thread(target=request.respond, args=(answer, True), name="conch-dropped-sender").start()
+        except RuntimeError:
+            pass  # the interpreter is shutting down, and the connections with it

@@ -1,0 +1,100 @@
+"""Python-based backends: one ``model.py`` for all models of a backend; they differ in files and configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conch.backends.python import PythonBackend
+from conch.core.backend import Backend, BackendModel
+from conch.core.errors import InvalidArgumentError
+from conch.core.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from conch.core.bls import ServerCalls
+
+_FILE = "model.py"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class PythonBasedBackend(PythonBackend):
+    """A backend whose code is in a directory of its own.
+
+    A model may have a ``model.py`` in its version directory, or in its directory, to be used instead.
+
+    Args:
+        directory: The backend's directory.
+    """
+
+    needs_model_file = False
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def complete_config(
+        self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Asks `auto_complete_config` of the code that would run the model."""
+        written = config.get("default_model_filename", "")
+        file = self._file(version_directory, written or _FILE)
+        completed = super().complete_config(
+            {**config, "default_model_filename": file}, version_directory, options
+        )
+        return {**completed, "default_model_filename": written}
+
+    def check(self, spec: ModelSpec) -> None:
+        """Checks how the model is to run, as `load` would run it."""
+        super().check(self._with_file(spec))
+
+    def load(self, spec: ModelSpec) -> BackendModel:
+        """Loads a model that does not call the server."""
+        return super().load(self._with_file(spec))
+
+    def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
+        """The same, for models that may call the server."""
+        return super().load_within(self._with_file(spec), calls)
+
+    def _with_file(self, spec: ModelSpec) -> ModelSpec:
+        return replace(spec, model_file=self._file(spec.version_directory, spec.model_file))
+
+    def _file(self, version_directory: Path, name: str) -> str:
+        """Where the code is, seen from the version directory; a model file that is no Python is data."""
+        name = name if name.endswith(".py") else _FILE
+        if (version_directory / name).is_file():
+            return name
+        own = version_directory.parent / _FILE
+        return str(own if own.is_file() else self._directory / _FILE)
+
+
+def based_names(directory: Path | None) -> list[str]:
+    """Names of the backends in a directory of backends."""
+    if directory is None or not directory.is_dir():
+        return []
+    return sorted(each.name for each in directory.iterdir() if (each / _FILE).is_file())
+
+
+def backends_within(directory: Path | None, find: Callable[[str], Backend]) -> Callable[[str], Backend]:
+    """What finds backends by name, also those that are Python code in a directory of backends.
+
+    Args:
+        directory: The directory; None for none.
+        find: Finds those that are installed, which come first.
+    """
+    if directory is None:
+        return find
+    root = directory.absolute()
+    found: dict[str, PythonBasedBackend] = {}
+
+    def get(name: str) -> Backend:
+        try:
+            return find(name)
+        except InvalidArgumentError:
+            if not (_NAME.fullmatch(name) and (root / name / _FILE).is_file()):
+                raise
+        return found.setdefault(name, PythonBasedBackend(root / name))
+
+    return get

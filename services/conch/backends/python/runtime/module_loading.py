@@ -1,0 +1,409 @@
+"""Loads a model's Python file, and everything it imports from its directories, under names of its own.
+
+Triton gives each instance a process with the version directory, then the model directory, at the end of
+`sys.path`, and loads the file as a module of a package that is the version directory. Here instances share
+a process, and two models may each have a ``helper.py``. So every load gets a package with a unique name,
+and within its modules an import of a name that only the model's directories have resolves inside that
+package. Imports that are made by other means find the same modules: under a plain name `sys.modules` has a
+stand-in (see `plain`) which is the module of the model that asks, and pickles have the plain names.
+
+A worker process has one model only. There a plain name is the module itself, and the directories are at the
+end of `sys.path` as well, which processes that the model starts inherit.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import itertools
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from conch.backends.python.runtime.module_proxies import ModuleProxy, NotOwnedError, UnknownError, rename
+from conch.core.request import InferenceRequest
+
+_PREFIX = "conch_model_"
+_packages: dict[str, ModelCode] = {}
+_plain_names: set[str] = set()
+_directory_users: dict[str, int] = {}
+_added_to_path: set[str] = set()
+_only_one = False
+_OURS = ("conch", "triton_python_backend_utils", "c_python_backend_utils")
+_lock = threading.RLock()  # what is collected meanwhile may import
+_numbers = itertools.count()
+
+
+class Execution:
+    """A coroutine execution of a model instance: the instance's owner object and the batch's requests."""
+
+    __slots__ = ("owner", "requests")
+
+    def __init__(self, owner: object, requests: list[InferenceRequest]) -> None:
+        self.owner = owner
+        self.requests = requests
+
+
+current_execution: ContextVar[Execution | None] = ContextVar("conch_caller", default=None)
+"""The execution that the running coroutine, or a task it started, belongs to."""
+
+
+class ModelCode:
+    """The modules of one load of a model.
+
+    Args:
+        name: The model's name.
+        version_directory: Where the model's file is.
+        file_name: The name of the file.
+        owner: On whose behalf the modules run; see `owner_of`.
+
+    Attributes:
+        version_directory: Where the model's file is.
+        module: The model's module.
+        main: What it is called inside the package.
+        owner: On whose behalf the modules run, or None.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        BaseException: Whatever the file raises.
+    """
+
+    def __init__(
+        self, name: str, version_directory: Path, file_name: str, owner: object | None = None
+    ) -> None:
+        path = version_directory / file_name
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        self.version_directory = version_directory
+        self.owner = owner
+        # The file of a Python-based backend is elsewhere, with what belongs to it.
+        places = (path.parent, version_directory, version_directory.parent)
+        self._directories = [str(place) for place in dict.fromkeys(places)]
+        slug = re.sub(r"\W", "_", f"{name}_{version_directory.name}")
+        self.package = f"{_PREFIX}{slug}_{next(_numbers)}"
+        self._owned: dict[str, bool] = {}
+        self.builtins = {**vars(builtins), "__import__": self._import}
+        with _lock:
+            if _FINDER not in sys.meta_path:
+                # First, for the standard finder would find the same files and load them without us.
+                sys.meta_path.insert(0, _FINDER)
+            _add_directories(self._directories, for_all=_only_one)
+            _packages[self.package] = self
+            # A file written just before the load may be newer than what the importer remembers of the folder.
+            # One at a time: two may want to forget the same folder.
+            importlib.invalidate_caches()
+        try:
+            self.module = self._load(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Forgets the modules, and the directories where no other load uses them."""
+        with _lock:
+            if _packages.pop(self.package, None) is None:
+                return
+            inside = self.package + "."
+            for name in list(sys.modules):  # a copy: other threads import at the same time
+                if name == self.package or name.startswith(inside):
+                    del sys.modules[name]
+            _forget_plain_names()
+            _remove_directories(self._directories)
+            if not _packages and _FINDER in sys.meta_path:
+                sys.meta_path.remove(_FINDER)
+
+    def find(self, full_name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """The spec of one of the package's modules."""
+        spec = PathFinder.find_spec(full_name, path)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(full_name, spec.loader.path, self)
+        return spec
+
+    def find_plain(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """The spec of what a plain name stands for, of one of the package's modules."""
+        if self.find(f"{self.package}.{name}", self._directories if path is None else path) is None:
+            return None
+        # Under another name: the import system takes a module out of `sys.modules` for a moment when it has
+        # been run, and other threads may look there just then.
+        return ModuleSpec(f"{self.package}.{name}:plain", _PlainLoader(self, name))
+
+    def keep_plain(self, name: str) -> bool:
+        """Has `sys.modules` know a module of the package, which has been imported, by its plain name.
+
+        Returns:
+            Whether it does; if not, there is another module with this name.
+        """
+        top, *inner = name.split(".")
+        names = [top]
+        for each in inner:
+            names.append(f"{names[-1]}.{each}")
+        if not self.owns(top):
+            return False
+        with _lock:
+            if self.package not in _packages:
+                return False
+            for each in names:
+                if each not in sys.modules:
+                    module = sys.modules[f"{self.package}.{each}"]
+                    sys.modules[each] = module if _only_one else ModuleProxy(each, _module_of_caller)
+                    _plain_names.add(each)
+            return name in _plain_names
+
+    def _load(self, path: Path) -> ModuleType:
+        package = ModuleType(self.package)
+        package.__path__ = self._directories
+        sys.modules[self.package] = package
+        self.main = path.stem.replace(".", "_")
+        name = f"{self.package}.{self.main}"
+        spec = ModuleSpec(name, _Loader(name, str(path), self), origin=str(path))
+        spec.has_location = True
+        module = module_from_spec(spec)
+        sys.modules[name] = module
+        assert spec.loader is not None
+        spec.loader.exec_module(module)
+        return module
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        """What `import` statements of the model's modules call."""
+        if level == 0:
+            top = name.partition(".")[0]
+            if self.owns(top):
+                module = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or (), 0)
+                if name not in sys.modules:
+                    self.keep_plain(name)  # unpickling imports, and then looks there
+                return module if fromlist else sys.modules[f"{self.package}.{top}"]
+            if isinstance(sys.modules.get(top), ModuleProxy):
+                raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+        return builtins.__import__(name, globals, locals, fromlist or (), level)
+
+    def owns(self, top: str) -> bool:
+        """Whether a top-level name is the model's: in its directories, and nowhere before them."""
+        owned = self._owned.get(top)
+        if owned is None:
+            found = PathFinder.find_spec(top, self._directories) is not None
+            owned = found and not (top in sys.builtin_module_names or top in _OURS or _is_installed(top))
+            if found or top in sys.modules:  # else it may be written yet
+                self._owned[top] = owned
+        return owned
+
+
+class _Loader(SourceFileLoader):
+    """Runs a module with a model's own `__import__`."""
+
+    def __init__(self, full_name: str, path: str, code: ModelCode) -> None:
+        super().__init__(full_name, path)
+        self._code = code
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = self._code.builtins
+        name = self.name.removeprefix(f"{self._code.package}.")
+        try:
+            super().exec_module(module)
+        except BaseException:
+            if name in _plain_names and sys.modules.get(name) is module:
+                _plain_names.discard(name)
+                del sys.modules[name]  # it had imported its submodules
+            raise
+        # Not those of the model's file: Triton has that in a package named after the version.
+        if name != self._code.main and self._code.keep_plain(name):
+            rename(vars(module), self.name, name)
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        # No byte code is written: the repository is not ours, and a change in it may cause a reload.
+        return
+
+
+class _PlainLoader(Loader):
+    """Imports a module of a model's, which is then known by its plain name, too."""
+
+    def __init__(self, code: ModelCode, name: str) -> None:
+        self._code = code
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> None:
+        importlib.import_module(f"{self._code.package}.{self._name}")
+        self._code.keep_plain(self._name)
+        # What is here now is what is imported; the module that was made for it is let go.
+        sys.modules[module.__name__] = sys.modules[self._name]
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules inside the packages of loaded models, and by their plain names for whoever asks."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        top = fullname.partition(".")[0]
+        code = _packages.get(top)
+        if code is not None:
+            return code.find(fullname, path)
+        if path is not None and top not in _plain_names:
+            return None
+        try:
+            return _whose(top).find_plain(fullname, path)
+        except UnknownError:
+            return None
+
+
+_FINDER = _Finder()
+
+
+def set_single_model_process() -> None:
+    """Says that this process is for one model: plain names of its modules and `sys.argv` are its own."""
+    global _only_one
+    _only_one = True
+    sys.argv = [""]
+
+
+def directory_of(module_name: str) -> Path | None:
+    """The version directory of the model a module belongs to; None if it is not a model's."""
+    code = _packages.get(module_name.partition(".")[0])
+    return None if code is None else code.version_directory
+
+
+def is_model_module(module_name: str) -> bool:
+    """Whether a module belongs to a model, one that is loaded or one that was."""
+    return module_name.startswith(_PREFIX)
+
+
+def owner_of(module_name: str) -> object | None:
+    """On whose behalf a model's module runs; None if it is not a model's, or the model's no more."""
+    code = _packages.get(module_name.partition(".")[0])
+    return None if code is None else code.owner
+
+
+def owners() -> list[object]:
+    """On whose behalf the modules of all loaded models run."""
+    with _lock:
+        return [code.owner for code in _packages.values() if code.owner is not None]
+
+
+def _whose(top: str) -> ModelCode:
+    """The load whose module a top-level plain name stands for, as whoever asks sees it.
+
+    Raises:
+        UnknownError: There is none.
+    """
+    # No lock: the import system asks, whoever may hold it.
+    package = _calling_package()
+    if package is not None:
+        return _checked(_packages.get(package), top)
+    execution = current_execution.get()
+    if execution is not None:
+        owner = execution.owner
+        return _checked(next((code for code in [*_packages.values()] if code.owner is owner), None), top)
+    known = [*_packages.values()]
+    if len(known) == 1:
+        return _checked(known[0], top)
+    raise UnknownError(
+        f"it is not known which of {len(known)} instances of models asks for '{top}': let a function in a "
+        "module of the model ask, or run the model in a worker process"
+    )
+
+
+def _calling_package() -> str | None:
+    """The package of the innermost model's module among the callers; None where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if isinstance(module, str) and is_model_module(module):
+            return module.partition(".")[0]
+        frame = frame.f_back
+    return None
+
+
+def _checked(code: ModelCode | None, top: str) -> ModelCode:
+    if code is None:
+        raise NotOwnedError(f"'{top}' is asked for by a model that has been unloaded")
+    if not code.owns(top):
+        raise NotOwnedError(f"'{top}' is a module of other models, not of the one that asks")
+    return code
+
+
+def _module_of_caller(name: str, load: bool) -> ModuleType:
+    """The module that a stand-in is for whoever asks it.
+
+    Raises:
+        UnknownError: There is none.
+    """
+    code = _whose(name.partition(".")[0])
+    full_name = f"{code.package}.{name}"
+    module = sys.modules.get(full_name)
+    if load:
+        try:
+            module = importlib.import_module(full_name)  # waits for a thread that is about it
+        except ModuleNotFoundError as error:
+            if error.name != full_name:
+                raise
+    if module is None:
+        raise NotOwnedError(f"the model that asks has not imported '{name}', or has no such module")
+    return module
+
+
+def _forget_plain_names() -> None:
+    """Takes the plain names of modules out of the import system that no load has any more."""
+    for name in list(_plain_names):
+        if not any(f"{package}.{name}" in sys.modules for package in _packages):
+            _plain_names.remove(name)
+            sys.modules.pop(name, None)
+
+
+def _add_directories(directories: Sequence[str], for_all: bool) -> None:
+    """Notes that a model is loaded from there.
+
+    Args:
+        directories: The directories.
+        for_all: Whether they are to be on `sys.path`.
+    """
+    for directory in directories:
+        _directory_users[directory] = _directory_users.get(directory, 0) + 1
+        if for_all and directory not in sys.path:
+            sys.path.append(directory)
+            _added_to_path.add(directory)
+
+
+def _remove_directories(directories: Sequence[str]) -> None:
+    """Forgets them where no other load uses them."""
+    for directory in directories:
+        _directory_users[directory] -= 1
+        if not _directory_users[directory]:
+            del _directory_users[directory]
+            _forget_directory(directory)
+
+
+def _is_installed(top: str) -> bool:
+    """Whether a name is importable without the directories of any model, and not just a folder's name."""
+    # The working directory is left out: it is where the server was started, not what it was installed with.
+    places = [entry for entry in sys.path if entry not in _directory_users and entry not in ("", ".")]
+    spec = PathFinder.find_spec(top, places)
+    return spec is not None and spec.origin is not None
+
+
+def _forget_directory(directory: str) -> None:
+    """Takes a directory out of the import system, and modules that came from it by other means."""
+    if directory in _added_to_path:
+        _added_to_path.remove(directory)
+        if directory in sys.path:
+            sys.path.remove(directory)
+    sys.path_importer_cache.pop(directory, None)
+    start = directory.rstrip("/") + "/"
+    for name, module in list(sys.modules.items()):
+        if not isinstance(module, ModuleProxy) and (getattr(module, "__file__", None) or "").startswith(
+            start
+        ):
+            del sys.modules[name]

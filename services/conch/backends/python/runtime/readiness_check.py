@@ -1,0 +1,113 @@
+"""A model's `is_ready`, asked without waiting for it for ever."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import numpy as np
+
+from conch.backends.python.runtime.event_loop import EventLoop
+from conch.backends.python.runtime.tracebacks import model_exc_info
+from conch.core.errors import message_of
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 5.0
+"""How long a check may take."""
+
+
+class ReadinessCheck:
+    """Calls `is_ready` on a thread of its own; whoever asks meanwhile gets the same answer.
+
+    A check that takes too long means that the instance is not ready, and so does the next question as long
+    as that check has not ended: there is never more than one thread.
+
+    Args:
+        name: The instance's name.
+        is_ready: The model's method; a coroutine function too.
+        loop: Runs coroutines; None where `is_ready` is a plain function.
+        budget_s: How long a check may take.
+    """
+
+    def __init__(
+        self, name: str, is_ready: Callable[[], Any], loop: EventLoop | None, budget_s: float = BUDGET_S
+    ) -> None:
+        self._name = name
+        self._is_ready = is_ready
+        self._loop = loop
+        self._budget_s = budget_s
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._started = 0.0
+        self._answer = False
+        self._said = True
+
+    def start(self) -> None:
+        """Begins a check, unless one is under way."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._ask, name=f"conch-{self._name}-ready", daemon=True
+                )
+                self._started = time.monotonic()
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # there is no memory for one, or too many are there
+                    self._thread, self._answer = None, False
+                    log.error("is_ready of model '%s' can't be asked: %s", self._name, error)
+
+    def result(self) -> bool:
+        """Whether the instance says that it is ready; False if it does not say so in time."""
+        ready = self._ended() and self._answer
+        with self._lock:
+            changed, self._said = self._said != ready, ready
+        if changed:
+            log.warning("model '%s' says that it is %s", self._name, "ready" if ready else "not ready")
+        return ready
+
+    def close(self) -> None:
+        """Waits for a check that is under way, as long as it may take."""
+        if not self._ended():
+            log.error("is_ready of model '%s' still runs while the model is unloaded", self._name)
+
+    def _ended(self) -> bool:
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(max(self._started + self._budget_s - time.monotonic(), 0.0))
+        return not thread.is_alive()
+
+    def _await(self, awaitable: Awaitable[Any]) -> Any:
+        assert self._loop is not None, "only a coroutine function is start_async_call"
+        future = self._loop.run(awaitable)
+        try:
+            answer, error = future.result(self._budget_s)
+        except (TimeoutError, FutureTimeoutError):  # two of them before Python 3.11, in which workers may run
+            future.cancel()
+            raise TimeoutError(f"it took longer than {self._budget_s} s") from None
+        if error is not None:
+            raise error
+        return answer
+
+    def _ask(self) -> None:
+        self._answer = False
+        try:
+            answer = self._is_ready()
+            if self._loop is not None and inspect.isawaitable(answer):
+                answer = self._await(answer)
+            if not isinstance(answer, bool | np.bool_):
+                raise TypeError(f"is_ready must return a bool, not {type(answer).__name__}")
+            self._answer = bool(answer)
+        except BaseException as error:  # the thread is the server's, whatever a model raises
+            log.error(
+                "is_ready of model '%s' failed: %s",
+                self._name,
+                message_of(error),
+                exc_info=model_exc_info(error),
+            )

@@ -1,0 +1,62 @@
+"""Exceptions of models, found again by what clients are told of them.
+
+A model's exception reaches its client as a text only; the log is where it is told of with all it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+
+from conch.backends.python.runtime.tracebacks import describe, failure_text, model_exc_info
+from conch.core.errors import ConchError
+
+LOGGER = "conch.backends.python"
+"""The logger above those that tell of exceptions in models."""
+
+_MOST = 100
+
+
+class ExceptionCapture(logging.Handler):
+    """Keeps the last exceptions that instances log, while it is entered.
+
+    Attributes:
+        finalize: The last one of a `finalize`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._found = threading.Lock()
+        # By what clients are told; of those that read the same the newest, whose frames are of the last run.
+        self._exceptions: dict[str, tuple[BaseException, TracebackType | None]] = {}
+        self.finalize: BaseException | None = None
+        self._logger = logging.getLogger(LOGGER)
+
+    def __enter__(self) -> ExceptionCapture:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes a record."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not isinstance(record.args, tuple) or not record.args:
+            return
+        if record.getMessage().startswith("finalize of"):
+            self.finalize = error
+        trace = model_exc_info(error)[2]
+        with self._found:
+            for text in (failure_text(str(record.args[0]), error), describe(error)):
+                self._exceptions.pop(text, None)
+                self._exceptions[text] = error, trace
+            while len(self._exceptions) > _MOST:
+                del self._exceptions[next(iter(self._exceptions))]
+
+    def behind(self, shown: ConchError) -> BaseException | None:
+        """The exception that an error tells of, with its frames in the model; None if there is none."""
+        with self._found:
+            error, trace = self._exceptions.get(shown.message, (None, None))
+        return None if error is None else error.with_traceback(trace)
