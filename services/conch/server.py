@@ -28,14 +28,13 @@ from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
-from conch.frontends.http.routes import Services
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
+from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
-from conch.observability.metrics.options import MetricsOptions
-from conch.observability.options import LogOptions
-from conch.observability.settings import LogControl
-from conch.observability.trace import TraceSettings
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.metrics.metrics_options import MetricsOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 from conch.process.banner import Endpoint, banner, local_address
 from conch.process.exposure import exposure
 from conch.process.forked_sockets import ListeningAddresses

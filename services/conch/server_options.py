@@ -17,16 +17,15 @@ from conch.cli.settings.resolved import Settings
 from conch.cli.settings.setting import FlagError
 from conch.core.errors import InvalidArgumentError
 from conch.core.scheduling.resource_scheduler import ResourceLimit
+from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.forward import HeaderForwarder
-from conch.frontends.grpc.restricted import parse_restrictions as grpc_restrictions
 from conch.frontends.grpc.server import ConnectionLimits, GrpcOptions, KeepAlive
 from conch.frontends.http.infer.forward import forwarder
 from conch.frontends.http.origins import ANY_ORIGIN
-from conch.frontends.http.restricted import parse_restrictions as http_restrictions
 from conch.frontends.http.server import HttpOptions, HttpTls
-from conch.observability.metrics.options import MetricsOptions, read_settings
-from conch.observability.options import AccessLogOptions, LogOptions
+from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
+from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
 from conch_control.options import ControlMode, ControlOptions
 from conch_control.planner.planner_loop import PlannerOptions
 from conch_control.remote_api.options import ControlPortOptions, ServerTls, read_token
@@ -232,7 +231,7 @@ def _grpc(settings: Settings) -> GrpcOptions | None:
     if not settings.allow_grpc:
         return None
     try:
-        restrictions = grpc_restrictions(settings.grpc_restricted_protocol)
+        restrictions = parse_restricted_protocols(settings.grpc_restricted_protocol)
     except ValueError as error:
         raise FlagError(f"--grpc-restricted-protocol: {error}") from None
     pattern = settings.grpc_header_forward_pattern
@@ -285,7 +284,7 @@ def _http(settings: Settings) -> HttpOptions | None:
     if not settings.allow_http:
         return None
     try:
-        restrictions = http_restrictions(settings.http_restricted_api)
+        restrictions = parse_restricted_apis(settings.http_restricted_api)
     except ValueError as error:
         raise FlagError(f"--http-restricted-api: {error}") from None
     pattern = settings.http_header_forward_pattern

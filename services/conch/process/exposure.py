@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.grpc.server import GrpcOptions
 from conch.frontends.http.server import HttpOptions
-from conch.observability.metrics.options import MetricsOptions
+from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server_options import ServerOptions
 from conch_control.options import ControlMode
 from conch_control.remote_api.options import ControlPortOptions

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
-from conch.core.loads import LoadStatistics
+from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.memory.regions import Regions
-from conch.observability.metrics.app import MetricsApp
-from conch.observability.metrics.custom import CustomMetrics
-from conch.observability.metrics.exposition import Exposition
-from conch.observability.metrics.gpus import open_gpus
-from conch.observability.metrics.machine import MachineMetrics
-from conch.observability.metrics.models import ModelMetrics
-from conch.observability.metrics.options import MetricsOptions
-from conch.observability.metrics.polled import Polled, Source
-from conch.observability.metrics.state import RegionSizes, StateMetrics
+from conch.observability.metrics.gpu_metrics import open_gpus
+from conch.observability.metrics.machine_metrics import MachineMetrics
+from conch.observability.metrics.metrics_app import MetricsApp
+from conch.observability.metrics.metrics_exposition import Exposition, Polled, Source
+from conch.observability.metrics.metrics_options import MetricsOptions
+from conch.observability.metrics.model_metrics import ModelMetrics
+from conch.observability.metrics.server_metrics import CustomMetrics, RegionSizes, StateMetrics
 from conch.process.gpu_discovery import gpu_uuids
 
 _NS_PER_MS = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conch.core.details import shown
+from conch.core.errors import status_details
 
 CUT = " …"
 
@@ -30,7 +30,7 @@ def on_the_wire(text: str) -> int:
 @example("😀" * 5000)
 @example("%" * 5000)
 def test_a_text_is_shown_whole_or_its_beginning(text: str) -> None:
-    result = shown(text).decode()
+    result = status_details(text).decode()
     whole = text.encode(errors="replace").decode()
     if result != whole:
         assert result.endswith(CUT)
@@ -42,4 +42,4 @@ def test_a_text_is_shown_whole_or_its_beginning(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "plain", "lone \udcff \ud800", "é" * 600])
 def test_usual_texts(text: str) -> None:
-    assert shown(text) == text.encode(errors="replace")
+    assert status_details(text) == text.encode(errors="replace")

@@ -9,16 +9,18 @@ import pytest
 from tests.support.core import make_request
 
 from conch.core.errors import InvalidArgumentError
+from conch.frontends.access_policy import parse_restricted_protocols
 from conch.frontends.grpc.forward import HeaderForwarder
-from conch.frontends.grpc.restricted import GROUPS, parse_restrictions, restrict, restrict_streams
+from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
+from conch.frontends.operations.operation_table import ENDPOINTS
 from conch.protocol import inference_pb2
 
 SERVICE = "/inference.GRPCInferenceService/"
 HEALTH = "/grpc.health.v1.Health/Check"
 
 
-def test_every_rpc_belongs_to_one_group() -> None:
-    names = [name for group in GROUPS.values() for name in group]
+def test_every_rpc_is_in_the_table_once() -> None:
+    names = [each.rpc for each in ENDPOINTS if each.rpc and "/" not in each.rpc]
     assert sorted(names) == sorted(
         inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     )
@@ -40,7 +42,7 @@ def test_every_rpc_belongs_to_one_group() -> None:
     ],
 )
 def test_parse(specifications: list[str], restrictions: dict[str, tuple[str, str]]) -> None:
-    assert parse_restrictions(specifications) == restrictions
+    assert parse_restricted_protocols(specifications) == restrictions
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_parse(specifications: list[str], restrictions: dict[str, tuple[str, str
 )
 def test_parse_refuses(specifications: list[str], text: str) -> None:
     with pytest.raises(ValueError) as caught:
-        parse_restrictions(specifications)
+        parse_restricted_protocols(specifications)
     assert str(caught.value) == text
 
 
@@ -95,7 +97,7 @@ REFUSED = [(14, "This protocol is restricted, expecting header 'triton-grpc-prot
     ],
 )
 def test_restricted_calls(method: str, metadata: list[tuple[str, str | bytes]], events: list[object]) -> None:
-    restrictions = parse_restrictions(["health:key=value"])
+    restrictions = parse_restricted_protocols(["health:key=value"])
     path = method if method.startswith("/") else SERVICE + method
     call: Any = Call(metadata)
     restrict({path: lambda call, message: call.events.append("handled")}, restrictions)[path](call, b"")  # type: ignore[attr-defined]

@@ -16,10 +16,10 @@ from tests.support.core import make_spec
 from tests.support.rest import Agent, Rest, make_core, pools
 
 from conch.core.errors import ConchError, NotFoundError, ResourceExhaustedError
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.core.spec import TensorSpec
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor
 from conch.frontends.http.generate.outbox import Item, Outbox
 from conch.frontends.http.generate.route import generate_routes

@@ -11,12 +11,12 @@ import schemathesis
 from tests.support.rest import Agent, Rest, make_core, pools
 
 from conch.frontends.http.openapi import document
-from conch.frontends.http.routes import Services, api_routes
+from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.routing import ApiRoute, Router, route
+from conch.frontends.operations.operation_handlers import Services
 from conch.memory.regions import Regions
-from conch.observability.options import LogOptions
-from conch.observability.settings import LogControl
-from conch.observability.trace import TraceSettings
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 
 DOCUMENT = document("1.2.3")
 METHODS = {"get", "post"}

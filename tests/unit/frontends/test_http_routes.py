@@ -19,19 +19,25 @@ from tests.support.rest import Agent, Rest, make_core, pools
 
 from conch.core.errors import ConchError, InternalError, UnavailableError
 from conch.core.model_control import IndexEntry
+from conch.core.model_statistics import ModelStatistics
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
-from conch.core.stats import ModelStatistics
 from conch.frontends.http.pools import Pools
-from conch.frontends.http.routes import Services, api_routes, home
-from conch.frontends.http.routes.memory import cuda_registration, system_registration
-from conch.frontends.http.routes.repository import load_parameters
-from conch.frontends.http.routes.settings import log_changes, trace_changes
+from conch.frontends.http.routes import home_page
+from conch.frontends.http.routes.api_routes import api_routes
+from conch.frontends.http.routes.operation_json import (
+    cuda_registration,
+    load_parameters,
+    log_changes,
+    system_registration,
+    trace_changes,
+)
 from conch.frontends.http.routing import Router
+from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.operations.operation_table import RunsOn
 from conch.memory.regions import Regions
-from conch.observability.options import LogOptions
-from conch.observability.settings import LogControl
-from conch.observability.trace import TraceSettings
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 
 MOST = 8000
 NOT_STRING = (500, {"error": "attempt to access JSON non-string as string"})
@@ -122,8 +128,8 @@ def test_the_page_for_people_links_what_there_is(site: Site) -> None:
     for link in links:
         assert link.startswith("https://") or any(each.pattern.fullmatch(link) for each in routes), link
     assert not re.search("<(script|img|link|style)", page), "it loads nothing"
-    assert home.page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
-    assert "/a b/" not in home.page("s", "1", [("a b", 2)])
+    assert home_page.page("<s>", "1", [("<b>", 1), ("a b", 2)]).count("<b>") == 0
+    assert "/a b/" not in home_page.page("s", "1", [("a b", 2)])
 
 
 def test_a_server_that_stops_is_unavailable(site: Site) -> None:
@@ -615,7 +621,7 @@ def test_what_hangs_holds_up_the_end_of_the_pools_only_for_so_long(made: Pools) 
         begun.set()
         go.wait(30)
 
-    future = made.index.submit(hang)
+    future = made.operations[RunsOn.REPOSITORY].submit(hang)
     begun.wait(30)
     assert not made.close(lambda: 0.0)
     assert future.running()

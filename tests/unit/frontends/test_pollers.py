@@ -18,10 +18,10 @@ from tests.support.core import WAIT_S, Answers, Instance, echo, make_request, ma
 
 from conch.core.execution.executor import Executor
 from conch.core.execution.runner import Runner
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.scheduler import Batch
-from conch.core.stats import ModelStatistics
 from conch.frontends.grpc.pollers import Pollers
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import eventually
 
-from conch.frontends.thread_pool import Pool
+from conch.frontends.thread_pool import ThreadPool
 
 
 def named(name: str) -> list[threading.Thread]:
@@ -17,7 +17,7 @@ def named(name: str) -> list[threading.Thread]:
 
 
 def test_threads_that_a_burst_has_started_end() -> None:
-    pool = Pool(4, "pool-burst", idle_s=0.01)
+    pool = ThreadPool(4, "pool-burst", idle_s=0.01)
     go_on = threading.Event()
     futures = [pool.submit(go_on.wait, WAIT_S) for _ in range(10)]
     assert len(named("pool-burst")) == 4
@@ -29,7 +29,7 @@ def test_threads_that_a_burst_has_started_end() -> None:
 
 
 def test_an_idle_thread_takes_the_next_work() -> None:
-    pool = Pool(4, "pool-idle")
+    pool = ThreadPool(4, "pool-idle")
     for _ in range(100):
         pool.submit(int).result(WAIT_S)
     with pytest.raises(ValueError, match="invalid literal"):
@@ -40,7 +40,7 @@ def test_an_idle_thread_takes_the_next_work() -> None:
 
 
 def test_a_closed_pool_gives_up_what_has_not_begun() -> None:
-    pool = Pool(1, "pool-closed")
+    pool = ThreadPool(1, "pool-closed")
     begun, go_on = threading.Event(), threading.Event()
 
     def hang() -> bool:

@@ -22,8 +22,8 @@ from conch.frontends.grpc.layouts import Layout, Layouts
 from conch.frontends.grpc.parameters import read_output_parameters, read_parameters, read_region
 from conch.frontends.grpc.typed_contents import TypedContents
 from conch.frontends.grpc.wire import MOST_PLAIN_FIELDS, CutRequest, cut_infer_request
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 from conch.protocol import inference_pb2
 
 _SCAN_FROM = 16 * 1024
@@ -98,7 +98,7 @@ class RequestDecoder:
             return self._parsed(message, responder, received_ns)
         template = layout.template
         request_id = "" if layout.request_id is None else _text(message[layout.request_id])
-        uses: Uses | None = None
+        uses: RegionBindings | None = None
         inputs: dict[str, Tensor] = {}
         if template.parts is None:
             view = memoryview(message)
@@ -118,17 +118,16 @@ class RequestDecoder:
         request.signature = template
         for attribute, value in template.settings:
             setattr(request, attribute, value)
-        if uses is not None:
-            uses.attach(request)
+        request.region_bindings = uses
         return request
 
-    def _use(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> Uses:
+    def _use(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> RegionBindings:
         """Gathers the inputs of a request some of whose tensors lie in regions."""
         template = layout.template
         assert template.parts is not None, "others have all in the message"
         view = memoryview(message)
         places = iter(layout.raw)
-        uses = Uses(self._regions)
+        uses = RegionBindings(self._regions)
         try:
             for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
                 if part is None:
@@ -143,7 +142,7 @@ class RequestDecoder:
         return uses
 
     def _parsed(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
-        uses = Uses(self._regions)
+        uses = RegionBindings(self._regions)
         try:
             return _parse(message, responder, received_ns, uses)
         except BaseException:
@@ -158,7 +157,7 @@ def _text(request_id: bytes) -> str:
         raise InvalidArgumentError("the request message is malformed: its id is not UTF-8") from None
 
 
-def _parse(message: bytes, responder: Responder, received_ns: int, uses: Uses) -> InferenceRequest:
+def _parse(message: bytes, responder: Responder, received_ns: int, uses: RegionBindings) -> InferenceRequest:
     """Reads any request, the whole of it."""
     cut: CutRequest | None = None
     try:
@@ -189,11 +188,11 @@ def _parse(message: bytes, responder: Responder, received_ns: int, uses: Uses) -
     if wire.parameters:
         read_parameters(request, wire.parameters)
     if uses:
-        uses.attach(request)
+        request.region_bindings = uses
     return request
 
 
-def _raw_inputs(wire: Any, raw: Any, uses: Uses) -> dict[str, Tensor]:
+def _raw_inputs(wire: Any, raw: Any, uses: RegionBindings) -> dict[str, Tensor]:
     """The inputs whose bytes come in ``raw_input_contents``, in the same order, or lie in regions."""
     inputs: dict[str, Tensor] = {}
     contents = iter(raw)
@@ -217,7 +216,7 @@ def _raw_inputs(wire: Any, raw: Any, uses: Uses) -> dict[str, Tensor]:
     return inputs
 
 
-def _typed_inputs(wire: Any, cut: CutRequest | None, uses: Uses) -> dict[str, Tensor]:
+def _typed_inputs(wire: Any, cut: CutRequest | None, uses: RegionBindings) -> dict[str, Tensor]:
     """The inputs whose elements come in their own ``contents``, which may be cut out, or lie in regions."""
     inputs: dict[str, Tensor] = {}
     for index, tensor in enumerate(wire.inputs):

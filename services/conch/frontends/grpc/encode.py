@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.sending import wrong_parameter
+from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Buffer
 from conch.frontends.grpc.wire import length_header
 from conch.protocol import inference_pb2

@@ -12,9 +12,10 @@ from functools import partial
 from google.protobuf.message import DecodeError
 
 from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
-from conch.core.server_core import ServerCore
+from conch.core.server_state import ServerState
 from conch.frontends.grpc.adapter import StreamCall
-from conch.frontends.grpc.control import HEALTH_SERVICES, MOST_BYTES
+from conch.frontends.grpc.operation_rpcs import MAX_REQUEST_BYTES
+from conch.frontends.operations.operation_handlers import HEALTH_SERVICES
 from conch.protocol import health_pb2
 
 _LOOK_S = 0.5
@@ -28,7 +29,7 @@ class HealthWatch:
         core: The server.
     """
 
-    def __init__(self, core: ServerCore) -> None:
+    def __init__(self, core: ServerState) -> None:
         self._core = core
         self._changed = threading.Condition()
         # To the status that was sent last; None for none.
@@ -44,8 +45,10 @@ class HealthWatch:
         if message is None:
             call.close(InvalidArgumentError.grpc_status, "a watch takes exactly one request, none was sent")
             return
-        if len(message) > MOST_BYTES:
-            call.close(ResourceExhaustedError.grpc_status, f"a watch takes requests of {MOST_BYTES} bytes")
+        if len(message) > MAX_REQUEST_BYTES:
+            call.close(
+                ResourceExhaustedError.grpc_status, f"a watch takes requests of {MAX_REQUEST_BYTES} bytes"
+            )
             return
         try:
             service = health_pb2.HealthCheckRequest.FromString(message).service

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError, UnavailableError
+from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.sending import unsendable
-from conch.core.server_core import ServerCore
-from conch.core.watch import watch_of
+from conch.core.response_errors import unsendable
+from conch.core.server_state import ServerState
 from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.decode import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.retry import retry_metadata
-from conch.frontends.grpc.single import SingleResponse
 from conch.memory.regions import Regions
 
-_PROTOCOL = "grpc"
-
-log = logging.getLogger(__name__)
+_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
 class InferHandler:
@@ -39,12 +34,12 @@ class InferHandler:
         regions: The shared-memory regions that tensors may lie in; None for none.
 
     Attributes:
-        refused: How many requests came after `refuse`.
+        admission: The way in for its requests.
     """
 
     def __init__(
         self,
-        core: ServerCore,
+        core: ServerState,
         server: Callable[[], Server],
         encoder: ResponseEncoder,
         clock: Clock,
@@ -53,9 +48,10 @@ class InferHandler:
         compression: str | None = None,
         regions: Regions | None = None,
     ) -> None:
-        self._model_for = core.model_for
-        self._submit = core.submit
-        self._cancel = core.cancel
+        self.admission = admission = core.admission("grpc")
+        self._admit = admission.admit
+        self._cancel = admission.cancel
+        self._logs = admission.logs
         self._server_of = server
         self._encoder = encoder
         self._clock = clock
@@ -63,9 +59,6 @@ class InferHandler:
         self._long = long
         self._forward = forward
         self._compression = compression
-        self._check = core.check_takes
-        self._log = core.request_log
-        self.refused = 0
 
     def __call__(self, call: UnaryCall, message: bytes, polling: bool = True) -> None:
         """Takes one request; it is answered when its batch has run.
@@ -86,46 +79,16 @@ class InferHandler:
             request.deadline_ns = call.deadline_ns(now_ns)
             if self._forward is not None:
                 self._forward(request, call.metadata)
-            self._check(request)
-            model = self._model_for(request)
-            if self._log is not None:
-                self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
-            if model.spec.decoupled:
-                request.intercept(lambda responder: SingleResponse(responder, self._cancel), waits=True)
+            if self.admission.closed:
+                self.admission.check_open()
             call.watch(self._cancel, request)
-            to_lead = self._submit(request, polling, model)
-            if to_lead is not None:
-                self._server_of().promise(to_lead)
-        except ConchError as error:
-            if request is not None:
-                request.discard()
-            self._refused(call, message, request, error, now_ns)
+            client = call.peer if self._logs else ""
+            claim = self._admit(request, polling, None, client, len(message), single=_DECOUPLED)
+            if claim is not None:
+                self._server_of().queue_inline(claim)
         except Exception as error:
-            if request is not None:
-                request.discard()
-            log.exception("a request could not be handled")
-            shown = InternalError(f"the request could not be handled: {error}")
-            self._refused(call, message, request, shown, now_ns)
-
-    def _refused(
-        self,
-        call: UnaryCall,
-        message: bytes,
-        request: InferenceRequest | None,
-        error: ConchError,
-        received_ns: int,
-    ) -> None:
-        call.abort(error.grpc_status, error.message, retry_metadata(error))
-        if self._log is not None:
-            self._log.refuse(request, error, _PROTOCOL, call.peer, len(message), received_ns)
-
-    def refuse(self) -> None:
-        """Takes no more requests."""
-        self._check = self._refuse
-
-    def _refuse(self, request: InferenceRequest) -> None:
-        self.refused += 1
-        raise UnavailableError("Server exiting")
+            shown = self.admission.refuse(request, error, call.peer, len(message), now_ns)
+            call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         call = request.context
@@ -136,8 +99,8 @@ class InferHandler:
                 call.abort(error.grpc_status, error.message, retry_metadata(error))
                 return
             message = self._encoder.message(request, response)
-            if self._log is not None and (watch := watch_of(request)) is not None:
-                watch.bytes_out += len(message)
+            if request.watch is not None:
+                request.watch.bytes_out += len(message)
             if self._compression is None:
                 call.reply(message)
             else:

@@ -22,7 +22,7 @@ from threading import get_ident
 from typing import Any
 
 from conch.core.clock import Clock
-from conch.core.servable import Leadable
+from conch.core.servable import InlineClaim
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class _Pause:
 
     __slots__ = ("left", "since_ns", "turn_lost")
 
-    def __init__(self, since_ns: int, left: list[Leadable]) -> None:
+    def __init__(self, since_ns: int, left: list[InlineClaim]) -> None:
         self.since_ns = since_ns
         self.left = left
         self.turn_lost = False
@@ -76,7 +76,7 @@ class Pollers:
         self._waiting = 0
         self._pause: _Pause | None = None
         self._owner: int | None = None  # the thread that polls
-        self._promised: list[Leadable] = []
+        self._claims: list[InlineClaim] = []
         # The event that the thread with the turn handles. Either that thread or `tick` takes it out again,
         # and the other one finds it gone. Each thread has a list of its own: it never takes out another's.
         self._handled: list[Any] = []
@@ -105,15 +105,15 @@ class Pollers:
             thread.join(max(end - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self.threads)
 
-    def promise(self, model: Leadable) -> None:
+    def queue_inline(self, model: InlineClaim) -> None:
         """Has the polling thread, which is the caller, lead a model once it has taken in all events."""
-        self._promised.append(model)
+        self._claims.append(model)
         if self._owner != get_ident():  # it has lost its turn, and the next one may be asleep already
             try:
-                self._promised.remove(model)
+                self._claims.remove(model)
             except ValueError:
                 return  # the next one has seen it
-            model.hand_over()
+            model.release()
 
     def tick(self) -> None:
         """Has another thread poll if a batch or an event takes long; to be called often.
@@ -130,7 +130,7 @@ class Pollers:
             left, pause.left = pause.left, []
             self._turn.release()
         for model in left:
-            model.hand_over()
+            model.release()
 
     def _take_over(self) -> None:
         """Gives the turn to a waiting thread if an event has been handled since the last tick."""
@@ -152,7 +152,7 @@ class Pollers:
         handled: list[Any] = []
         self._take_turn(handled)
         while True:
-            event = poll(0 if self._promised else None)
+            event = poll(0 if self._claims else None)
             tag = event.tag
             if tag is not None:
                 handled.append(event)
@@ -166,12 +166,12 @@ class Pollers:
                 except IndexError:  # it took long
                     self._take_turn(handled)
             elif self._is_timeout(event):
-                self._keep_promises(handled)
+                self._run_claims(handled)
             else:
                 break
-        self._keep_promises(handled)
-        for model in self._promised:
-            model.hand_over()
+        self._run_claims(handled)
+        for model in self._claims:
+            model.release()
         self._turn.release()  # the next thread finds the queue shut down as well
 
     def _take_turn(self, handled: list[Any]) -> None:
@@ -183,30 +183,30 @@ class Pollers:
         self._owner = get_ident()
         self._handled = handled
 
-    def _keep_promises(self, handled: list[Any]) -> None:
+    def _run_claims(self, handled: list[Any]) -> None:
         """Runs models with new requests inline, or leaves them to their threads; the caller polls."""
-        promised: list[Leadable] = []
-        while self._promised:
+        claims: list[InlineClaim] = []
+        while self._claims:
             try:
-                promised.append(self._promised.pop(0))
+                claims.append(self._claims.pop(0))
             except IndexError:
                 break  # the thread that promised it has handed it over
         if not self._waiting:
-            for model in promised:
-                model.hand_over()
+            for model in claims:
+                model.release()
             return
-        fast = [model for model in promised if model.fast]
-        slow = [model for model in promised if not model.fast]
+        fast = [model for model in claims if model.fast]
+        slow = [model for model in claims if not model.fast]
         for model in slow[1:]:
-            model.hand_over()  # before anything that takes time
-        if fast and not self._lead_pausing(fast, slow[:1]):
+            model.release()  # before anything that takes time
+        if fast and not self._run_while_unpolled(fast, slow[:1]):
             self._take_turn(handled)
         elif slow:
             self._turn.release()
-            self._lead(slow[0], None)
+            self._run_inline(slow[0], None)
             self._take_turn(handled)
 
-    def _lead_pausing(self, models: list[Leadable], others: list[Leadable]) -> bool:
+    def _run_while_unpolled(self, models: list[InlineClaim], others: list[InlineClaim]) -> bool:
         """Leads models while nobody polls.
 
         Args:
@@ -220,16 +220,16 @@ class Pollers:
         with self._role:
             self._pause = pause
         for model in models:
-            more = self._lead(model, _BUDGET_NS)
+            more = self._run_inline(model, _BUDGET_NS)
             with self._role:
                 lost = pause.turn_lost
                 if not lost:
                     pause.left.remove(model)
                     if more:
-                        self._promised.append(model)
+                        self._claims.append(model)
             if lost:
                 if more:
-                    model.hand_over()
+                    model.release()
                 return False
         with self._role:
             if pause.turn_lost:
@@ -237,13 +237,13 @@ class Pollers:
             self._pause = None
         return True
 
-    def _lead(self, model: Leadable, budget_ns: int | None) -> bool:
+    def _run_inline(self, model: InlineClaim, budget_ns: int | None) -> bool:
         try:
-            return model.lead(budget_ns)
+            return model.run_inline(budget_ns)
         except Exception:
             log.exception("a model could not be led")
         try:
-            model.hand_over()  # what was begun to be received here is received elsewhere
+            model.release()  # what was begun to be received here is received elsewhere
         except Exception:
             log.exception("a model could not be handed over")
         return False

@@ -7,36 +7,30 @@ import time
 from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.descriptors import GRPC_SHARES, most_connections
 from conch.core.errors import UnauthenticatedError, UnavailableError
-from conch.core.server_core import ServerCore
+from conch.core.process_setup import GRPC_SHARES, most_connections
+from conch.core.server_state import ServerState
+from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
-from conch.frontends.grpc.control import ControlHandlers
 from conch.frontends.grpc.encode import ResponseEncoder
 from conch.frontends.grpc.forward import HeaderForwarder
 from conch.frontends.grpc.health import HealthWatch
 from conch.frontends.grpc.infer import InferHandler
+from conch.frontends.grpc.operation_rpcs import operation_handlers
 from conch.frontends.grpc.reflection import reflection_handlers
-from conch.frontends.grpc.restricted import Restrictions, restrict, restrict_streams
-from conch.frontends.grpc.settings import settings_handlers
-from conch.frontends.grpc.sharing import SharedMemoryHandlers
+from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
 from conch.frontends.grpc.stream import SHUTTING_DOWN, StreamInferHandler
-from conch.frontends.pool import Pool
-from conch.frontends.uploads import UploadRule
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.thread_pool import OperationPools, ThreadPool
 from conch.memory.regions import Regions
-from conch.observability.options import LogOptions
-from conch.observability.settings import LogControl
-from conch.observability.trace import TraceSettings
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 
 MOST_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
-_QUICK_THREADS = 2
-_UNLOAD_THREADS = 2
-_SLOW_THREADS = 32
-_CHECK_THREADS = 4
-_MEMORY_THREADS = 2
-_LONG_THREADS = 2
+_DECODE_THREADS = 2
 _QUIET_S = 0.1
 _LONGEST_WAIT_FOR_CALLS_S = 0.5
 _LONGEST_WAIT_FOR_STREAMS_S = 2.0
@@ -138,7 +132,7 @@ class GrpcFrontEnd:
 
     def __init__(
         self,
-        core: ServerCore,
+        core: ServerState,
         options: GrpcOptions,
         clock: Clock = monotonic_ns,
         logs: LogControl | None = None,
@@ -147,32 +141,23 @@ class GrpcFrontEnd:
     ) -> None:
         regions = regions or Regions()
         self._options = options
-        # Apart, so that loads, however many and slow, hold up nothing but further loads.
-        self._quick = Pool(_QUICK_THREADS, "conch-grpc-repository")
-        # An index may wait for storage that hangs; whoever wants a model gone must not.
-        self._unloads = Pool(_UNLOAD_THREADS, "conch-grpc-unload")
-        self._slow = Pool(_SLOW_THREADS, "conch-grpc-load")
-        self._checks = Pool(_CHECK_THREADS, "conch-grpc-ready")
-        self._memory = Pool(_MEMORY_THREADS, "conch-grpc-memory")
-        self._long = Pool(_LONG_THREADS, "conch-grpc-decode")
+        self._operations = OperationPools("conch-grpc")
+        self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
         encoder = ResponseEncoder()
         forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
         identified = options.mutual or "model-repository" in options.restrictions
         uploads = UploadRule(options.allow_model_upload or identified)
-        unary: dict[str, UnaryHandler] = ControlHandlers(
-            core, self._quick, self._unloads, self._slow, self._checks, uploads
-        ).handlers()
-        unary |= settings_handlers(core, logs or LogControl(LogOptions(), None), traces or TraceSettings())
-        unary |= SharedMemoryHandlers(regions, self._memory).handlers()
-        shared = core, self._get_server, encoder, clock, self._long, forward, options.compression, regions
+        services = Services(regions, logs or LogControl(LogOptions(), None), traces or TraceSettings())
+        unary: dict[str, UnaryHandler] = operation_handlers(core, services, self._operations, uploads)
+        shared = core, self._get_server, encoder, clock, self._decoding, forward, options.compression, regions
         self._infer = InferHandler(*shared)
-        unary["/inference.GRPCInferenceService/ModelInfer"] = self._infer
+        unary[table.INFER.grpc_method] = self._infer
         self._streams = StreamInferHandler(*shared)
         streams: dict[str, StreamHandler] = {
-            "/inference.GRPCInferenceService/ModelStreamInfer": self._streams,
-            "/grpc.health.v1.Health/Watch": HealthWatch(core),
+            table.STREAM_INFER.grpc_method: self._streams,
+            table.HEALTH_WATCH.grpc_method: HealthWatch(core),
         }
-        streams |= reflection_handlers(["inference.GRPCInferenceService", "grpc.health.v1.Health"])
+        streams |= reflection_handlers(list(table.SERVICES))
 
         def refused(text: str, client: str, size: int) -> None:
             if core.request_log is not None:
@@ -216,13 +201,13 @@ class GrpcFrontEnd:
             Whether everything has ended.
         """
         end = time.monotonic() + grace_s
-        self._infer.refuse()
+        self._infer.admission.close()
         self._wait_for_quiet(grace_s)
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
         # What hangs with its storage may hang for longer than the client has waited for it.
-        pools = (self._long, self._quick, self._unloads, self._checks, self._memory, self._slow)
-        return all([pool.close(max(end - time.monotonic(), 0.0)) for pool in pools]) and ended
+        decoded = self._decoding.close(max(end - time.monotonic(), 0.0))
+        return self._operations.close(lambda: max(end - time.monotonic(), 0.0)) and decoded and ended
 
     def _wait_for_quiet(self, timeout_s: float) -> None:
         """Waits until clients have noticed that requests are refused, and streams have been read.
@@ -235,7 +220,7 @@ class GrpcFrontEnd:
         begin = time.monotonic()
         before: tuple[int, int] | None = None
         while (waited := time.monotonic() - begin) < min(timeout_s, _LONGEST_WAIT_FOR_STREAMS_S):
-            refused = self._infer.refused if waited < _LONGEST_WAIT_FOR_CALLS_S else 0
+            refused = self._infer.admission.refused if waited < _LONGEST_WAIT_FOR_CALLS_S else 0
             now = refused, self._streams.taken
             if now == before:
                 return

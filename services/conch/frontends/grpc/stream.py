@@ -8,19 +8,17 @@ metadata ``triton_grpc_error: true``.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 
 from conch.core.clock import Clock
-from conch.core.errors import ConchError, InternalError
+from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.sending import unsendable
-from conch.core.server_core import ServerCore
+from conch.core.response_errors import unsendable
+from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer
-from conch.core.watch import watch_of
 from conch.frontends.grpc.adapter import Server, StreamCall
 from conch.frontends.grpc.decode import LONG_BYTES, RequestDecoder
 from conch.frontends.grpc.encode import ResponseEncoder, encode_parameters, joined
@@ -30,9 +28,6 @@ from conch.frontends.grpc.wire import length_header
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
-log = logging.getLogger(__name__)
-
-_PROTOCOL = "grpc-stream"
 _OK = 0
 _ERROR_MESSAGE = 1
 _INFER_RESPONSE = 2
@@ -97,7 +92,7 @@ class InferStream:
             self._open.clear()
             self._ordered.clear()
         for request in requests:
-            self._handler.core.cancel(request)
+            self._handler.admission.cancel(request)
 
     def on_drain(self, status: int, details: str) -> None:
         """Takes no more requests and closes, with the status, when those in flight are answered."""
@@ -176,12 +171,13 @@ class StreamInferHandler:
         regions: The shared-memory regions that tensors may lie in; None for none.
 
     Attributes:
+        admission: The way in for its requests.
         taken: How many requests have come in.
     """
 
     def __init__(
         self,
-        core: ServerCore,
+        core: ServerState,
         server: Callable[[], Server],
         encoder: ResponseEncoder,
         clock: Clock,
@@ -190,7 +186,7 @@ class StreamInferHandler:
         compression: str | None = None,
         regions: Regions | None = None,
     ) -> None:
-        self.core = core
+        self.admission = core.admission("grpc-stream")
         self._compression = compression
         self._server_of = server
         self._encoder = encoder
@@ -198,7 +194,6 @@ class StreamInferHandler:
         self._decode = RequestDecoder(regions)
         self._long = long
         self._forward = forward
-        self._log = core.request_log
         self.taken = 0
 
     def __call__(self, call: StreamCall) -> None:
@@ -223,6 +218,7 @@ class StreamInferHandler:
             self._long.submit(self.submit, call, place, message, False)
             return
         now_ns = self._clock()
+        request: InferenceRequest | None = None
         try:
             request = self._decode(message, self._respond, now_ns)
             request.context = place
@@ -230,33 +226,19 @@ class StreamInferHandler:
             place.request = request
             if self._forward is not None:
                 self._forward(request, call.metadata)
-            self.core.check_takes(request)
-            model = self.core.model_for(request)
-            if self._log is not None:
-                self._log.begin(request, model, _PROTOCOL, call.peer, len(message))
+            self.admission.check_refused(request)
+            model = self.admission.resolve(request)
             if not model.spec.decoupled:
                 place.stream.order(place)
-            to_lead = self.core.submit(request, polling, model)
-            if to_lead is not None:
-                self._server_of().promise(to_lead)
-            if request.cancelled:  # in the moment before it was queued
-                self.core.cancel(request)
-        except ConchError as error:
-            self._refused(call, place, message, error, now_ns)
+            client = call.peer if self.admission.logs else ""
+            claim = self.admission.admit(request, polling, model, client, len(message))
+            if claim is not None:
+                self._server_of().queue_inline(claim)
         except Exception as error:
-            log.exception("a request of a stream could not be handled")
-            shown = InternalError(f"the request could not be handled: {error}")
-            self._refused(call, place, message, shown, now_ns)
+            shown = self.admission.refuse(request, error, call.peer, len(message), now_ns)
+            self._say_error(place, request, shown)
         # Only now may another thread take this stream's next message: requests are queued in order.
         call.read_next()
-
-    def _refused(
-        self, call: StreamCall, place: _Place, message: bytes, error: ConchError, received_ns: int
-    ) -> None:
-        request = place.request
-        self._say_error(place, request, error)
-        if self._log is not None:
-            self._log.refuse(request, error, _PROTOCOL, call.peer, len(message), received_ns)
 
     def _say_error(self, place: _Place, request: InferenceRequest | None, error: ConchError) -> None:
         """Answers a request that never reached a model."""
@@ -287,8 +269,8 @@ class StreamInferHandler:
                 text = error.message.encode()
                 message[:0] = [length_header(_ERROR_MESSAGE, len(text)), text]
             whole = joined(message)
-            if self._log is not None and (watch := watch_of(request)) is not None:
-                watch.bytes_out += len(whole)
+            if request.watch is not None:
+                request.watch.bytes_out += len(whole)
             place.stream.say(place, whole, final, error)
             if not place.ordered:
                 place.stream.wait_for_reader()

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conch.core.buffers import joined
 from conch.core.errors import InvalidArgumentError
-from conch.core.tensor import Array, Buffer
+from conch.core.tensor import Array, Buffer, joined
 from conch.frontends.grpc.wire import MOST_FIELDS, read_fields
 from conch.frontends.http.turns import give_way
 

@@ -6,10 +6,11 @@ import re
 
 from starlette.types import Receive, Scope, Send
 
+from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.infer.asgi import answer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.replies import text_error
-from conch.frontends.http.routing import Refused, Restrictions, Router, refusal, untold
+from conch.frontends.http.routing import Refused, Router, refusal, untold
 
 _INFER = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
 

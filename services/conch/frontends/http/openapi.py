@@ -1,18 +1,18 @@
-"""The OpenAPI document of the REST front end: a table of its routes in words, beside the routing tables."""
+"""Builds the OpenAPI document of the REST front end from the table of endpoints.
+
+Paths, methods, categories and summaries come from the table; this module adds bodies, responses and statuses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from conch.frontends.http.openapi_schemas import SCHEMAS
-from conch.frontends.http.replies import json_reply
-from conch.frontends.http.routing import ApiRoute, route
-
-Operation = dict[str, Any]
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_table import ENDPOINTS, Endpoint, path_variants
 
 _PARAMETERS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "model": ("Name of the model, not percent-decoded.", {"type": "string", "pattern": "^[^/]+$"}),
@@ -34,147 +34,8 @@ _MEANINGS = {
     503: "The server, or the model, can't answer now, or the server is not set up to do that.",
 }
 _ALWAYS = (400, 403, 404, 405, 503)
-
-
-def openapi_routes(version: str) -> list[ApiRoute]:
-    """The route of the document.
-
-    Args:
-        version: Version of the server.
-    """
-    reply = document(version)
-
-    async def openapi(request: Request) -> Response:
-        return json_reply(reply)
-
-    return [route("/openapi[.]json", ["GET"], "metadata", openapi)]
-
-
-def document(version: str) -> dict[str, Any]:
-    """The document.
-
-    Args:
-        version: Version of the server.
-    """
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "conch",
-            "version": version,
-            "description": "Triton's HTTP protocol: KServe v2 with Triton's extensions.",
-        },
-        "paths": {path: _item(path, operations) for path, operations in _paths()},
-        "components": {"schemas": SCHEMAS},
-    }
-
-
-def _item(path: str, operations: Mapping[str, Operation]) -> dict[str, Any]:
-    names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-    item: dict[str, Any] = {**operations}
-    if names:
-        item["parameters"] = [
-            {"name": name, "in": "path", "required": True, "description": text, "schema": schema}
-            for name in names
-            for text, schema in (_PARAMETERS[name],)
-        ]
-    return item
-
-
-def _paths() -> Iterator[tuple[str, dict[str, Operation]]]:
-    """The table."""
-    page = {"description": "Links to all of this.", "content": {"text/html": {}}}
-    yield "/", {"get": _operation("A page for people", "metadata", page)}
-    yield "/openapi.json", {"get": _operation("This document", "metadata", _json({"type": "object"}))}
-    yield "/v2", {"get": _operation("Server metadata", "metadata", _named("ServerMetadata"))}
-    for what in ("live", "ready"):
-        yield f"/v2/health/{what}", {"get": _operation(f"Whether the server is {what}", "health", _EMPTY)}
-    yield (
-        "/v2/models/stats",
-        {"get": _operation("Statistics of all models", "statistics", _named("Statistics"))},
-    )
-    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
-        for suffix, operation in _of_models():
-            yield path + suffix, operation
-    for path in ("/v2/models/{model}/trace/setting", "/v2/trace/setting"):
-        yield path, _setting("Trace settings", "trace", "TraceSettings", "TraceChanges")
-    yield "/v2/logging", _setting("Log settings", "logging", "LogSettings", "LogChanges")
-    for path in ("/v2/repository", "/v2/repository/{repository}"):
-        for suffix, operation in _of_repositories():
-            yield path + suffix, operation
-    for kind, name in (("system", "System"), ("cuda", "Cuda")):
-        for path in (f"/v2/{kind}sharedmemory", f"/v2/{kind}sharedmemory/region/{{region}}"):
-            for suffix, operation in _of_regions(name):
-                yield path + suffix, operation
-
-
-def _of_models() -> Iterator[tuple[str, dict[str, Operation]]]:
-    yield "", {"get": _operation("Model metadata", "metadata", _named("ModelMetadata"))}
-    yield "/ready", {"get": _operation("Whether the model is ready", "health", _EMPTY)}
-    yield "/config", {"get": _operation("Model configuration", "model-config", _named("ModelConfig"))}
-    yield "/stats", {"get": _operation("Statistics of the model", "statistics", _named("Statistics"))}
-    reply = {
-        "description": "The response; with binary outputs behind its JSON if any are asked for.",
-        "content": {**_named("InferResponse")["content"], "application/octet-stream": {}},
-    }
-    infer = _operation("Run the model", "inference", reply, "InferRequest", (429, 500, 501))
-    infer["requestBody"]["content"]["application/octet-stream"] = {}
-    yield "/infer", {"post": infer}
-    generate = _operation(
-        "Run the model with flat JSON",
-        "inference",
-        _named("GenerateResponse"),
-        "GenerateRequest",
-        (429, 500, 501),
-    )
-    yield "/generate", {"post": generate}
-    events = {"description": "The responses as server-sent events.", "content": {"text/event-stream": {}}}
-    stream = _operation(
-        "Run the model with flat JSON and stream what it responds",
-        "inference",
-        events,
-        "GenerateRequest",
-        (429, 500, 501),
-    )
-    # What the model answers first decides the status also where the answer is an event.
-    for status in (400, 404, 429, 500, 501, 503):
-        stream["responses"][str(status)]["content"]["text/event-stream"] = {}
-    yield "/generate_stream", {"post": stream}
-
-
-def _of_repositories() -> Iterator[tuple[str, dict[str, Operation]]]:
-    category = "model-repository"
-    index = _operation("All models", category, _named("Index"), "IndexRequest", (500,), required=False)
-    yield "/index", {"post": index}
-    for action, text in (("load", "Load or reload a model"), ("unload", "Unload a model")):
-        operation = _operation(
-            text, category, _EMPTY, f"{action.title()}Request", (429, 500, 501), required=False
-        )
-        yield f"/models/{{model}}/{action}", {"post": operation}
-
-
-def _of_regions(name: str) -> Iterator[tuple[str, dict[str, Operation]]]:
-    category = "shared-memory"
-    yield "/status", {"get": _operation(f"{name} regions", category, _named(f"{name}Regions"))}
-    register = _operation(
-        "Register a region", category, _EMPTY, f"{name}Registration", (429, 500, 501), required=True
-    )
-    yield "/register", {"post": register}
-    yield (
-        "/unregister",
-        {"post": _operation("Unregister a region, or all of them", category, _EMPTY, None, (501,))},
-    )
-
-
-def _setting(text: str, category: str, schema: str, changes: str) -> dict[str, Operation]:
-    return {
-        "get": _operation(text, category, _named(schema)),
-        "post": _operation(
-            f"Change {text.lower()}", category, _named(schema), changes, (500, 501), required=False
-        ),
-    }
-
-
-_EMPTY: dict[str, Any] = {"description": "Yes, or done."}
+_INFER_STATUSES = (429, 500, 501)
+_BINARY: dict[str, Any] = {"application/octet-stream": {}}
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,29 +46,122 @@ def _named(name: str) -> dict[str, Any]:
     return _json({"$ref": f"#/components/schemas/{name}"})
 
 
-def _operation(
-    summary: str,
-    category: str,
-    reply: Mapping[str, Any],
-    body: str | None = None,
-    statuses: tuple[int, ...] = (),
-    required: bool = True,
-) -> Operation:
-    """One operation.
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """The bodies of an endpoint.
 
-    Args:
-        summary: What it does.
-        category: What it belongs to, for restrictions.
-        reply: Its response if all goes well.
-        body: Name of the schema of its body; None for none.
-        statuses: What else it may answer than what all may.
-        required: Whether there has to be a body.
+    Attributes:
+        reply: The response with status 200.
+        body: Name of the schema of the request body; None for none.
+        statuses: Error statuses besides those of all endpoints.
+        required: Whether the request must have a body.
+        binary: Whether bodies may carry binary tensors behind the JSON.
+        events: Statuses of which the error may be a server-sent event.
     """
-    errors = {
-        str(status): {"description": _MEANINGS[status], "content": dict(_named("Error")["content"])}
-        for status in sorted({*_ALWAYS, *statuses})
+
+    reply: Mapping[str, Any]
+    body: str | None = None
+    statuses: tuple[int, ...] = ()
+    required: bool = True
+    binary: bool = False
+    events: tuple[int, ...] = ()
+
+
+_EMPTY = {"description": "Yes, or done."}
+_CONTENTS: Mapping[Endpoint, _Contents] = {
+    table.HOME_PAGE: _Contents({"description": "Links to all of this.", "content": {"text/html": {}}}),
+    table.OPENAPI: _Contents(_json({"type": "object"})),
+    table.SERVER_METADATA: _Contents(_named("ServerMetadata")),
+    table.SERVER_LIVE: _Contents(_EMPTY),
+    table.SERVER_READY: _Contents(_EMPTY),
+    table.ALL_STATISTICS: _Contents(_named("Statistics")),
+    table.MODEL_METADATA: _Contents(_named("ModelMetadata")),
+    table.MODEL_READY: _Contents(_EMPTY),
+    table.MODEL_CONFIG: _Contents(_named("ModelConfig")),
+    table.MODEL_STATISTICS: _Contents(_named("Statistics")),
+    table.INFER: _Contents(
+        {
+            "description": "The response; with binary outputs behind its JSON if any are asked for.",
+            "content": {**_named("InferResponse")["content"], **_BINARY},
+        },
+        "InferRequest",
+        _INFER_STATUSES,
+        binary=True,
+    ),
+    table.GENERATE: _Contents(_named("GenerateResponse"), "GenerateRequest", _INFER_STATUSES),
+    # The first response decides the status, also if the body is an event.
+    table.GENERATE_STREAM: _Contents(
+        {"description": "The responses as server-sent events.", "content": {"text/event-stream": {}}},
+        "GenerateRequest",
+        _INFER_STATUSES,
+        events=(400, 404, 429, 500, 501, 503),
+    ),
+    table.TRACE_SETTINGS: _Contents(_named("TraceSettings")),
+    table.UPDATE_TRACE_SETTINGS: _Contents(
+        _named("TraceSettings"), "TraceChanges", (500, 501), required=False
+    ),
+    table.LOG_SETTINGS: _Contents(_named("LogSettings")),
+    table.UPDATE_LOG_SETTINGS: _Contents(_named("LogSettings"), "LogChanges", (500, 501), required=False),
+    table.REPOSITORY_INDEX: _Contents(_named("Index"), "IndexRequest", (500,), required=False),
+    table.LOAD_MODEL: _Contents(_EMPTY, "LoadRequest", (429, 500, 501), required=False),
+    table.UNLOAD_MODEL: _Contents(_EMPTY, "UnloadRequest", (429, 500, 501), required=False),
+    table.SYSTEM_REGIONS: _Contents(_named("SystemRegions")),
+    table.REGISTER_SYSTEM: _Contents(_EMPTY, "SystemRegistration", (429, 500, 501)),
+    table.UNREGISTER_SYSTEM: _Contents(_EMPTY, statuses=(501,)),
+    table.CUDA_REGIONS: _Contents(_named("CudaRegions")),
+    table.REGISTER_CUDA: _Contents(_EMPTY, "CudaRegistration", (429, 500, 501)),
+    table.UNREGISTER_CUDA: _Contents(_EMPTY, statuses=(501,)),
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """Returns the document; `version` is the server's."""
+    paths: dict[str, dict[str, Any]] = {}
+    for path, endpoint in _paths():
+        paths.setdefault(path, {})[endpoint.http_method.lower()] = _operation(endpoint)
+    for path, item in paths.items():
+        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        if names:
+            item["parameters"] = [
+                {"name": name, "in": "path", "required": True, "description": text, "schema": schema}
+                for name in names
+                for text, schema in (_PARAMETERS[name],)
+            ]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "conch",
+            "version": version,
+            "description": "Triton's HTTP protocol: KServe v2 with Triton's extensions.",
+        },
+        "paths": paths,
+        "components": {"schemas": SCHEMAS},
     }
-    operation: Operation = {"summary": summary, "tags": [category], "responses": {"200": reply, **errors}}
-    if body is not None:
-        operation["requestBody"] = {"required": required, "content": dict(_named(body)["content"])}
+
+
+def _paths() -> Iterator[tuple[str, Endpoint]]:
+    """Yields all paths; first those without an optional part, for each run of templates that share it."""
+    templates = [(template, endpoint) for endpoint in ENDPOINTS for template in endpoint.paths]
+    for _, run in groupby(templates, key=lambda entry: entry[0].partition("]")[0]):
+        expanded = [[(path, endpoint) for path in path_variants(template)] for template, endpoint in run]
+        for variants in zip(*expanded, strict=True):
+            yield from variants
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    contents = _CONTENTS[endpoint]
+    errors: dict[str, dict[str, Any]] = {
+        str(status): {"description": _MEANINGS[status], "content": dict(_named("Error")["content"])}
+        for status in sorted({*_ALWAYS, *contents.statuses})
+    }
+    for status in contents.events:
+        errors[str(status)]["content"]["text/event-stream"] = {}
+    operation: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "tags": [endpoint.access],
+        "responses": {"200": contents.reply, **errors},
+    }
+    if contents.body is not None:
+        content = {**_named(contents.body)["content"], **(_BINARY if contents.binary else {})}
+        operation["requestBody"] = {"required": contents.required, "content": content}
     return operation

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from conch.core.errors import CancelledError
 from conch.frontends.http.turns import pausing
-from conch.frontends.pool import Pool
+from conch.frontends.thread_pool import ThreadPool
 
 _THREADS: Final = 16
 _OF_ONE_CLIENT: Final = 8
@@ -68,7 +68,7 @@ class Turnstile:
             self.enter()
 
 
-class ParsingPool(Pool):
+class ParsingPool(ThreadPool):
     """The threads.
 
     Args:
@@ -113,7 +113,7 @@ class ParsingPool(Pool):
         return job.future
 
     def close(self, timeout_s: float) -> bool:
-        """See `Pool`."""
+        """See `ThreadPool`."""
         with self._lock:
             self._closed = True
             for jobs in self._queues.values():

@@ -9,34 +9,21 @@ from typing import TypeVar
 
 from conch.core.errors import UnavailableError
 from conch.frontends.http.parsing import ParsingPool
-from conch.frontends.pool import Pool
+from conch.frontends.thread_pool import OperationPools
 
 T = TypeVar("T")
 
-_QUICK_THREADS = 2
-_UNLOAD_THREADS = 2
-_LOAD_THREADS = 32
-_CHECK_THREADS = 4
-
 
 class Pools:
-    """Pools that are apart so that what waits in one holds up nothing of the others.
+    """The thread pools of the REST front end.
 
     Attributes:
-        index: Runs what reads the repository, which may wait for storage that hangs.
-        quick: Opens regions.
-        unloads: Runs unloads.
-        loads: Runs loads, however many and slow.
-        checks: Waits for models that look whether they are ready.
+        operations: Run operations that block.
         parsing: Reads bodies, and writes large ones.
     """
 
     def __init__(self) -> None:
-        self.index = Pool(_QUICK_THREADS, "conch-http-index")
-        self.quick = Pool(_QUICK_THREADS, "conch-http-quick")
-        self.unloads = Pool(_UNLOAD_THREADS, "conch-http-unload")
-        self.loads = Pool(_LOAD_THREADS, "conch-http-load")
-        self.checks = Pool(_CHECK_THREADS, "conch-http-ready")
+        self.operations = OperationPools("conch-http")
         self.parsing = ParsingPool()
 
     def close(self, left: Callable[[], float]) -> bool:
@@ -48,8 +35,8 @@ class Pools:
         Returns:
             Whether all has ended.
         """
-        pools = (self.parsing, self.index, self.quick, self.unloads, self.checks, self.loads)
-        return all([pool.close(left()) for pool in pools])
+        parsed = self.parsing.close(left())
+        return self.operations.close(left) and parsed
 
 
 async def run_on(pool: Executor, work: Callable[..., T], *arguments: object) -> T:

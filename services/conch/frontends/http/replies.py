@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+from conch.core.admission import ExitingError
 from conch.core.errors import ConchError
 from conch.frontends.http.connection import UnreadBodyError
-from conch.frontends.http.gate import ExitingError
 
 JSON = "application/json"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from conch.core.errors import ConchError
+from conch.frontends.access_policy import Restrictions
 from conch.frontends.http.origins import foreign_page
 from conch.frontends.http.replies import error_reply, text_error
 
@@ -23,9 +24,6 @@ log = logging.getLogger(__name__)
 
 Endpoint = Callable[..., Awaitable[Response]]
 """Takes the request, and the named groups of the path as keyword arguments; those absent are empty."""
-
-Restrictions = Mapping[str, tuple[str, str]]
-"""Category to the header, in lower case, and the value that its requests must carry."""
 
 Refused = Callable[[Scope, str, str], None]
 """Is told of requests to run a model, by its name and version, that were refused."""

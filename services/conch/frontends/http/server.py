@@ -11,21 +11,21 @@ from pathlib import Path
 from starlette.types import ASGIApp, Scope
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.descriptors import HTTP_SHARES, most_connections
 from conch.core.errors import UnauthenticatedError, UnavailableError
+from conch.core.process_setup import HTTP_SHARES, most_connections
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.server_core import ServerCore
+from conch.core.server_state import ServerState
+from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.http.app import HttpApp
-from conch.frontends.http.gate import Gate
 from conch.frontends.http.infer.direct import direct_infer
 from conch.frontends.http.infer.route import InferRoute
 from conch.frontends.http.loop import Listener, LoopThread
 from conch.frontends.http.origins import CrossOriginInference, direct_without_origin
 from conch.frontends.http.patience import Patience
 from conch.frontends.http.pools import Pools
-from conch.frontends.http.routes import Services, api_routes
-from conch.frontends.http.routing import Refused, Restrictions, Router, restricted_text, untold
-from conch.frontends.uploads import UploadRule
+from conch.frontends.http.routes.api_routes import api_routes
+from conch.frontends.http.routing import Refused, Router, restricted_text, untold
+from conch.frontends.operations.operation_handlers import Services
 
 _QUIET_S = 0.05
 _LONGEST_WAIT_FOR_QUIET_S = 0.5
@@ -119,7 +119,7 @@ class HttpFrontEnd:
 
     def __init__(
         self,
-        core: ServerCore,
+        core: ServerState,
         options: HttpOptions,
         thread: LoopThread,
         services: Services,
@@ -128,7 +128,7 @@ class HttpFrontEnd:
         self._options = options
         self._thread = thread
         self._pools = Pools()
-        self._gate = Gate()
+        self._admission = core.admission("http")
         most_bytes = options.max_input_bytes
         infer = InferRoute(
             core,
@@ -138,11 +138,11 @@ class HttpFrontEnd:
             clock,
             most_bytes,
             options.header_forward_pattern,
-            self._gate,
+            self._admission,
         )
         identified = options.mutual or "model-repository" in options.restrictions
         uploads = UploadRule(options.allow_model_upload or identified)
-        routes = api_routes(core, services, self._pools, most_bytes, clock, self._gate, uploads)
+        routes = api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads)
         refused = _telling(core, options.restrictions, clock)
         router = Router(routes, options.restrictions, refused)
         self._app: ASGIApp = HttpApp(infer, router, options.restrictions, refused)
@@ -195,17 +195,17 @@ class HttpFrontEnd:
 
     def _refuse(self, timeout_s: float) -> None:
         """Refuses requests until clients have noticed: one on its way to a closed connection is lost."""
-        gate = self._gate
-        gate.close()
+        admission = self._admission
+        admission.close()
         never = threading.Event()
         end = time.monotonic() + timeout_s
         refused = -1
-        while refused != gate.refused and time.monotonic() < end:
-            refused = gate.refused
+        while refused != admission.refused and time.monotonic() < end:
+            refused = admission.refused
             never.wait(_QUIET_S)
 
 
-def _telling(core: ServerCore, restrictions: Restrictions, clock: Clock) -> Refused:
+def _telling(core: ServerState, restrictions: Restrictions, clock: Clock) -> Refused:
     """What has the log told of requests to run models that lack the header they need."""
     told = core.request_log
     if told is None or "inference" not in restrictions:

@@ -9,9 +9,9 @@ Handlers return at once; a model that has got requests is led later, see `conch.
 
 from __future__ import annotations
 
+from conch.frontends.grpc.adapter.batch_operations import Metadata
 from conch.frontends.grpc.adapter.calls import StreamCall, UnaryCall
 from conch.frontends.grpc.adapter.library import IncompatibleGrpcError, check_grpcio
-from conch.frontends.grpc.adapter.operations import Metadata
 from conch.frontends.grpc.adapter.server import (
     ChannelArguments,
     Server,

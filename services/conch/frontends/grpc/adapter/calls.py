@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
-from conch.core.details import shown
-from conch.frontends.grpc.adapter.library import cygrpc
-from conch.frontends.grpc.adapter.operations import (
+from conch.core.errors import status_details
+from conch.frontends.grpc.adapter.batch_operations import (
     OK,
     RECEIVE_CLOSE,
     SEND_NO_METADATA,
@@ -23,6 +22,7 @@ from conch.frontends.grpc.adapter.operations import (
     ignore,
     send_metadata,
 )
+from conch.frontends.grpc.adapter.library import cygrpc
 
 _MOST_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
@@ -409,5 +409,5 @@ class StreamCall(Call):
     def _start_close(self) -> None:
         assert self._closing is not None, "called by close, or after it"
         status, details, trailing = self._closing
-        operation = cygrpc.SendStatusFromServerOperation(trailing, status, shown(details), 0)
+        operation = cygrpc.SendStatusFromServerOperation(trailing, status, status_details(details), 0)
         self._call.start_server_batch((operation,), ignore)

@@ -12,10 +12,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from conch.core.clock import Clock, monotonic_ns
+from conch.frontends.grpc.adapter.batch_operations import (
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    abort,
+    metadata_bytes,
+)
 from conch.frontends.grpc.adapter.calls import OpenCalls, StreamCall, UnaryCall, Watcher
 from conch.frontends.grpc.adapter.connections import disconnect
 from conch.frontends.grpc.adapter.library import check_grpcio, cygrpc, grpc
-from conch.frontends.grpc.adapter.operations import RESOURCE_EXHAUSTED, UNIMPLEMENTED, abort, metadata_bytes
 from conch.frontends.grpc.pollers import Pollers
 
 log = logging.getLogger(__name__)
@@ -99,7 +104,7 @@ class Server:
         self._pollers = Pollers(
             self._queue.poll, lambda event: bool(event.completion_type == timeout), pollers, clock
         )
-        self.promise = self._pollers.promise
+        self.queue_inline = self._pollers.queue_inline
         self.watcher = Watcher(self._calls, self._pollers.tick)
         # Without what it calls: a server that held itself would stay until the garbage collector comes.
         self._accept_call = partial(self._server.request_call, self._queue, self._queue)

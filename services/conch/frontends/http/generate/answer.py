@@ -10,7 +10,7 @@ import orjson
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceResponse, Parameter
-from conch.core.sending import wrong_parameter
+from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Tensor, decode_bytes
 
 _PIECE: Final = 16 * 1024

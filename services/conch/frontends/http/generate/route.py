@@ -10,16 +10,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.sending import unsendable
+from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
-from conch.core.server_core import ServerCore
-from conch.core.watch import watch_of
+from conch.core.server_state import ServerState
 from conch.frontends.http.bodies import MOST_BYTES, client_of, parsed, read_body
 from conch.frontends.http.connection import CONNECTION
-from conch.frontends.http.gate import Gate
 from conch.frontends.http.generate.answer import answer_object
 from conch.frontends.http.generate.document import parse_document
 from conch.frontends.http.generate.mapper import map_request
@@ -30,7 +29,6 @@ from conch.frontends.http.replies import JSON, error_body
 from conch.frontends.http.routing import ApiRoute, route
 from conch.frontends.http.unframed import sender
 
-_PROTOCOL = "http"
 _COMMENT = b":\n\n"
 """An event that is none."""
 _COMMENT_CHUNK = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT)
@@ -43,11 +41,11 @@ _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 
 
 def generate_routes(
-    core: ServerCore,
+    core: ServerState,
     pools: Pools,
     most_bytes: int = MOST_BYTES,
     clock: Clock = monotonic_ns,
-    gate: Gate | None = None,
+    admission: Admission | None = None,
 ) -> list[ApiRoute]:
     """The table.
 
@@ -56,9 +54,9 @@ def generate_routes(
         pools: Where large bodies are taken apart.
         most_bytes: The largest body, and the most bytes that its tensors may have together.
         clock: Monotonic time in nanoseconds.
-        gate: Lets requests in until the front end stops; None lets all in.
+        admission: The front end's way in for requests; None for a new one.
     """
-    submit = Submission(core, pools, most_bytes, clock, gate or Gate())
+    submit = Submission(core, pools, most_bytes, clock, admission or core.admission("http"))
 
     async def generate(request: Request, model: str, version: str) -> Response:
         exchange = await submit(request, model, version)
@@ -88,15 +86,15 @@ class Exchange:
     """A request that runs, and what it has been answered.
 
     Args:
-        core: Where it runs.
+        admission: Where it came in.
         receive: Says when the client has gone away.
 
     Attributes:
         outbox: The answers.
     """
 
-    def __init__(self, core: ServerCore, receive: Receive) -> None:
-        self._core = core
+    def __init__(self, admission: Admission, receive: Receive) -> None:
+        self._admission = admission
         self._request: InferenceRequest | None = None
         self.outbox = Outbox(asyncio.get_running_loop())
         self._gone = False
@@ -105,11 +103,6 @@ class Exchange:
     def begin(self, request: InferenceRequest) -> None:
         """Says which request it is, before it is submitted; from any thread."""
         self._request = request
-
-    def begun(self) -> None:
-        """Says that it has been submitted."""
-        if self._gone:  # in the moment before it was queued
-            self._give_up()
 
     async def _until_gone(self, receive: Callable[[], Awaitable[Message]]) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -120,8 +113,8 @@ class Exchange:
         """Says that nobody waits for answers any more."""
         self._gone = True
         self.outbox.close()
-        if self._request is not None and not self._request.answered:
-            self._core.cancel(self._request)
+        if self._request is not None and not self._request.completed:
+            self._admission.cancel(self._request)
 
     async def end(self) -> None:
         """Ends the request if it has not ended, and the watch over its client."""
@@ -138,8 +131,8 @@ class Exchange:
         except Exception as error:
             # The client would miss it among the others: this is the end, as it is where a worker's fails.
             item = _failure(unsendable(request.model_name, response, error), True)
-        if self._core.request_log is not None and (watch := watch_of(request)) is not None:
-            watch.bytes_out += len(item.body or b"")
+        if request.watch is not None:
+            request.watch.bytes_out += len(item.body or b"")
         self.outbox.put(item)
 
 
@@ -161,19 +154,21 @@ class Submission:
     """From an HTTP request to one that runs.
 
     Args:
-        core: Runs it.
+        core: The server.
         pools: Where large bodies are taken apart.
         most_bytes: The largest body, and the most bytes that its tensors may have together.
         clock: Monotonic time in nanoseconds.
-        gate: Lets requests in until the front end stops.
+        admission: The way in.
     """
 
-    def __init__(self, core: ServerCore, pools: Pools, most_bytes: int, clock: Clock, gate: Gate) -> None:
+    def __init__(
+        self, core: ServerState, pools: Pools, most_bytes: int, clock: Clock, admission: Admission
+    ) -> None:
         self._core = core
         self._pools = pools
         self._most_bytes = most_bytes
         self._clock = clock
-        self._gate = gate
+        self._admission = admission
 
     async def __call__(self, request: Request, name: str, version: str) -> Exchange:
         """Submits a request.
@@ -183,28 +178,25 @@ class Submission:
         """
         made = _Made(name, version, self._clock())
         try:
-            self._gate.check()
+            self._admission.check_open()
             self._core.check_running()
-            model = self._core.model(name, version)
+            model = self._admission.resolve_name(name, version)
             if request.headers.get("content-encoding", "identity") not in ("identity", ""):
                 raise UnsupportedError("Unsupported content-encoding, only 'identity' is supported.")
             made.body = await read_body(request, self._most_bytes)
-            exchange = Exchange(self._core, request.receive)
+            exchange = Exchange(self._admission, request.receive)
             try:
                 client = client_of(request)
                 try:
                     self._submit(made, exchange, model, client, True)
                 except SlowTextError:
                     await parsed(request, self._pools, self._submit, made, exchange, model, client, False)
-                exchange.begun()
             except BaseException:
                 await exchange.end()
                 raise
         except ConchError as error:
-            told = self._core.request_log
-            if told is not None:
-                refused = made.request or InferenceRequest(name, version, {}, _nobody, made.received_ns)
-                told.refuse(refused, error, _PROTOCOL, client_of(request), len(made.body), made.received_ns)
+            refused = made.request or InferenceRequest(name, version, {}, _nobody, made.received_ns)
+            self._admission.refuse(refused, error, client_of(request), len(made.body), made.received_ns)
             raise
         return exchange
 
@@ -219,11 +211,8 @@ class Submission:
             mapped.id,
             parameters=mapped.parameters or None,
         )
-        self._core.check_takes(request)
-        if self._core.request_log is not None:
-            self._core.request_log.begin(request, model, _PROTOCOL, client, len(made.body))
         exchange.begin(request)
-        self._core.submit(request, False, model)
+        self._admission.admit(request, False, model, client, len(made.body))
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext import access
 from conch.frontends.http.jsontext.access import JsonAccessError
 from conch.frontends.http.jsontext.load import QUICK_BYTES, load, load_quickly
+from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.memory.uses import Uses
 
 _MOST_TEMPLATES = 4096
 _LONGEST_KEY = 4096
@@ -85,7 +85,7 @@ class RequestDecoder:
 
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
-            LargeUseError: It uses more of regions than it may.
+            LargeBindingsError: It uses more of regions than it may.
             SlowTextError: Its JSON would take long, where it must not.
         """
         text = _text(body, len(body) if head is None else head)
@@ -111,7 +111,7 @@ class RequestDecoder:
             for attribute, value in template.settings:
                 setattr(request, attribute, value)
             return request, template.wanted
-        uses = Uses(self._regions, most_used)
+        uses = RegionBindings(self._regions, most_used)
         try:
             return self._parse(model, text, body, head, responder, now_ns, uses, most_used is not None)
         except BaseException:
@@ -126,7 +126,7 @@ class RequestDecoder:
         head: int | None,
         responder: Responder,
         now_ns: int,
-        uses: Uses,
+        uses: RegionBindings,
         quick: bool,
     ) -> tuple[InferenceRequest, Wanted]:
         document = load_quickly(text) if quick else load(text)
@@ -142,7 +142,7 @@ class RequestDecoder:
         sizes, shared = self._read_inputs(request, inputs, tensors, text, uses)
         placed = "outputs" in document and _read_outputs(request, document["outputs"], wanted, uses)
         if placed or shared:
-            uses.attach(request)
+            request.region_bindings = uses
         all_binary = not placed and len(sizes) == len(inputs)
         simple = not (request.id or request.correlation_id or request.sequence_start or request.sequence_end)
         if simple and all_binary and isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
@@ -157,7 +157,7 @@ class RequestDecoder:
         inputs: list[Any],
         tensors: memoryview | None,
         text: bytes | memoryview,
-        uses: Uses,
+        uses: RegionBindings,
     ) -> tuple[list[int], bool]:
         """Reads the inputs; returns the sizes of those that are binary, and whether any lies in a region."""
         shared = False
@@ -321,7 +321,7 @@ def read_parameters(request: InferenceRequest, given: Any) -> bool:
     return binary
 
 
-def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted, uses: Uses) -> bool:
+def _read_outputs(request: InferenceRequest, given: Any, wanted: Wanted, uses: RegionBindings) -> bool:
     """Reads what is wanted of the outputs; returns whether any goes to a region."""
     outputs = _parsed("outputs", access.elements, given)
     if not outputs:

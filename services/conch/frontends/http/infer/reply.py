@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from conch.core.buffers import copied
+from conch.core.admission import ExitingError
 from conch.core.errors import ConchError, UnsupportedError
-from conch.core.tensor import Buffer
+from conch.core.tensor import Buffer, copied
 from conch.frontends.http.connection import UnreadBodyError
 from conch.frontends.http.flow import AT_ONCE_BYTES, Body, body_size
-from conch.frontends.http.gate import ExitingError
 from conch.frontends.http.infer.compression import compressed
 from conch.frontends.http.infer.headers import HEAD_LENGTH
 from conch.frontends.http.replies import error_body

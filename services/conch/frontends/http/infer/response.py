@@ -10,11 +10,11 @@ import orjson
 
 from conch.core.errors import InternalError, InvalidArgumentError, UnsupportedError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.sending import wrong_parameter
+from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Array, Buffer, Tensor
 from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.turns import give_way
-from conch.memory.uses import PlacedTensor
+from conch.memory.region_bindings import PlacedTensor
 
 _MOST_CACHED = 4096
 _SLICE = 32 * 1024

@@ -6,19 +6,16 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from conch.core.buffers import copied
+from conch.core.admission import Admission
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.sending import unsendable
-from conch.core.server_core import ServerCore
-from conch.core.tensor import Buffer
-from conch.core.watch import watch_of
-from conch.frontends.grpc.single import SingleResponse
+from conch.core.response_errors import unsendable
+from conch.core.server_state import ServerState
+from conch.core.tensor import Buffer, copied
 from conch.frontends.http.connection import TooManyChunksError
 from conch.frontends.http.exchange import Mailbox
 from conch.frontends.http.flow import body_size
-from conch.frontends.http.gate import Gate
 from conch.frontends.http.infer.call import InferCall, no_body
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
 from conch.frontends.http.infer.decode import RequestDecoder
@@ -37,13 +34,12 @@ from conch.frontends.http.infer.wanted import Wanted
 from conch.frontends.http.jsontext.load import QUICK_BYTES, SlowTextError
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.parsing import ParsingPool
+from conch.memory.region_bindings import LargeBindingsError
 from conch.memory.regions import Regions
-from conch.memory.uses import LargeUseError
 
 log = logging.getLogger(__name__)
 
 DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
-_PROTOCOL = "http"
 _QUICK_BODY = 1 << 20
 _QUICK_COMPRESSION = 16 * 1024
 
@@ -59,21 +55,21 @@ class InferRoute:
         clock: Monotonic time in nanoseconds.
         most_bytes: Largest JSON, raw or decompressed body.
         forward_pattern: Which headers become request parameters; empty for none.
-        gate: Lets requests in until the front end stops; None lets all in.
+        admission: The front end's way in for requests; None for a new one.
     """
 
     def __init__(
         self,
-        core: ServerCore,
+        core: ServerState,
         thread: LoopThread,
         workers: ParsingPool,
         regions: Regions,
         clock: Clock,
         most_bytes: int,
         forward_pattern: str = "",
-        gate: Gate | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        self._core = core
+        self._admission = admission or core.admission("http")
         self._workers = workers
         self._clock = clock
         self._most_bytes = most_bytes
@@ -81,12 +77,10 @@ class InferRoute:
         self._decode = RequestDecoder(most_bytes, regions)
         self._encode = ResponseEncoder()
         self._forward = forwarder(forward_pattern)
-        self._log = core.request_log
-        self._gate = gate or Gate()
 
     def cancel(self, request: InferenceRequest) -> None:
         """Says that nobody waits for a request any more."""
-        self._core.cancel(request)
+        self._admission.cancel(request)
 
     def begin(self, call: InferCall) -> Reply | None:
         """Looks at a request whose headers have come.
@@ -96,8 +90,8 @@ class InferRoute:
         """
         call.received_ns = self._clock()
         try:
-            self._gate.check()
-            self._find(call)
+            self._admission.check_open()
+            call.model = self._admission.resolve_early(call.model_name, call.version)
             headers = call.headers
             encoding = headers.get(b"content-encoding")
             if encoding is not None:
@@ -136,15 +130,6 @@ class InferRoute:
         """The response to a body that comes in too many pieces."""
         return self._failed(call, None, TooManyChunksError())
 
-    def _find(self, call: InferCall) -> None:
-        """Finds the model, unless it may only be told by the sequence that a request belongs to."""
-        name = call.model_name
-        try:
-            call.model = self._core.model(name, call.version)
-        except ConchError:
-            if not self._core.registry.draining_of(name):
-                raise
-
     def run(self, call: InferCall) -> None:
         """Takes a request whose body has come; the call gets the response, maybe before this returns."""
         head = call.size if call.head is None else call.head
@@ -153,7 +138,7 @@ class InferRoute:
             try:
                 call.deliver(self._submit(call, _QUICK_BODY))
                 return
-            except (LargeUseError, SlowTextError):
+            except (LargeBindingsError, SlowTextError):
                 call.body = body
         self.work(call, lambda: self._submit(call))
 
@@ -181,7 +166,7 @@ class InferRoute:
         """Makes a request of a body and submits it; gives the response if that fails.
 
         Raises:
-            LargeUseError: The request uses more bytes of regions than it may; nothing has come of it.
+            LargeBindingsError: The request uses more bytes of regions than it may; nothing has come of it.
             SlowTextError: Its JSON would take long, where it must not; nothing has come of it.
         """
         request: InferenceRequest | None = None
@@ -189,34 +174,19 @@ class InferRoute:
             request = self._made(call, most_used)
             if self._forward is not None:
                 self._forward(request, call.named)
-            core, model = self._core, call.model
-            core.check_takes(request)
-            if model is None or request.correlation_id:
-                model = core.model_for(request)
-            if self._log is not None:
-                self._log.begin(request, model, _PROTOCOL, call.client, call.size)
-            if model.spec.decoupled:
-                request.intercept(
-                    lambda responder: SingleResponse(responder, core.cancel, DECOUPLED), waits=True
-                )
-            core.submit(request, False, model)
-        except ConchError as error:
-            return self._failed(call, request, error)
-        except (LargeUseError, SlowTextError):
+            # With a correlation id, a draining version may have the sequence.
+            model = None if request.correlation_id else call.model
+            self._admission.admit(request, False, model, call.client, call.size, single=DECOUPLED)
+        except (LargeBindingsError, SlowTextError):
             raise
         except Exception as error:
-            log.exception("a request could not be handled")
-            return self._failed(call, request, InternalError(f"the request could not be handled: {error}"))
+            return self._failed(call, request, error)
         return request
 
-    def _failed(self, call: InferCall, request: InferenceRequest | None, error: ConchError) -> Reply:
-        if request is not None:
-            request.discard()
-        if self._log is not None:
-            if request is None:  # the path says for which model it was
-                request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
-            self._log.refuse(request, error, _PROTOCOL, call.client, call.size, call.received_ns)
-        return failure(error)
+    def _failed(self, call: InferCall, request: InferenceRequest | None, error: Exception) -> Reply:
+        if request is None:  # the log shows the model of the path
+            request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
+        return failure(self._admission.refuse(request, error, call.client, call.size, call.received_ns))
 
     def _made(self, call: InferCall, most_used: int | None) -> InferenceRequest:
         body = call.body()
@@ -227,7 +197,7 @@ class InferRoute:
         check_head(head, len(body), self._most_bytes)
         if head == 0 or not body:
             request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
-            tensor = raw_tensor(request, (call.model or self._core.model_for(request)).spec, body)
+            tensor = raw_tensor(request, (call.model or self._admission.resolve(request)).spec, body)
             request.inputs[tensor.name] = tensor
             call.wanted = Wanted(True)
         else:
@@ -249,9 +219,9 @@ class InferRoute:
             answer = failure(error)
         except Exception as error:
             answer = failure(unsendable(request.model_name, response, error))
-        if self._log is not None and (watch := watch_of(request)) is not None:
+        if request.watch is not None:
             # What a worker has yet to make is told by its tensors: the line does not wait for it.
-            watch.bytes_out += (
+            request.watch.bytes_out += (
                 body_size(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
             )
         self._mailbox.put(call, answer)

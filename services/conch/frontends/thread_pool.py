@@ -1,7 +1,8 @@
-"""Threads that front ends have requests wait on.
+"""Thread pools of the front ends.
 
-A thread is started when work comes and none is idle, up to a number; one that is idle for long ends, so that
-what a burst of slow requests has started goes back.
+`ThreadPool` starts a thread when work comes and none is idle, up to a limit; a thread that stays idle ends.
+`OperationPools` has one pool for each kind of blocking operation, so that slow loads delay only loads.
+Threads and locks: any thread; one condition for each pool. Pool threads are daemons: storage may hang.
 """
 
 from __future__ import annotations
@@ -13,27 +14,38 @@ from concurrent.futures import Executor, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
+from conch.core.server_state import ServerState
+from conch.frontends.operations.operation_table import RunsOn
+
 T = TypeVar("T")
 
 IDLE_S = 20.0
-"""How long a thread waits for more work before it ends."""
+"""The time after which an idle thread ends."""
+
+_OPERATION_THREADS = {
+    RunsOn.REPOSITORY: ("repository", 2),
+    RunsOn.UNLOAD: ("unload", 2),
+    RunsOn.READINESS: ("ready", 4),
+    RunsOn.MEMORY: ("memory", 2),
+    RunsOn.LOAD: ("load", 32),
+}
 
 
-class Pool(Executor):
-    """Threads that can be waited for within a time.
+class ThreadPool(Executor):
+    """An executor that `close` waits for with a timeout.
 
     Args:
-        threads: How many there are at most.
-        name: What they are called after.
-        idle_s: How long one waits for more work before it ends.
+        threads: Largest number of threads.
+        name: Prefix of the threads' names.
+        idle_s: Time after which an idle thread ends.
     """
 
     def __init__(self, threads: int, name: str, idle_s: float = IDLE_S) -> None:
-        self._most = threads
+        self._max_threads = threads
         self._name = name
         self._idle_s = idle_s
         self._changed = threading.Condition()
-        self._todo: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._threads: set[threading.Thread] = set()
         self._idle = 0
         self._started = 0
@@ -51,40 +63,33 @@ class Pool(Executor):
             if self._closed:
                 raise RuntimeError("the pool is closed")
             item = future, partial(work, *arguments, **named)
-            self._todo.append(item)
-            if self._idle >= len(self._todo):
+            self._queue.append(item)
+            if self._idle >= len(self._queue):
                 self._changed.notify()
-            elif len(self._threads) < self._most:
+            elif len(self._threads) < self._max_threads:
                 try:
                     self._start()
                 except RuntimeError:
                     if not self._threads:
-                        self._todo.remove(item)
+                        self._queue.remove(item)
                         raise
             self._running.add(future)
         future.add_done_callback(self._running.discard)
         return future
 
     def close(self, timeout_s: float) -> bool:
-        """Takes no more work, gives up what has not begun, and waits for what has.
-
-        Args:
-            timeout_s: How long; storage that hangs may keep a thread for longer than anybody waits.
-
-        Returns:
-            Whether all has ended.
-        """
+        """Cancels queued work and waits for running work; returns whether all has ended in time."""
         with self._changed:
             self._closed = True
-            dropped, threads = [future for future, _ in self._todo], list(self._threads)
-            self._todo.clear()
+            dropped, threads = [future for future, _ in self._queue], list(self._threads)
+            self._queue.clear()
             self._changed.notify_all()
         for future in dropped:
             future.cancel()
         ended = not wait(set(self._running), timeout_s).not_done
         if ended:
             for thread in threads:
-                thread.join()  # they have nothing left to do
+                thread.join()  # at once: the queue is empty
         return ended
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -100,7 +105,6 @@ class Pool(Executor):
             thread.join()
 
     def _start(self) -> None:
-        # A daemon, as a process must not wait for storage that hangs.
         thread = threading.Thread(target=self._run, name=f"{self._name}_{self._started}", daemon=True)
         thread.start()
         self._started += 1
@@ -117,18 +121,45 @@ class Pool(Executor):
                 else:
                     future.set_result(result)
                     del result
-            del item, future, work  # what they refer to is not to wait for the next ones
+            del item, future, work  # frees what they refer to before the next wait
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """What to do next; None where the thread is to end."""
+        """Returns the next item; None if the thread ends."""
         with self._changed:
-            if not self._todo and not self._closed:
+            if not self._queue and not self._closed:
                 self._idle += 1
                 try:
-                    self._changed.wait_for(lambda: self._todo or self._closed, self._idle_s)
+                    self._changed.wait_for(lambda: self._queue or self._closed, self._idle_s)
                 finally:
                     self._idle -= 1
-            if self._todo:
-                return self._todo.popleft()
+            if self._queue:
+                return self._queue.popleft()
             self._threads.discard(threading.current_thread())
             return None
+
+
+class OperationPools:
+    """One pool for each kind of blocking operation.
+
+    Args:
+        name: Prefix of the threads' names.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._pools = {
+            runs_on: ThreadPool(threads, f"{name}-{suffix}")
+            for runs_on, (suffix, threads) in _OPERATION_THREADS.items()
+        }
+
+    def __getitem__(self, runs_on: RunsOn) -> ThreadPool:
+        return self._pools[runs_on]
+
+    def choose(self, runs_on: RunsOn, core: ServerState) -> ThreadPool | None:
+        """Returns the pool that an operation is to run on now; None for the caller's thread."""
+        if runs_on is RunsOn.CALLER or (runs_on is RunsOn.READINESS and not any(core.readiness())):
+            return None
+        return self._pools[runs_on]
+
+    def close(self, remaining_s: Callable[[], float]) -> bool:
+        """Closes all pools within the time that `remaining_s` returns; returns whether all work has ended."""
+        return all([pool.close(remaining_s()) for pool in self._pools.values()])

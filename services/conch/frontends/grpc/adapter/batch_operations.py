@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from conch.core.details import shown
+from conch.core.errors import status_details
 from conch.frontends.grpc.adapter.library import cygrpc
 
 Metadata = Sequence[tuple[str, str | bytes]]
@@ -41,7 +41,7 @@ def ignore(event: Any) -> None:
 
 def error_operations(status: int, details: str, trailing: Metadata | None = None) -> tuple[Any, ...]:
     """The operations that end a call with an error, with metadata behind it if there is any."""
-    return (SEND_NO_METADATA, cygrpc.SendStatusFromServerOperation(trailing, status, shown(details), 0))
+    return (SEND_NO_METADATA, cygrpc.SendStatusFromServerOperation(trailing, status, status_details(details), 0))
 
 
 def abort(call: Any, status: int, details: str) -> None:

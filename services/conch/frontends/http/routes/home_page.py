@@ -1,4 +1,4 @@
-"""The page at ``/``, for people: links to what the server and its models answer."""
+"""The page at ``/`` for people: links to the endpoints of the server and its models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from conch.core.server_core import ServerCore
-from conch.frontends.answers import counted_models
-from conch.frontends.http.routing import ApiRoute, route
+from conch.core.server_state import ServerState
+from conch.frontends.http.routing import Endpoint
+from conch.frontends.operations.operation_handlers import models_with_statistics
 
 _SERVER = (
     ("/v2/health/live", "live"),
@@ -29,25 +29,19 @@ _DOCS = (
 _OF_MODELS = (("/ready", "ready"), ("", "metadata"), ("/config", "config"), ("/stats", "statistics"))
 
 
-def home_routes(core: ServerCore) -> list[ApiRoute]:
-    """The table."""
+def home_endpoint(core: ServerState) -> Endpoint:
+    """Returns the endpoint of the page."""
 
     async def home(request: Request) -> Response:
         core.check_running()
-        models = [(model.spec.name, model.spec.version) for model in counted_models(core, "", "")]
+        models = [(model.spec.name, model.spec.version) for model in models_with_statistics(core, "", "")]
         return HTMLResponse(page(core.server_id, core.version, models))
 
-    return [route("/", ["GET"], "metadata", home)]
+    return home
 
 
 def page(server: str, version: str, models: list[tuple[str, int]]) -> str:
-    """The page.
-
-    Args:
-        server: The server's name.
-        version: The server's version.
-        models: Names and versions of the models.
-    """
+    """Returns the page; `models` are names and versions."""
     title = f"{escape(server)} (conch {escape(version)})"
     lines = [_model(name, number) for name, number in models] or ["no model is loaded"]
     return (

@@ -1,0 +1,93 @@
+"""Access rules that both front ends share: restricted protocols and APIs, and uploads of models' files.
+
+Used by: the front ends, which check each call; the options, which parse the flags.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from conch.frontends.operations.operation_table import ACCESS_CATEGORIES
+
+Restrictions = Mapping[str, tuple[str, str]]
+"""Access category to the (key, value) that its calls must carry as metadata or header."""
+
+_ADDED_BY_PROXIES = frozenset(("forwarded", "via", "x-forwarded-for", "x-real-ip"))
+
+
+def parse_restricted_protocols(specifications: list[str]) -> dict[str, tuple[str, str]]:
+    """Reads Triton's ``--grpc-restricted-protocol=<protocol,protocol>:<key>=<value>``.
+
+    Raises:
+        ValueError: One is malformed, or names an unknown category or one twice.
+    """
+    return {
+        category: (f"triton-grpc-protocol-{key.lower()}", value)
+        for category, (key, value) in _parse(specifications, "protocol").items()
+    }
+
+
+def parse_restricted_apis(specifications: list[str]) -> dict[str, tuple[str, str]]:
+    """Reads Triton's ``--http-restricted-api=<api,api>:<key>=<value>``; raises as the other."""
+    return {
+        category: (key.lower(), value) for category, (key, value) in _parse(specifications, "api").items()
+    }
+
+
+def _parse(specifications: list[str], what: str) -> dict[str, tuple[str, str]]:
+    restrictions: dict[str, tuple[str, str]] = {}
+    for specification in specifications:
+        groups, colon, secret = specification.partition(":")
+        key, equals, value = secret.partition("=")
+        if not (groups and colon and key and equals):
+            raise ValueError(f"'{specification}' is not of the form '<{what}>,<{what}>:<key>=<value>'")
+        for group in groups.split(","):
+            if group not in ACCESS_CATEGORIES:
+                raise ValueError(f"unknown restricted {what} '{group}'")
+            if group in restrictions:
+                raise ValueError(
+                    f"restricted {what} '{group}' can not be specified in multiple config groups"
+                )
+            restrictions[group] = (key, value)
+    return restrictions
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRule:
+    """Decides which clients of one port may load models from files in the request, and with them code.
+
+    Attributes:
+        any_caller: True if all may: the operator allows it, or the port takes loads only from clients with a
+            certificate or a restricted key.
+    """
+
+    any_caller: bool = False
+
+    def allows(self, local: bool, headers: Iterable[str]) -> bool:
+        """Returns whether a client may upload; `headers` are names in lower case.
+
+        A local client that forwards calls (a proxy) counts as remote.
+        """
+        return self.any_caller or (local and _ADDED_BY_PROXIES.isdisjoint(headers))
+
+
+LOCAL_UPLOADS = UploadRule()
+"""Takes files from this machine only."""
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether an IP address is a loopback address, also as IPv4 mapped to IPv6."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback if mapped is None else bool(mapped.is_loopback)
+
+
+def is_local_peer(peer: str) -> bool:
+    """Returns whether a gRPC peer, such as ``ipv4:127.0.0.1:50000``, is on this machine."""
+    kind, _, rest = peer.partition(":")
+    return kind in ("unix", "unix-abstract") or is_loopback(rest.rpartition(":")[0].strip("[]"))

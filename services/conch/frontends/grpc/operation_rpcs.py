@@ -1,0 +1,176 @@
+"""Adapts the table of operations to gRPC: parses requests, runs handlers on their threads, sends results.
+
+Threads and locks: `RunsOn.CALLER` handlers run on the polling thread, all others on `OperationPools`.
+Used by: the gRPC server, for all unary methods but ``ModelInfer``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
+from conch.core.server_state import ServerState
+from conch.frontends.access_policy import UploadRule
+from conch.frontends.grpc import operation_messages as messages
+from conch.frontends.grpc.adapter import UnaryCall, UnaryHandler
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.operations.operation_table import Operation, RunsOn
+from conch.frontends.thread_pool import OperationPools
+from conch.protocol import health_pb2
+from conch.protocol import inference_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST_BYTES = 64 * 1024
+"""Largest request of RPCs that carry names and settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rpc:
+    """The messages of one operation; `read` makes the plain request, `write` the response message."""
+
+    operation: Operation[Any, Any]
+    message_class: Any
+    read: Callable[[Any, UnaryCall], Any]
+    write: Callable[[Any], Any]
+    max_bytes: int | None = MAX_REQUEST_BYTES
+
+
+def operation_handlers(
+    core: ServerState, services: Services, pools: OperationPools, uploads: UploadRule
+) -> dict[str, UnaryHandler]:
+    """Returns the handlers of all operations that have an RPC, by gRPC method."""
+    return {rpc.operation.grpc_method: _handler(rpc, core, services, pools) for rpc in _rpcs(uploads)}
+
+
+def _rpcs(uploads: UploadRule) -> tuple[_Rpc, ...]:
+    read_load = messages.LoadReader(uploads)
+    return (
+        _Rpc(table.SERVER_LIVE, pb.ServerLiveRequest, _nothing, messages.write_live),
+        _Rpc(
+            table.SERVER_READY,
+            pb.ServerReadyRequest,
+            _nothing,
+            lambda ready: pb.ServerReadyResponse(ready=ready),
+        ),
+        _Rpc(
+            table.MODEL_READY,
+            pb.ModelReadyRequest,
+            messages.read_model,
+            lambda ready: pb.ModelReadyResponse(ready=ready),
+        ),
+        _Rpc(table.HEALTH_CHECK, health_pb2.HealthCheckRequest, messages.read_service, messages.write_health),
+        _Rpc(table.SERVER_METADATA, pb.ServerMetadataRequest, _nothing, messages.write_server_metadata),
+        _Rpc(
+            table.MODEL_METADATA, pb.ModelMetadataRequest, messages.read_model, messages.write_model_metadata
+        ),
+        _Rpc(table.MODEL_CONFIG, pb.ModelConfigRequest, messages.read_model, messages.write_model_config),
+        _Rpc(
+            table.MODEL_STATISTICS, pb.ModelStatisticsRequest, messages.read_model, messages.write_statistics
+        ),
+        _Rpc(table.REPOSITORY_INDEX, pb.RepositoryIndexRequest, messages.read_index, messages.write_index),
+        # The parameters hold files, so the request has any length.
+        _Rpc(
+            table.LOAD_MODEL,
+            messages.LoadMessage,
+            read_load,
+            lambda _: pb.RepositoryModelLoadResponse(),
+            max_bytes=None,
+        ),
+        _Rpc(
+            table.UNLOAD_MODEL,
+            pb.RepositoryModelUnloadRequest,
+            messages.read_unload,
+            lambda _: pb.RepositoryModelUnloadResponse(),
+        ),
+        _Rpc(
+            table.UPDATE_LOG_SETTINGS,
+            pb.LogSettingsRequest,
+            messages.read_log_changes,
+            messages.write_log_settings,
+        ),
+        _Rpc(
+            table.UPDATE_TRACE_SETTINGS,
+            pb.TraceSettingRequest,
+            messages.read_trace_changes,
+            messages.write_trace_settings,
+        ),
+        _Rpc(
+            table.SYSTEM_REGIONS,
+            pb.SystemSharedMemoryStatusRequest,
+            messages.read_name,
+            messages.write_system_regions,
+        ),
+        _Rpc(
+            table.REGISTER_SYSTEM,
+            pb.SystemSharedMemoryRegisterRequest,
+            messages.read_system_registration,
+            lambda _: pb.SystemSharedMemoryRegisterResponse(),
+        ),
+        _Rpc(
+            table.UNREGISTER_SYSTEM,
+            pb.SystemSharedMemoryUnregisterRequest,
+            messages.read_name,
+            lambda _: pb.SystemSharedMemoryUnregisterResponse(),
+        ),
+        _Rpc(
+            table.CUDA_REGIONS,
+            pb.CudaSharedMemoryStatusRequest,
+            messages.read_name,
+            messages.write_cuda_regions,
+        ),
+        _Rpc(
+            table.REGISTER_CUDA,
+            pb.CudaSharedMemoryRegisterRequest,
+            messages.read_cuda_registration,
+            lambda _: pb.CudaSharedMemoryRegisterResponse(),
+        ),
+        _Rpc(
+            table.UNREGISTER_CUDA,
+            pb.CudaSharedMemoryUnregisterRequest,
+            messages.read_name,
+            lambda _: pb.CudaSharedMemoryUnregisterResponse(),
+        ),
+    )
+
+
+def _nothing(message: Any, call: UnaryCall) -> None:
+    """Reads a request without fields."""
+
+
+def _handler(rpc: _Rpc, core: ServerState, services: Services, pools: OperationPools) -> UnaryHandler:
+    def handle(call: UnaryCall, message: bytes) -> None:
+        if rpc.max_bytes is not None and len(message) > rpc.max_bytes:
+            call.abort(
+                ResourceExhaustedError.grpc_status,
+                f"the request message has {len(message)} bytes, of which this RPC takes {rpc.max_bytes}",
+            )
+            return
+        pool = pools.choose(runs_on, core)
+        if pool is None:
+            answer(call, message)
+        else:
+            pool.submit(answer, call, message)
+
+    def answer(call: UnaryCall, message: bytes) -> None:
+        try:
+            request = read(message_class.FromString(message), call)
+            call.reply(write(run(core, services, request)).SerializeToString())
+        except ConchError as error:
+            call.abort(error.grpc_status, error.message)
+        except DecodeError as error:
+            call.abort(InvalidArgumentError.grpc_status, f"the request message is malformed: {error}")
+        except Exception as error:
+            log.exception("%s could not be answered", message_class.__name__)
+            call.abort(InternalError.grpc_status, f"the request could not be answered: {error}")
+
+    message_class, read, write = rpc.message_class, rpc.read, rpc.write
+    run: Callable[[ServerState, Services, Any], Any] = rpc.operation.handler
+    runs_on: RunsOn = rpc.operation.runs_on
+    return handle

@@ -1,0 +1,80 @@
+"""Wraps handlers of restricted RPCs in a check of the call's metadata.
+
+Source: Triton's ``--grpc-restricted-protocol``; see `access_policy.parse_restricted_protocols`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hmac import compare_digest
+
+from conch.core.errors import UnavailableError
+from conch.frontends.access_policy import Restrictions
+from conch.frontends.grpc.adapter import Metadata, StreamCall, StreamHandler, UnaryCall, UnaryHandler
+from conch.frontends.operations.operation_table import ACCESS_BY_RPC
+
+OnRefused = Callable[[str, str, int], None]
+"""Logs a refused inference: error text, client, bytes of the request."""
+
+
+def _ignore(text: str, client: str, size: int) -> None:
+    """Logs nothing."""
+
+
+def restrict(
+    handlers: Mapping[str, UnaryHandler], restrictions: Restrictions, on_refused: OnRefused = _ignore
+) -> dict[str, UnaryHandler]:
+    """Returns the handlers by method, restricted ones wrapped, the others as they are."""
+
+    def guarded(method: str, handler: UnaryHandler) -> UnaryHandler:
+        secret = restrictions.get(ACCESS_BY_RPC.get(method, ""))
+        if secret is None:
+            return handler
+        key, value = secret
+        notify = on_refused if ACCESS_BY_RPC[method] == "inference" else _ignore
+
+        def handle(call: UnaryCall, message: bytes) -> None:
+            if _carries(call.metadata, key, value):
+                handler(call, message)
+            else:
+                call.abort(UnavailableError.grpc_status, _text(key))
+                notify(_text(key), call.peer, len(message))
+
+        return handle
+
+    return {method: guarded(method, handler) for method, handler in handlers.items()}
+
+
+def restrict_streams(
+    handlers: Mapping[str, StreamHandler], restrictions: Restrictions, on_refused: OnRefused = _ignore
+) -> dict[str, StreamHandler]:
+    """As `restrict`, for streams; checks the metadata once, when a stream opens."""
+
+    def guarded(method: str, handler: StreamHandler) -> StreamHandler:
+        secret = restrictions.get(ACCESS_BY_RPC.get(method, ""))
+        if secret is None:
+            return handler
+        key, value = secret
+        notify = on_refused if ACCESS_BY_RPC[method] == "inference" else _ignore
+
+        def handle(call: StreamCall) -> None:
+            if _carries(call.metadata, key, value):
+                handler(call)
+            else:
+                call.refuse(UnavailableError.grpc_status, _text(key))
+                notify(_text(key), call.peer, 0)
+
+        return handle
+
+    return {method: guarded(method, handler) for method, handler in handlers.items()}
+
+
+def _carries(metadata: Metadata, key: str, value: str) -> bool:
+    return any(
+        name == key and isinstance(given, str) and compare_digest(given.encode(), value.encode())
+        for name, given in metadata
+    )
+
+
+def _text(key: str) -> str:
+    return f"This protocol is restricted, expecting header '{key}'"

@@ -1,0 +1,248 @@
+"""Adapts the table of operations to REST: reads requests, runs handlers on their threads, sends JSON.
+
+Threads and locks: endpoints run on the event loop; parsing and blocking handlers run on `Pools`.
+Used by: the HTTP server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from conch.core.admission import Admission
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import InvalidArgumentError
+from conch.core.model_control import LoadParameter
+from conch.core.model_statistics import StatisticsSnapshot
+from conch.core.server_state import ServerState
+from conch.core.spec import ModelSpec
+from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
+from conch.frontends.http.bodies import MOST_BYTES, parsed, read_body, read_settings
+from conch.frontends.http.generate.route import generate_routes
+from conch.frontends.http.jsontext.load import load
+from conch.frontends.http.openapi import document
+from conch.frontends.http.pools import Pools, run_on
+from conch.frontends.http.replies import empty_reply, json_reply, text_error
+from conch.frontends.http.routes import operation_json as json
+from conch.frontends.http.routes.home_page import home_endpoint
+from conch.frontends.http.routing import ApiRoute, Endpoint
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_handlers import (
+    CudaRegistration,
+    LoadRequest,
+    ModelRequest,
+    Services,
+    SystemRegistration,
+    TraceChanges,
+    UnloadRequest,
+    check_traced_model,
+    refuse_repository_name,
+)
+
+Path = Mapping[str, str]
+"""The fields of a path template; optional ones may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The HTTP form of one operation.
+
+    Attributes:
+        read: Reads the plain request.
+        write: Writes the result.
+        check: Raises before the body is read.
+    """
+
+    operation: table.Operation[Any, Any]
+    read: Callable[[Request, Path], Awaitable[Any]]
+    write: Callable[[Any], Response]
+    check: Callable[[Path], None] = lambda path: None
+
+
+def api_routes(
+    core: ServerState,
+    services: Services,
+    pools: Pools,
+    most_bytes: int = MOST_BYTES,
+    clock: Clock = monotonic_ns,
+    admission: Admission | None = None,
+    uploads: UploadRule = LOCAL_UPLOADS,
+) -> list[ApiRoute]:
+    """Returns all routes but that of infer; `most_bytes` is the largest body of JSON."""
+    reply = document(core.version)
+
+    async def openapi(request: Request) -> Response:
+        return json_reply(reply)
+
+    endpoints: dict[str, Endpoint] = {
+        table.HOME_PAGE.name: home_endpoint(core),
+        table.OPENAPI.name: openapi,
+    }
+    for form in _forms(core, services, pools, most_bytes, uploads):
+        endpoints[form.operation.name] = _endpoint(form, core, services, pools)
+    return [*generate_routes(core, pools, most_bytes, clock, admission), *_routes(endpoints)]
+
+
+def _routes(endpoints: Mapping[str, Endpoint]) -> list[ApiRoute]:
+    """Returns one route for each path template, in the order of the table."""
+    templates: dict[str, dict[str, table.Endpoint]] = {}
+    for entry in table.ENDPOINTS:
+        if entry.name in endpoints:
+            for template in entry.paths:
+                templates.setdefault(template, {})[entry.http_method] = entry
+
+    def dispatched(by_method: Mapping[str, table.Endpoint]) -> Endpoint:
+        if len(by_method) == 1:
+            (entry,) = by_method.values()
+            return endpoints[entry.name]
+
+        async def dispatch(request: Request, **path: str) -> Response:
+            return await endpoints[by_method[request.method].name](request, **path)
+
+        return dispatch
+
+    return [
+        ApiRoute(
+            re.compile(table.path_pattern(template)),
+            tuple(by_method),
+            next(iter(by_method.values())).access,
+            dispatched(by_method),
+        )
+        for template, by_method in templates.items()
+    ]
+
+
+def _endpoint(form: _Form, core: ServerState, services: Services, pools: Pools) -> Endpoint:
+    run: Callable[[ServerState, Services, Any], Any] = form.operation.handler
+    runs_on = form.operation.runs_on
+
+    async def answer(request: Request, **path: str) -> Response:
+        form.check(path)
+        plain = await form.read(request, path)
+        pool = pools.operations.choose(runs_on, core)
+        if pool is None:
+            return form.write(run(core, services, plain))
+        return form.write(await run_on(pool, run, core, services, plain))
+
+    return answer
+
+
+def _forms(
+    core: ServerState, services: Services, pools: Pools, most_bytes: int, uploads: UploadRule
+) -> list[_Form]:
+    async def body_of(request: Request, required: bool = False) -> Any:
+        return await read_settings(request, pools, most_bytes, required)
+
+    async def index(request: Request, path: Path) -> bool:
+        return json.ready_only(await body_of(request))
+
+    async def load_model(request: Request, path: Path) -> LoadRequest:
+        client = request.client
+        local = client is not None and is_loopback(client.host)
+        may_upload = uploads.allows(local, request.headers)
+        body = await read_body(request, most_bytes)
+        parameters = await parsed(request, pools, _load_parameters, body) if body else {}
+        return LoadRequest(path["model"], parameters, may_upload)
+
+    async def unload_model(request: Request, path: Path) -> UnloadRequest:
+        return UnloadRequest(path["model"], json.unload_dependents(await body_of(request)))
+
+    async def log_changes(request: Request, path: Path) -> Any:
+        return json.log_changes(await body_of(request))
+
+    async def trace_changes(request: Request, path: Path) -> TraceChanges:
+        return TraceChanges(path.get("model", ""), json.trace_changes(await body_of(request)))
+
+    async def system_registration(request: Request, path: Path) -> SystemRegistration:
+        body = await body_of(request, required=True)
+        return SystemRegistration(path["region"], *json.system_registration(body))
+
+    async def cuda_registration(request: Request, path: Path) -> CudaRegistration:
+        body = await body_of(request, required=True)
+        return CudaRegistration(path["region"], *json.cuda_registration(body))
+
+    def check_change(path: Path) -> None:
+        refuse_repository_name(path["repository"])
+        services.check_changes()
+
+    def check_registration(path: Path, kind: str) -> None:
+        if not path["region"]:
+            raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
+        services.regions.check_allowed()
+
+    def check_traced(path: Path) -> None:
+        check_traced_model(core, path.get("model", ""))
+
+    return [
+        _Form(table.SERVER_METADATA, _nothing, lambda server: json_reply(json.server_object(server))),
+        _Form(table.SERVER_LIVE, _nothing, _status),
+        _Form(table.SERVER_READY, _nothing, _status),
+        _Form(table.ALL_STATISTICS, _model, _statistics),
+        _Form(table.MODEL_METADATA, _model, lambda metadata: json_reply(json.metadata_object(metadata))),
+        _Form(table.MODEL_READY, _model, _model_status),
+        _Form(table.MODEL_CONFIG, _model, lambda spec: json_reply(spec.config)),
+        _Form(table.MODEL_STATISTICS, _model, _statistics),
+        _Form(table.TRACE_SETTINGS, _traced_model, _trace),
+        _Form(table.UPDATE_TRACE_SETTINGS, trace_changes, _trace, check_traced),
+        _Form(table.LOG_SETTINGS, _nothing, json_reply),
+        _Form(table.UPDATE_LOG_SETTINGS, log_changes, json_reply),
+        _Form(table.REPOSITORY_INDEX, index, _list_of(json.entry_object)),
+        _Form(table.LOAD_MODEL, load_model, _done, check_change),
+        _Form(table.UNLOAD_MODEL, unload_model, _done, check_change),
+        _Form(table.SYSTEM_REGIONS, _region, _list_of(json.system_region_object)),
+        _Form(table.REGISTER_SYSTEM, system_registration, _done, partial(check_registration, kind="system")),
+        _Form(table.UNREGISTER_SYSTEM, _region, _done),
+        _Form(table.CUDA_REGIONS, _region, _list_of(json.cuda_region_object)),
+        _Form(table.REGISTER_CUDA, cuda_registration, _done, partial(check_registration, kind="cuda")),
+        _Form(table.UNREGISTER_CUDA, _region, _done),
+    ]
+
+
+async def _nothing(request: Request, path: Path) -> None:
+    """Reads a request without fields."""
+
+
+async def _model(request: Request, path: Path) -> ModelRequest:
+    return ModelRequest(path.get("model", ""), path.get("version", ""))
+
+
+async def _traced_model(request: Request, path: Path) -> str:
+    return path.get("model", "")
+
+
+async def _region(request: Request, path: Path) -> str:
+    return path["region"]
+
+
+def _status(passed: bool) -> Response:
+    return empty_reply(200 if passed else 400)
+
+
+def _model_status(ready: bool) -> Response:
+    return empty_reply() if ready else text_error("Model version not ready", 400)
+
+
+def _done(result: None) -> Response:
+    return empty_reply()
+
+
+def _trace(settings: Mapping[str, Sequence[str]]) -> Response:
+    return json_reply(json.trace_object(settings))
+
+
+def _statistics(models: list[tuple[ModelSpec, StatisticsSnapshot]]) -> Response:
+    return json_reply({"model_stats": [json.statistics_object(*model) for model in models]})
+
+
+def _list_of(convert: Callable[[Any], Any]) -> Callable[[list[Any]], Response]:
+    return lambda items: json_reply([convert(item) for item in items])
+
+
+def _load_parameters(body: bytes) -> dict[str, LoadParameter]:
+    return json.load_parameters(load(body))

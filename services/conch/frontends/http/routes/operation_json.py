@@ -1,0 +1,258 @@
+"""Converts JSON bodies to the plain requests of operations, and their plain results to JSON.
+
+Used by: `api_routes`.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError, UnsupportedError
+from conch.core.model_control import IndexEntry, LoadParameter
+from conch.core.model_statistics import StatisticsSnapshot
+from conch.core.spec import ModelSpec, TensorSpec
+from conch.core.statistics_snapshot import Duration
+from conch.frontends.http.bodies import member, members
+from conch.frontends.http.jsontext import access
+from conch.frontends.http.jsontext.access import boolean, elements, text, unsigned
+from conch.frontends.http.jsontext.bulk import BulkArray
+from conch.frontends.operations.operation_handlers import ModelMetadata, ServerMetadata
+from conch.memory.region import CudaRegion
+from conch.memory.system_region import SystemRegion
+from conch.observability.logging.log_settings import FORMATS, Setting
+
+_HANDLE_BYTES = 64
+_SWITCHES = ("log_info", "log_warning", "log_error")
+_TRACE_NUMBERS = ("trace_rate", "trace_count", "log_frequency")
+_TRACES = ("trace_level", *_TRACE_NUMBERS, "trace_file", "trace_mode")
+
+
+def server_object(server: ServerMetadata) -> dict[str, Any]:
+    """Converts the server's metadata."""
+    return {"name": server.name, "version": server.version, "extensions": server.extensions}
+
+
+def metadata_object(metadata: ModelMetadata) -> dict[str, Any]:
+    """Converts a model's metadata."""
+
+    def tensors(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
+        return [
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": metadata.shape(tensor)}
+            for tensor in specs
+        ]
+
+    spec = metadata.spec
+    return {
+        "name": spec.name,
+        "versions": [str(version) for version in metadata.versions],
+        "platform": metadata.platform,
+        "inputs": tensors(spec.inputs),
+        "outputs": tensors(spec.outputs),
+    }
+
+
+def statistics_object(spec: ModelSpec, stats: StatisticsSnapshot) -> dict[str, Any]:
+    """Converts the counters of one model version, as in Triton's statistics extension."""
+    return {
+        "name": spec.name,
+        "version": str(spec.version),
+        "last_inference": stats.last_inference_ms,
+        "inference_count": stats.inference_count,
+        "execution_count": stats.execution_count,
+        "inference_stats": _durations(
+            success=stats.success,
+            fail=stats.fail,
+            queue=stats.queue,
+            compute_input=stats.compute_input,
+            compute_infer=stats.compute_infer,
+            compute_output=stats.compute_output,
+            cache_hit=stats.cache_hit,
+            cache_miss=stats.cache_miss,
+        ),
+        "response_stats": {
+            str(index): _durations(
+                compute_infer=row.compute_infer,
+                compute_output=row.compute_output,
+                success=row.success,
+                fail=row.fail,
+                empty_response=row.empty_response,
+                cancel=row.cancel,
+            )
+            for index, row in stats.responses.items()
+        },
+        "batch_stats": [
+            {
+                "batch_size": size,
+                **_durations(
+                    compute_input=row.compute_input,
+                    compute_infer=row.compute_infer,
+                    compute_output=row.compute_output,
+                ),
+            }
+            for size, row in stats.batches.items()
+        ],
+        "memory_usage": [],
+    }
+
+
+def _durations(**durations: Duration) -> Mapping[str, dict[str, int]]:
+    return {name: {"count": each.count, "ns": each.ns} for name, each in durations.items()}
+
+
+def entry_object(entry: IndexEntry) -> dict[str, str]:
+    """Converts a line of the index, without empty fields."""
+    fields = {"version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {"name": entry.name} | {key: value for key, value in fields.items() if value}
+
+
+def system_region_object(region: SystemRegion) -> dict[str, Any]:
+    """Converts a system region."""
+    return {
+        "name": region.name,
+        "key": region.key,
+        "offset": region.offset,
+        "byte_size": region.byte_size,
+    }
+
+
+def cuda_region_object(region: CudaRegion) -> dict[str, Any]:
+    """Converts a CUDA region."""
+    return {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
+
+
+def trace_object(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Converts trace settings, in Triton's order; only levels are a list."""
+    return {
+        name: list(settings[name]) if name == "trace_level" else "".join(settings[name]) for name in _TRACES
+    }
+
+
+def ready_only(body: Any) -> bool:
+    """Reads whether an index lists only ready models.
+
+    Raises:
+        InvalidArgumentError: The member is no boolean; the text is Triton's.
+    """
+    wanted = body.get("ready", False) if isinstance(body, dict) else False
+    if not isinstance(wanted, bool):
+        raise InvalidArgumentError("Invalid value for 'ready': expected a boolean")
+    return wanted
+
+
+def load_parameters(body: Any) -> dict[str, LoadParameter]:
+    """Reads the parameters of a load; decodes files.
+
+    Raises:
+        InternalError: One is unknown, or no string; the texts are Triton's.
+        InvalidArgumentError: A file is not in base64.
+    """
+    if not isinstance(body, dict) or "parameters" not in body:
+        return {}
+    parameters: dict[str, LoadParameter] = {}
+    for key, value in members(body["parameters"]).items():
+        given = text(value)
+        if key == "config":
+            parameters[key] = given
+        elif key.startswith("file:"):
+            parameters[key] = _decoded_file(key, given)
+        else:
+            raise InternalError("unexpected error on creating Triton parameter")
+    return parameters
+
+
+def _decoded_file(key: str, encoded: str) -> bytes:
+    try:
+        return binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
+    except ValueError as error:  # binascii.Error is one
+        raise InvalidArgumentError(f"load parameter '{key}' must be in base64: {error}") from None
+
+
+def unload_dependents(body: Any) -> bool:
+    """Reads whether an unload takes the models along that only this one needs."""
+    parameters = member(body, "parameters")
+    dependents = member({} if parameters is None else members(parameters), "unload_dependents")
+    return dependents is not None and boolean(dependents)
+
+
+def _registration_field(body: Any, name: str) -> Any:
+    if not isinstance(body, dict) or name not in body:
+        raise InvalidArgumentError(f"Shared memory register request has no '{name}' field")
+    return body[name]
+
+
+def system_registration(body: Any) -> tuple[str, int, int]:
+    """Reads key, offset and size of a system region.
+
+    Raises:
+        ConchError: One is missing, or of the wrong type; the texts are Triton's.
+    """
+    key = text(_registration_field(body, "key"))
+    offset = member(body, "offset")
+    return key, 0 if offset is None else unsigned(offset), unsigned(_registration_field(body, "byte_size"))
+
+
+def cuda_registration(body: Any) -> tuple[bytes, int, int]:
+    """Reads handle, device and size of a CUDA region.
+
+    Raises:
+        ConchError: One is missing, or of the wrong type; the texts are Triton's.
+    """
+    encoded = text(access.member(_registration_field(body, "raw_handle"), "b64"))
+    byte_size = unsigned(access.member(body, "byte_size"))
+    device = unsigned(access.member(body, "device_id"))
+    try:
+        handle = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
+    except ValueError:
+        handle = b""
+    if len(handle) != _HANDLE_BYTES:
+        raise InvalidArgumentError("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    return handle, device, byte_size
+
+
+def _changes(body: Any) -> dict[str, Any]:
+    """Returns the members of a body; none without a body."""
+    return {} if body is None or isinstance(body, list | BulkArray) else members(body)
+
+
+def log_changes(body: Any) -> dict[str, Setting]:
+    """Reads new values of log settings; ignores null and unknown names.
+
+    Raises:
+        ConchError: A value has the wrong type, or can't be set; the texts are Triton's.
+    """
+    given = {name: value for name, value in _changes(body).items() if value is not None}
+    changes: dict[str, Setting] = {}
+    if "log_file" in given:
+        raise UnsupportedError("log file location can not be updated through network protocol")
+    for name in _SWITCHES:
+        if name in given:
+            changes[name] = boolean(given[name])
+    if "log_verbose_level" in given:
+        changes["log_verbose_level"] = unsigned(given["log_verbose_level"])
+    if "log_format" in given:
+        form = text(given["log_format"])
+        if form not in FORMATS:
+            raise UnavailableError(f"invalid argument for --log_format, got: {form}")
+        changes["log_format"] = form
+    return changes
+
+
+def trace_changes(body: Any) -> dict[str, Sequence[str]]:
+    """Reads new values of trace settings; null is an empty value.
+
+    Raises:
+        InternalError: A value has the wrong type.
+    """
+    given = _changes(body)
+    changes: dict[str, Sequence[str]] = {}
+    if "trace_file" in given:
+        changes["trace_file"] = ()
+    if "trace_level" in given:
+        levels = given["trace_level"]
+        changes["trace_level"] = () if levels is None else [text(level) for level in elements(levels)]
+    for name in _TRACE_NUMBERS:
+        if name in given:
+            changes[name] = () if given[name] is None else (text(given[name]),)
+    return changes

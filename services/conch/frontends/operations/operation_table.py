@@ -1,0 +1,355 @@
+"""One table of the protocol's calls for both front ends.
+
+An `Endpoint` is a call that clients see: its RPC, its paths, its access category. An `Operation` is an
+endpoint other than inference, with a handler from a plain request to a plain result. The front ends only
+convert: `grpc.operation_rpcs` messages, `http.routes` JSON. Used by: they, access rules, OpenAPI, reflection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+from conch.core.server_state import ServerState
+from conch.frontends.operations import operation_handlers as handlers
+from conch.frontends.operations.operation_handlers import SERVICE, Services
+
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT")
+
+
+class RunsOn(Enum):
+    """The thread that runs a handler; each kind but `CALLER` has a pool of its own."""
+
+    CALLER = auto()
+    """The front end's thread: the handler does not block."""
+    READINESS = auto()
+    """The pool while any model has readiness checks of its own, else the front end's thread."""
+    REPOSITORY = auto()
+    """The handler reads storage, which may hang."""
+    UNLOAD = auto()
+    LOAD = auto()
+    MEMORY = auto()
+    """The handler opens or closes shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A call that clients see.
+
+    Attributes:
+        name: Unique in the table.
+        access: Category of restricted protocols and APIs.
+        summary: One line for OpenAPI.
+        rpc: Method of `SERVICE`, or ``service/method`` of another service; empty without an RPC.
+        http_method: Method of all paths.
+        paths: Templates such as ``/v2/models/{model}[/versions/{version}]``, with one optional part each.
+    """
+
+    name: str
+    access: str
+    summary: str
+    rpc: str = ""
+    http_method: str = "GET"
+    paths: tuple[str, ...] = ()
+
+    @property
+    def grpc_method(self) -> str:
+        """The RPC as gRPC writes it, such as ``/inference.GRPCInferenceService/ServerLive``."""
+        return f"/{self.rpc}" if "/" in self.rpc else f"/{SERVICE}/{self.rpc}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Endpoint, Generic[RequestT, ResultT]):
+    """An endpoint with its handler.
+
+    Attributes:
+        handler: Maps a plain request to a plain result; raises `ConchError`.
+        runs_on: The thread that runs the handler.
+        mutates: True if the handler changes the server.
+    """
+
+    handler: Callable[[ServerState, Services, RequestT], ResultT] = field(kw_only=True)
+    runs_on: RunsOn = field(default=RunsOn.CALLER, kw_only=True)
+    mutates: bool = field(default=False, kw_only=True)
+
+
+_MODEL = "/v2/models/{model}[/versions/{version}]"
+_TRACE = ("/v2/models/{model}/trace/setting", "/v2/trace/setting")
+_LOGGING = ("/v2/logging",)
+_REPOSITORY = "/v2/repository[/{repository}]"
+_SYSTEM = "/v2/systemsharedmemory[/region/{region}]"
+_CUDA = "/v2/cudasharedmemory[/region/{region}]"
+
+HOME_PAGE = Endpoint("home_page", "metadata", "A page for people", paths=("/",))
+OPENAPI = Endpoint("openapi", "metadata", "This document", paths=("/openapi.json",))
+SERVER_METADATA = Operation(
+    "server_metadata",
+    "metadata",
+    "Server metadata",
+    "ServerMetadata",
+    paths=("/v2",),
+    handler=handlers.server_metadata,
+)
+SERVER_LIVE = Operation(
+    "server_live",
+    "health",
+    "Whether the server is live",
+    "ServerLive",
+    paths=("/v2/health/live",),
+    handler=handlers.server_live,
+)
+SERVER_READY = Operation(
+    "server_ready",
+    "health",
+    "Whether the server is ready",
+    "ServerReady",
+    paths=("/v2/health/ready",),
+    handler=handlers.server_ready,
+    runs_on=RunsOn.READINESS,
+)
+HEALTH_CHECK = Operation(
+    "health_check",
+    "health",
+    "Status of the server in gRPC's health protocol",
+    "grpc.health.v1.Health/Check",
+    handler=handlers.health_check,
+    runs_on=RunsOn.READINESS,
+)
+HEALTH_WATCH = Endpoint(
+    "health_watch", "health", "Changes of the server's status", "grpc.health.v1.Health/Watch"
+)
+ALL_STATISTICS = Operation(
+    "all_statistics",
+    "statistics",
+    "Statistics of all models",
+    paths=("/v2/models/stats",),
+    handler=handlers.statistics,
+)
+MODEL_METADATA = Operation(
+    "model_metadata",
+    "metadata",
+    "Model metadata",
+    "ModelMetadata",
+    paths=(_MODEL,),
+    handler=handlers.model_metadata,
+)
+MODEL_READY = Operation(
+    "model_ready",
+    "health",
+    "Whether the model is ready",
+    "ModelReady",
+    paths=(_MODEL + "/ready",),
+    handler=handlers.model_ready,
+    runs_on=RunsOn.READINESS,
+)
+MODEL_CONFIG = Operation(
+    "model_config",
+    "model-config",
+    "Model configuration",
+    "ModelConfig",
+    paths=(_MODEL + "/config",),
+    handler=handlers.model_config,
+)
+MODEL_STATISTICS = Operation(
+    "model_statistics",
+    "statistics",
+    "Statistics of the model",
+    "ModelStatistics",
+    paths=(_MODEL + "/stats",),
+    handler=handlers.statistics,
+)
+INFER = Endpoint("infer", "inference", "Run the model", "ModelInfer", "POST", (_MODEL + "/infer",))
+STREAM_INFER = Endpoint("stream_infer", "inference", "Run models over one stream", "ModelStreamInfer")
+GENERATE = Endpoint(
+    "generate",
+    "inference",
+    "Run the model with flat JSON",
+    http_method="POST",
+    paths=(_MODEL + "/generate",),
+)
+GENERATE_STREAM = Endpoint(
+    "generate_stream",
+    "inference",
+    "Run the model with flat JSON and stream what it responds",
+    http_method="POST",
+    paths=(_MODEL + "/generate_stream",),
+)
+TRACE_SETTINGS = Operation(
+    "trace_settings", "trace", "Trace settings", paths=_TRACE, handler=handlers.trace_settings
+)
+UPDATE_TRACE_SETTINGS = Operation(
+    "update_trace_settings",
+    "trace",
+    "Change trace settings",
+    "TraceSetting",
+    "POST",
+    _TRACE,
+    handler=handlers.update_trace_settings,
+    mutates=True,
+)
+LOG_SETTINGS = Operation(
+    "log_settings", "logging", "Log settings", paths=_LOGGING, handler=handlers.log_settings
+)
+UPDATE_LOG_SETTINGS = Operation(
+    "update_log_settings",
+    "logging",
+    "Change log settings",
+    "LogSettings",
+    "POST",
+    _LOGGING,
+    handler=handlers.update_log_settings,
+    mutates=True,
+)
+REPOSITORY_INDEX = Operation(
+    "repository_index",
+    "model-repository",
+    "All models",
+    "RepositoryIndex",
+    "POST",
+    (_REPOSITORY + "/index",),
+    handler=handlers.repository_index,
+    runs_on=RunsOn.REPOSITORY,
+)
+LOAD_MODEL = Operation(
+    "load_model",
+    "model-repository",
+    "Load or reload a model",
+    "RepositoryModelLoad",
+    "POST",
+    (_REPOSITORY + "/models/{model}/load",),
+    handler=handlers.load_model,
+    runs_on=RunsOn.LOAD,
+    mutates=True,
+)
+UNLOAD_MODEL = Operation(
+    "unload_model",
+    "model-repository",
+    "Unload a model",
+    "RepositoryModelUnload",
+    "POST",
+    (_REPOSITORY + "/models/{model}/unload",),
+    handler=handlers.unload_model,
+    runs_on=RunsOn.UNLOAD,
+    mutates=True,
+)
+SYSTEM_REGIONS = Operation(
+    "system_regions",
+    "shared-memory",
+    "System regions",
+    "SystemSharedMemoryStatus",
+    paths=(_SYSTEM + "/status",),
+    handler=handlers.system_regions,
+)
+REGISTER_SYSTEM = Operation(
+    "register_system",
+    "shared-memory",
+    "Register a region",
+    "SystemSharedMemoryRegister",
+    "POST",
+    (_SYSTEM + "/register",),
+    handler=handlers.register_system,
+    runs_on=RunsOn.MEMORY,
+    mutates=True,
+)
+UNREGISTER_SYSTEM = Operation(
+    "unregister_system",
+    "shared-memory",
+    "Unregister a region, or all of them",
+    "SystemSharedMemoryUnregister",
+    "POST",
+    (_SYSTEM + "/unregister",),
+    handler=handlers.unregister_system,
+    runs_on=RunsOn.MEMORY,
+    mutates=True,
+)
+CUDA_REGIONS = Operation(
+    "cuda_regions",
+    "shared-memory",
+    "Cuda regions",
+    "CudaSharedMemoryStatus",
+    paths=(_CUDA + "/status",),
+    handler=handlers.cuda_regions,
+)
+REGISTER_CUDA = Operation(
+    "register_cuda",
+    "shared-memory",
+    "Register a region",
+    "CudaSharedMemoryRegister",
+    "POST",
+    (_CUDA + "/register",),
+    handler=handlers.register_cuda,
+    runs_on=RunsOn.MEMORY,
+    mutates=True,
+)
+UNREGISTER_CUDA = Operation(
+    "unregister_cuda",
+    "shared-memory",
+    "Unregister a region, or all of them",
+    "CudaSharedMemoryUnregister",
+    "POST",
+    (_CUDA + "/unregister",),
+    handler=handlers.unregister_cuda,
+    runs_on=RunsOn.MEMORY,
+    mutates=True,
+)
+
+# In the order of the OpenAPI document. A literal path comes before a template that matches it.
+ENDPOINTS: tuple[Endpoint, ...] = (
+    HOME_PAGE,
+    OPENAPI,
+    SERVER_METADATA,
+    SERVER_LIVE,
+    SERVER_READY,
+    HEALTH_CHECK,
+    HEALTH_WATCH,
+    ALL_STATISTICS,
+    MODEL_METADATA,
+    MODEL_READY,
+    MODEL_CONFIG,
+    MODEL_STATISTICS,
+    INFER,
+    STREAM_INFER,
+    GENERATE,
+    GENERATE_STREAM,
+    TRACE_SETTINGS,
+    UPDATE_TRACE_SETTINGS,
+    LOG_SETTINGS,
+    UPDATE_LOG_SETTINGS,
+    REPOSITORY_INDEX,
+    LOAD_MODEL,
+    UNLOAD_MODEL,
+    SYSTEM_REGIONS,
+    REGISTER_SYSTEM,
+    UNREGISTER_SYSTEM,
+    CUDA_REGIONS,
+    REGISTER_CUDA,
+    UNREGISTER_CUDA,
+)
+
+ACCESS_CATEGORIES = frozenset(endpoint.access for endpoint in ENDPOINTS)
+"""The categories that flags can restrict."""
+
+SERVICES = tuple(sorted({each.grpc_method.split("/")[1] for each in ENDPOINTS if each.rpc}))
+"""The gRPC services of the table."""
+
+ACCESS_BY_RPC = {each.grpc_method: each.access for each in ENDPOINTS if each.rpc}
+"""The access category of each gRPC method."""
+
+_SEGMENTS = {"version": "[0-9]+"}
+
+
+def path_variants(template: str) -> list[str]:
+    """Returns the paths of a template: without its optional part, then with it."""
+    start, bracket, rest = template.partition("[")
+    optional, _, end = rest.partition("]")
+    return [start + end, start + optional + end] if bracket else [template]
+
+
+def path_pattern(template: str) -> str:
+    """Returns the regular expression of a template; groups are called after its fields."""
+    escaped = template.replace(".", "[.]").replace("[/", "(?:/").replace("}]", "})?")
+    return re.sub(r"{(\w+)}", lambda field: f"(?P<{field[1]}>{_SEGMENTS.get(field[1], '[^/]+')})", escaped)
