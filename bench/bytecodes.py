@@ -1,24 +1,27 @@
-"""Counts what a request costs in bytecodes: ``python -m bench.bytecodes [--model M] [--clients N]``.
+"""Counts the bytecodes and calls of a request, by function: ``python -m bench.bytecodes [--walk NAME]``.
 
-Times on a small or busy machine differ by more than most changes save. How many bytecodes the server and its
-workers run for a request hardly differs at all. It leaves out what C code does, gRPC's above all, so a change
-that saves bytecodes still has to be timed.
+Times on a small or busy machine differ by more than most changes save; counts hardly differ. They leave
+out what C code does, gRPC's above all, so a change that saves bytecodes still has to be timed.
+`bench.ratchet` compares the same counts with those on record.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 
 from bench.protocol import Probe
@@ -30,77 +33,130 @@ WRITE_DEADLINE = 30.0
 
 @dataclass(frozen=True)
 class Function:
-    """What one function has run, per request."""
+    """What one function runs for a request; `depth` is the deepest stack of conch's at its calls."""
 
     bytecodes: float
     calls: float
+    depth: int
     name: str
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is conch's."""
+        return self.name.startswith(("services/", "control/"))
 
-def measure(model: str, clients: int, seconds: float) -> tuple[float, dict[str, list[Function]]]:
+    @property
+    def file(self) -> str:
+        """Path of its file."""
+        return self.name.rpartition(":")[0]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A kind of request: a model, what makes a function that asks once, and flags of the server."""
+
+    model: str
+    prepare: Callable[[Server, Probe, str], Callable[[], object]]
+    flags: tuple[str, ...] = ()
+
+
+def _values(probe: Probe, model: str) -> npt.NDArray[np.float32]:
+    return np.ones((*(1 for _ in range(probe.dimensions(model) - 1)), 16), np.float32)
+
+
+def _by_grpc(server: Server, probe: Probe, model: str) -> Callable[[], object]:
+    values = _values(probe, model)
+    return lambda: probe.infer(model, values)
+
+
+def _by_http(server: Server, probe: Probe, model: str) -> Callable[[], object]:
+    values = _values(probe, model)
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": values.shape, "data": values.ravel().tolist()}
+    body = json.dumps({"inputs": [tensor]})
+    connection = http.client.HTTPConnection(server.http)
+
+    def once() -> None:
+        connection.request("POST", f"/v2/models/{model}/infer", body)
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"HTTP {answer.status}: {content!r}")
+
+    return once
+
+
+def _loads(server: Server, probe: Probe, model: str) -> Callable[[], object]:
+    return lambda: probe.load(model)
+
+
+WALKS = {
+    "grpc": Walk("identity_fp32", _by_grpc),
+    "http": Walk("identity_fp32", _by_http),
+    "worker": Walk("identity_worker", _by_grpc),
+    "load": Walk("identity_fp32", _loads, ("--model-control-mode=explicit", "--load-model=identity_fp32")),
+}
+
+
+def measure(walk: Walk, clients: int, seconds: float) -> dict[str, list[Function]]:
     """Puts load on a server that counts.
 
     Args:
-        model: One of those in ``bench/repositories/common`` with one FP32 input.
+        walk: What is asked.
         clients: How many requests are in flight.
         seconds: For how long.
 
     Returns:
-        The mean number of requests in a batch, and the functions of each process that had to do with the
-        requests, those with the most bytecodes first.
+        The functions of each process that had to do with the requests, those with the most bytecodes first.
     """
     with tempfile.TemporaryDirectory() as folder:
-        server = Server("conch-bytecodes", lambda ports: _counting(ports, folder))
+        server = Server("conch-bytecodes", lambda ports: _counting(ports, folder, walk.flags))
         server.start()
         try:
-            with _load(server.address, model, clients):
+            server.wait_for_http()
+            with _load(server, walk, clients) as answered:
                 threading.Event().wait(seconds / 2)  # until it runs evenly
                 pids = _pids(server)
                 _tell(pids, signal.SIGUSR2)
-                before = _counts(server.address, model)
+                before = sum(answered)
                 threading.Event().wait(seconds)
                 _tell(pids, signal.SIGUSR1)
-                after = _counts(server.address, model)
+                requests = sum(answered) - before
                 files = {name: _written(Path(folder, str(pid))) for name, pid in pids.items()}
         finally:
             server.stop()
-        requests, batches = after[0] - before[0], after[1] - before[1]
         read = {name: _read(path, requests) for name, path in files.items()}
-        busy = {name: functions for name, functions in read.items() if _total(functions) > 10}
-        return requests / max(batches, 1), busy
+        return {name: functions for name, functions in read.items() if total(functions) > 10}
 
 
-def _counting(ports: Ports, folder: str) -> Command:
-    flags = ["--backend-config=python,pass-environment=CONCH_BYTECODES"]
-    command = conch_command(ports, COMMON, flags)
+def _counting(ports: Ports, folder: str, flags: tuple[str, ...]) -> Command:
+    inherited = "--backend-config=python,pass-environment=CONCH_BYTECODES"
+    command = conch_command(ports, COMMON, [inherited, *flags])
     path = os.pathsep.join(filter(None, (str(TRACING), os.environ.get("PYTHONPATH"))))
     return Command(command.arguments, {"PYTHONPATH": path, "CONCH_BYTECODES": folder})
 
 
 @contextmanager
-def _load(address: str, model: str, clients: int) -> Iterator[None]:
+def _load(server: Server, walk: Walk, clients: int) -> Iterator[list[int]]:
+    """Asks until the end of the block; gives the number of answers that each client has had so far."""
     over = threading.Event()
-    threads = [threading.Thread(target=_ask, args=(address, model, over)) for _ in range(clients)]
+    answered = [0] * clients
+
+    def ask(client: int) -> None:
+        with Probe(server.address) as probe:
+            once = walk.prepare(server, probe, walk.model)
+            while not over.is_set():
+                once()
+                answered[client] += 1
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield answered
     finally:
         over.set()
         for thread in threads:
             thread.join()
-
-
-def _ask(address: str, model: str, over: threading.Event) -> None:
-    with Probe(address) as probe:
-        values = np.ones((*(1 for _ in range(probe.dimensions(model) - 1)), 16), np.float32)
-        while not over.is_set():
-            probe.infer(model, values)
-
-
-def _counts(address: str, model: str) -> tuple[int, int]:
-    with Probe(address) as probe:
-        return probe.batches(model)
 
 
 def _pids(server: Server) -> dict[str, int]:
@@ -130,8 +186,8 @@ def _written(path: Path) -> Path:
 def _read(path: Path, requests: int) -> list[Function]:
     lines = (line.split("\t") for line in path.read_text().splitlines()[:-1])
     functions = [
-        Function(int(bytecodes) / requests, int(calls) / requests, _short(name))
-        for bytecodes, calls, name in lines
+        Function(int(bytecodes) / requests, int(calls) / requests, int(depth), _short(name))
+        for bytecodes, calls, depth, name in lines
     ]
     return sorted(functions, key=lambda one: -one.bytecodes)
 
@@ -142,7 +198,8 @@ def _short(name: str) -> str:
     return name
 
 
-def _total(functions: list[Function]) -> float:
+def total(functions: list[Function]) -> float:
+    """Bytecodes per request of some functions."""
     return sum(one.bytecodes for one in functions)
 
 
@@ -151,17 +208,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="identity_worker")
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--walk", choices=WALKS, default="worker")
+    parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--top", type=int, default=30, help="how many functions to print for each process")
     options = parser.parse_args()
-    batch, processes = measure(options.model, options.clients, options.seconds)
-    print(f"{options.model}, {options.clients} clients, {batch:.1f} requests in a batch")
+    processes = measure(WALKS[options.walk], options.clients, options.seconds)
     for name, functions in processes.items():
-        print(f"\n{name}: {_total(functions):,.0f} bytecodes per request; per function, with calls")
+        calls = sum(one.calls for one in functions if one.ours)
+        print(f"\n{name}: {total(functions):,.0f} bytecodes and {calls:.0f} calls of conch per request")
         for one in functions[: options.top]:
-            print(f"{one.bytecodes:9.1f} {one.calls:6.2f}  {one.name}")
+            print(f"{one.bytecodes:9.1f} {one.calls:6.2f} {one.depth:4}  {one.name}")
 
 
 if __name__ == "__main__":

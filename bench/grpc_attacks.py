@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from tests.chaos.test_grpc_attacks import STRINGS, STRINGS_CONFIG
 from tests.support.attacks import INFER, STREAM, health_probe, infer_bodies
-from tests.support.servers import RawClient, ServerProcess, serving, write_model
+from tests.support.servers import RawClient, ServerProcess, serving_process, write_model
 
 _QUIET_S = 2.0
 _AFTER_S = 0.3
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         write_model(Path(directory), "strings", STRINGS_CONFIG, {"model.py": STRINGS})
-        with serving(Path(directory)) as server:
+        with serving_process(Path(directory)) as server:
             with health_probe(server.address) as probe:
                 threading.Event().wait(_QUIET_S)
             print(
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _row(server: ServerProcess, message: bytes, stream: bool) -> str:
     with closing(RawClient(server.address)) as raw, health_probe(server.address) as probe:
         before = time.perf_counter()
-        answer = "answered"
+        answer = "completed"
         try:
             if stream:
                 list(raw.channel.stream_stream(STREAM)(iter([message]), timeout=_LONGEST_S))

@@ -2,7 +2,7 @@
 
 SIGUSR2 begins to count, anew if need be; what runs already then is not counted, what it calls is. SIGUSR1
 writes a file into the folder that CONCH_BYTECODES names: a line for each function with its bytecodes, its
-calls and its name, and a last line "." when all is written.
+calls, the deepest stack of conch's functions at them and its name, and a last line "." when all is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,19 @@ from typing import Any
 
 _bytecodes: Counter[CodeType] = Counter()
 _calls: Counter[CodeType] = Counter()
+_depths: dict[CodeType, int] = {}
+_OURS = ("/services/conch/", "/control/conch_control/")
+_STACKS = 200
+"""Calls of each function at which the stack is counted, which takes longer than the rest."""
 _counting = threading.Event()
+
+
+def _depth(frame: FrameType | None) -> int:
+    depth = 0
+    while frame is not None:
+        depth += any(path in frame.f_code.co_filename for path in _OURS)
+        frame = frame.f_back
+    return depth
 
 
 def _enter(frame: FrameType, event: str, argument: Any) -> Any:
@@ -27,6 +39,8 @@ def _enter(frame: FrameType, event: str, argument: Any) -> Any:
     frame.f_trace_opcodes = True
     frame.f_trace_lines = False
     _calls[code] += 1
+    if _calls[code] <= _STACKS:
+        _depths[code] = max(_depths.get(code, 0), _depth(frame))
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "opcode":
@@ -39,6 +53,7 @@ def _enter(frame: FrameType, event: str, argument: Any) -> Any:
 def _begin(*_: object) -> None:
     _bytecodes.clear()
     _calls.clear()
+    _depths.clear()
     _counting.set()
 
 
@@ -46,7 +61,14 @@ def _write(*_: object) -> None:
     bytecodes, calls = _bytecodes.copy(), _calls.copy()
     with open(os.path.join(os.environ["CONCH_BYTECODES"], str(os.getpid())), "w") as file:
         for code, count in bytecodes.items():
-            print(count, calls[code], f"{code.co_filename}:{code.co_qualname}", sep="\t", file=file)
+            print(
+                count,
+                calls[code],
+                _depths.get(code, 0),
+                f"{code.co_filename}:{code.co_qualname}",
+                sep="\t",
+                file=file,
+            )
         print(".", file=file)
 
 
