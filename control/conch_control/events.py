@@ -1,8 +1,10 @@
-"""What happens to models, as a numbered log that any number of readers follow.
+"""Event log of all model versions, numbered, with any number of readers.
 
-A reader that has read up to a revision goes on from there, also after it was away. The log keeps a limited
-number of events: a reader that comes too late is told to look at the whole state first. Revisions of another
-life of the server say nothing in this one, so each life has an epoch.
+A reader continues from the last revision it knows. The log keeps a limited number of events; a reader that
+is too late must read the index first. Each server process has an epoch, as revisions restart with it.
+
+Owns: the events. Locks: one condition. Used by: `VersionStates` (writer), planner and control port
+(readers).
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ from conch.core.errors import OutOfRangeError
 from conch_control.lifecycle.version_phase import Phase
 
 KEPT = 10_000
-"""Most events that a log keeps."""
+"""Default capacity of the log."""
 
 
 def never() -> bool:
-    """Says no."""
+    """Default of `given_up`."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a model version.
+    """A transition of a model version.
 
     Attributes:
         revision: Number of the event, from 1, without gaps.
         model: Model name.
-        version: The version; 0 for what concerns the model as a whole.
-        phase: What the version is in from now on.
-        reason: Why, where there is something to say.
-        seconds: When, in seconds since 1970, for people to read.
+        version: The version; 0 for the whole model.
+        phase: New phase.
+        reason: Text for operators; may be empty.
+        seconds: Unix time.
     """
 
     revision: int
@@ -48,14 +50,15 @@ class Event:
 
 
 class EventLog:
-    """The log of one server; any thread may write or read.
+    """The log of one server; thread-safe.
 
     Args:
-        wall_clock: Seconds since 1970.
-        kept: Most events kept.
+        wall_clock: Unix time in seconds.
+        kept: Capacity in events.
 
     Attributes:
-        epoch: Name of this life of the server.
+        epoch: Random identifier of this process's log.
+        entries: The kept events, oldest first.
     """
 
     def __init__(self, wall_clock: Callable[[], float], kept: int = KEPT) -> None:
@@ -68,15 +71,15 @@ class EventLog:
 
     @property
     def revision(self) -> int:
-        """The revision of the newest event, 0 before the first."""
+        """Revision of the newest event, 0 before the first."""
         return self._revision
 
     def now(self) -> float:
-        """Seconds since 1970, as events tell them."""
+        """Unix time of the log's clock."""
         return self._wall_clock()
 
     def append(self, model: str, version: int, phase: Phase, reason: str = "") -> Event:
-        """Adds an event and wakes those who wait for one."""
+        """Adds an event and wakes the readers."""
         with self._changed:
             self._revision += 1
             event = Event(self._revision, model, version, phase, reason, self._wall_clock())
@@ -87,18 +90,18 @@ class EventLog:
     def after(
         self, revision: int, timeout_s: float | None = 0.0, given_up: Callable[[], bool] = never
     ) -> list[Event]:
-        """The events after a revision, waiting for one if there is none yet.
+        """The events after a revision; waits for the first one.
 
         Args:
-            revision: The last revision that the caller knows.
-            timeout_s: How long to wait for an event, in seconds; None for ever.
-            given_up: Says that the caller does not want to wait any longer; asked after each `wake`.
+            revision: Last revision known to the caller.
+            timeout_s: Longest wait; None for no limit.
+            given_up: Returns True to end the wait; evaluated after each `wake`.
 
         Returns:
-            The events, oldest first; none after the timeout, or once the log is closed or the wait given up.
+            Events, oldest first; empty after a timeout, `close` or `given_up`.
 
         Raises:
-            OutOfRangeError: Some of them have been dropped, or the revision is not from this log.
+            OutOfRangeError: Events were dropped, or the revision is not from this log.
         """
         with self._changed:
             self._check(revision)
@@ -107,23 +110,23 @@ class EventLog:
             return self._newer_than(revision)
 
     def wake(self) -> None:
-        """Has all who wait look whether they still want to."""
+        """Makes all readers evaluate `given_up`."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends all waiting; events can still be added and read."""
+        """Ends all waits; events can still be added and read."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @property
     def closed(self) -> bool:
-        """Whether nobody waits any more."""
+        """True after `close`."""
         return self._closed
 
     def _newer_than(self, revision: int) -> list[Event]:
-        # There are no gaps; every watch asks after every event, and the log may be long.
+        # Revisions have no gaps, so only new events are visited, however long the log is.
         return list(islice(reversed(self.entries), max(self._revision - revision, 0)))[::-1]
 
     def _check(self, revision: int) -> None:

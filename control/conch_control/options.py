@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from conch.core.execution.placement import Devices
-from conch.core.scheduling.rate import ResourceLimit
+from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch_control.repository.storage.options import StorageOptions
 
 ControlMode = Literal["none", "explicit", "poll", "watch"]

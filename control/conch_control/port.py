@@ -1,7 +1,7 @@
-"""The one API between those who decide what runs and the agent that carries it out.
+"""The API between planners, operators and the agent.
 
-The planner uses it inside the server's process, and the ModelControl service offers it to operators and to
-planners in other processes. Errors are `ConchError`, whose texts are Triton's where Triton has one.
+The planner calls it in the server process; the ModelControl service exposes it to other processes. Errors
+are `ConchError`; texts are Triton's where it has one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from conch_control.lifecycle.version_phase import Phase
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """One version of a model.
+    """Status of one version.
 
     Attributes:
         version: The version.
-        phase: What it is in.
-        reason: Why, where there is something to say.
-        seconds: Since when, in seconds since 1970, for people to read.
-        host_bytes: By how much the process has grown while it was loaded; None where nobody measured.
-        done_bytes: Bytes of its files that have been fetched; 0 unless it is being staged.
-        total_bytes: Bytes to fetch; 0 unless it is being staged.
+        phase: Current phase.
+        reason: Text for operators; may be empty.
+        seconds: Unix time of the last transition.
+        host_bytes: Growth of process memory by the load; None if unknown.
+        done_bytes: Staged bytes; 0 unless staging.
+        total_bytes: Bytes to stage; 0 unless staging.
     """
 
     version: int
@@ -41,13 +41,13 @@ class VersionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model of the repositories, or one that runs without being in them any more.
+    """Status of a model that is in a repository or still loaded.
 
     Attributes:
         name: Model name.
-        location: Where it comes from; empty for one that is nowhere now.
-        versions: Its versions that were ever attempted, ascending.
-        reason: Why none of them was attempted, where it should have been.
+        location: Its source; empty if no repository has it now.
+        versions: Versions that were ever attempted, ascending.
+        reason: Why no version could be attempted, if so.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Index:
     """All models at one moment.
 
     Attributes:
-        epoch: The life of the server that revisions belong to.
-        revision: The last event that the models' states have taken in.
+        epoch: Epoch of the event log.
+        revision: Last event included.
         models: The models, by name.
     """
 
@@ -73,13 +73,13 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:
-    """Instances of one kind in one place.
+    """Instances of one group on one device.
 
     Attributes:
         group: Name of the instance group.
         kind: ``KIND_CPU``, ``KIND_GPU`` or ``KIND_MODEL``.
-        device: Number of the GPU; -1 for none.
-        count: How many there are.
+        device: GPU number; -1 for none.
+        count: Number of instances.
     """
 
     group: str
@@ -90,14 +90,15 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """All there is to say about one model.
+    """Status, effective config and instances of one model.
 
     Attributes:
         status: Its versions and their states.
-        config_json: The effective config of the newest ready version, in JSON; empty if none is ready.
-        origins: Where each value of the config comes from, by field path, such as ``max_batch_size``:
-            ``config.pbtxt``, ``override``, ``model`` (completed from the model's files) or ``default``.
-        instances: The instances of the newest ready version.
+        config_json: Effective config of the newest ready version in JSON; empty if none is ready.
+        origins: Source of each config value by field path: ``config.pbtxt``, ``override``, ``model``
+            (completed
+            from the model's files) or ``default``.
+        instances: Instances of the newest ready version.
     """
 
     status: ModelStatus
@@ -111,40 +112,40 @@ class AgentPort(Protocol):
 
     @property
     def events(self) -> EventLog:
-        """What has happened to the models; see `EventLog.after`."""
+        """Event log; see `EventLog.after`."""
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads or reloads a model, and returns when it is ready; nothing happens if nothing has changed.
+        """Loads or reloads a model and returns when it is ready; does nothing if nothing has changed.
 
         Raises:
-            ConchError: It can't be loaded; what served before still does.
+            ConchError: It can't be loaded; the previous versions still serve.
         """
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Takes a model out of service; its requests finish in the background. Unknown ones are no error."""
+        """Unpublishes a model; requests in flight finish in the background. Unknown models are ignored."""
 
     def models(self) -> Index:
         """All models with their states."""
 
     def progress(self, names: Collection[str]) -> Sequence[ModelStatus]:
-        """Some models with how far their files are fetched, by name, without a look at the storage."""
+        """Staging progress of some models, by name; does not access storage."""
 
     def describe(self, name: str) -> ModelDescription:
-        """All there is to say about one model.
+        """Status, effective config and instances of one model.
 
         Raises:
             NotFoundError: There is no such model.
         """
 
     def drain(self) -> None:
-        """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+        """Makes the server not ready; it still answers requests."""
 
 
 _WILL_FAIL_AGAIN = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error, or what has caused it, may be gone later although nothing is done about it."""
+    """True if a retry may succeed without any change to the files."""
     return any(
         isinstance(each, UnavailableError | DeadlineExceededError | ResourceExhaustedError)
         or (isinstance(each, OSError) and not isinstance(each, _WILL_FAIL_AGAIN))

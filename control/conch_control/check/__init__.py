@@ -1,1 +1,1 @@
-"""Checks repositories without serving them: every problem at once, and where it is."""
+"""Checks model repositories without loading models; see docs/check.md."""

@@ -1,4 +1,4 @@
-"""Settings that are right, and do nothing."""
+"""Finds valid settings that have no effect."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ _OWN = "CONCH_"
 _PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
 
 
-def idle_settings(config: ModelConfig, of_backend: Sequence[str] = ()) -> Problems:
-    """Settings of an effective config that have no effect.
-
-    They come as problems, but no load fails of them.
+def ineffective_settings(config: ModelConfig, of_backend: Sequence[str] = ()) -> Problems:
+    """Settings of an effective config that have no effect, as problems that fail no load.
 
     Args:
         config: The config.

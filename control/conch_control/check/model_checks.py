@@ -1,6 +1,6 @@
-"""Checks one model: what its load would do, up to where something would be loaded.
+"""Checks one model: runs the checks of a load, without loading.
 
-Each step runs the check that the load runs, and goes on after its first problem.
+Unlike a load, each check continues after its first problem.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError
 from conch.core.execution.warmup import Warmup
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.check.advice import idle_settings
+from conch_control.check.advice import ineffective_settings
 from conch_control.check.findings import FindingCollector, ModelReport
 from conch_control.check.reading import read_text
 from conch_control.check.user_code import PythonFile, agent_notes, agent_problems, read_python
@@ -44,13 +44,13 @@ _COMPLETED = ("input", "output")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How models are checked.
+    """Settings of a check.
 
     Attributes:
-        options: Settings of the control plane that is to serve them.
-        get_backend: Finds a backend by name; raises InvalidArgumentError for one that does not exist.
-        backends: Names of the backends there are, for suggestions.
-        run_code: Whether models may run code of their own to complete their configs.
+        options: Settings of the control plane that will serve the models.
+        get_backend: Finds a backend by name; raises InvalidArgumentError if there is none.
+        backends: Names of all backends, for suggestions.
+        run_code: Allow models to run their own code for completion.
     """
 
     options: ControlOptions
@@ -60,17 +60,17 @@ class Rules:
 
 
 class ModelCheck:
-    """The check of one model, and what is needed to go on with it.
+    """The check of one model.
 
     Args:
         source: The model.
-        rules: How to check.
+        rules: Settings.
 
     Attributes:
-        checkup: What has been found.
-        report: Adds problems to that.
-        sort: Puts it in the order of the config.
-        config: The config with its defaults, not completed; None if it can't be read.
+        model_report: The findings.
+        report: Adds problems.
+        sort: Sorts the findings.
+        config: Config with defaults, not completed; None if unreadable.
     """
 
     def __init__(self, source: ModelSource, rules: Rules) -> None:
@@ -79,16 +79,16 @@ class ModelCheck:
         self.report = self._collector.report
         self.sort = self._collector.sort
         self.config: ModelConfig | None = None
-        self._directory = Path()  # where its files are
-        self._parameters: tuple[str, ...] = ()  # those that its backend reads
+        self._directory = Path()  # local directory
+        self._parameters: tuple[str, ...] = ()  # parameters known to its backend
         self._source = source
         self._rules = rules
 
     def run(self) -> None:
-        """Checks what can be checked without other models."""
+        """Checks everything that needs no other model."""
         try:
             self._run()
-        except Exception as error:  # the load would fail of it as well
+        except Exception as error:  # a load would fail too
             log.debug("checking '%s' failed", self.model_report.name, exc_info=True)
             self.report([Problem("", f"{type(error).__name__}: {error}")])
 
@@ -110,7 +110,7 @@ class ModelCheck:
             staged.release()
 
     def _check(self, written: ModelConfig, paths: Sequence[str]) -> None:
-        """Does what a load of the config does; the paths are those of the model's files."""
+        """Checks a config; `paths` are those of the model's files."""
         versions = self._find_versions(paths)
         config = ModelConfig()
         config.CopyFrom(written)
@@ -125,14 +125,14 @@ class ModelCheck:
             self._finish(config, written)
         effective = self.model_report.config
         if effective is not None and self.model_report.certain:
-            self.report(idle_settings(effective, self._parameters), "warning")
+            self.report(ineffective_settings(effective, self._parameters), "warning")
         wrong = {finding.path for finding in self.model_report.findings}
-        self.report((each for each in _odd_numbers(written) if each.path not in wrong), "warning")
+        self.report((each for each in _unknown_enum_numbers(written) if each.path not in wrong), "warning")
 
     def _select(self, config: ModelConfig, versions: Sequence[int]) -> None:
-        """Finds the versions that would be loaded."""
+        """Selects the versions that would be loaded."""
         policy = ModelConfig(name=config.name, version_policy=config.version_policy)
-        if policy.version_policy.HasField("specific"):  # without those whose lack has been reported
+        if policy.version_policy.HasField("specific"):  # without missing ones, reported already
             specific = policy.version_policy.specific.versions
             specific[:] = [version for version in specific if version in versions]
         problems: list[Problem] = []
@@ -148,7 +148,7 @@ class ModelCheck:
         self.model_report.versions = tuple(selected or ())
 
     def _read(self) -> ModelConfig | None:
-        """The config as it is written, without what is wrong in it."""
+        """The config as written, without its syntax errors."""
         content = self._content()
         if content is None:
             if self._rules.options.strict_model_config:
@@ -169,7 +169,7 @@ class ModelCheck:
         return reading.config
 
     def _content(self) -> bytes | None:
-        """The config file, None where there is none; notes which one it is."""
+        """Content of the config file; None without one."""
         variant = self._rules.options.model_config_name
         for path in (variant_path(variant), CONFIG_FILE) if variant else (CONFIG_FILE,):
             try:
@@ -193,7 +193,7 @@ class ModelCheck:
         return versions
 
     def _define(self, config: ModelConfig, paths: Sequence[str], versions: Sequence[int]) -> None:
-        """What reading the model's definition does and finds."""
+        """The checks of `read_definition`."""
         name = self._source.name
         if config.name and config.name != name:
             self.report(
@@ -215,7 +215,7 @@ class ModelCheck:
         self.report(agent_notes(config), "note")
         normalize(config)
         problems = list(config_problems(config))
-        if unknown:  # that it says no backend has been said
+        if unknown:  # the missing backend is reported already
             self._collector.known.update(
                 (each.path, each.message) for each in problems if each.path == "backend"
             )
@@ -239,7 +239,7 @@ class ModelCheck:
         if backend is not None:
             self._parameters = backend.parameters
         self.report(runtime_problems(config))
-        for version in reversed(self.model_report.versions):  # what is shown of the newest is shown first
+        for version in reversed(self.model_report.versions):  # the newest version decides what is shown
             self._finish_version(config, written, backend, version)
 
     def _backend(self, config: ModelConfig) -> Backend | None:
@@ -266,7 +266,7 @@ class ModelCheck:
     def _finish_version(
         self, config: ModelConfig, written: ModelConfig, backend: Backend | None, version: int
     ) -> None:
-        """What making a version ready does and finds, without the backend's part of it."""
+        """The checks of building a version, without the backend's own."""
         options = self._rules.options
         completed = ModelConfig()
         completed.CopyFrom(config)
@@ -291,7 +291,7 @@ class ModelCheck:
         self.report(
             problem for problem in tensor_problems(final) if certain or not _completable(problem.path, final)
         )
-        # What names tensors that only completion would add can't be told.
+        # Names of tensors that completion would add can't be checked.
         whole = certain or all(getattr(final, field) for field in _COMPLETED)
         if whole:
             self.report(ragged_problems(final))
@@ -326,7 +326,7 @@ class ModelCheck:
     def _complete(
         self, config: ModelConfig, backend: Backend, directory: Path, model_file: str
     ) -> tuple[ModelConfig, bool]:
-        """The config as the backend completes it, and whether that is all there is to complete."""
+        """The completed config, and True if completion was exact."""
         options = self._rules.options
         runs_code = type(backend).completion_runs_code
         source = None
@@ -337,7 +337,7 @@ class ModelCheck:
         if options.strict_model_config:
             return config, True
         if runs_code and not self._rules.run_code:
-            if source is not None and not source.may_complete:
+            if source is not None and not source.may_complete_config:
                 return config, True
             self.report(
                 [
@@ -354,7 +354,7 @@ class ModelCheck:
             return complete(config, backend, directory, options.options_of(config.backend)), True
         except ConchError as error:
             self.report([Problem("", error.message)])
-        except (Exception, SystemExit) as error:  # models are other people's code
+        except (Exception, SystemExit) as error:  # model code may raise anything
             self.report([Problem("", f"completing the config failed: {error}")])
         return config, False
 
@@ -376,12 +376,12 @@ class ModelCheck:
 
 
 def _completable(path: str, config: ModelConfig) -> bool:
-    """Whether a problem is that something of a tensor is missing, which completion might add."""
+    """True if the problem is a missing tensor value that completion may add."""
     return path.startswith(_COMPLETED) and value_at(config, path) is None
 
 
 def _tensor_in(message: str, config: ModelConfig) -> str:
-    """Path of the tensor that a backend's message names, if there is one."""
+    """Path of the tensor that a backend's message names, if any."""
     for kind, tensors in (("input", config.input), ("output", config.output)):
         for number, name in enumerate([tensor.name for tensor in tensors]):
             if f"{kind} '{name}'" in message or f"tensor '{name}'" in message:
@@ -400,8 +400,8 @@ def _missing_versions(config: ModelConfig, versions: Sequence[int]) -> Problems:
             )
 
 
-def _odd_numbers(config: ModelConfig) -> Problems:
-    """Numbers in place of names, as the text format allows, that are nobody's."""
+def _unknown_enum_numbers(config: ModelConfig) -> Problems:
+    """Enum fields set to unknown numbers, as the text format allows."""
     for path, field, value in leaves(config):
         if field.enum_type is None or is_map(field):
             continue

@@ -1,8 +1,7 @@
-"""Where the fields of a config are in its text.
+"""Positions of a config's fields in its text.
 
-protobuf's parser of the text format forgets where values came from. This reads the same text once more, far
-enough to know the place of each field: names, brackets and lists, not what the values are. It takes any text,
-and makes the best of what is not a config.
+protobuf's text parser keeps no positions. This one reads names, brackets and lists, but no values, and
+accepts any text, also malformed configs.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _CLOSING = {"{": "}", "<": ">"}
-# protobuf's stubs also allow for the C runtime's class, which has the same members.
+# The stubs also allow the C runtime's class, which has the same members.
 _CONFIG = cast(Descriptor, ModelConfig.DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A field, or one element of a repeated one, in a text.
+    """Position of a field, or of one element of a repeated field.
 
     Attributes:
         path: Its path, such as ``input[1].dims[0]``.
-        name: Offset of the field's name; of the value for elements of a list.
+        name: Offset of the field's name; of the value for list elements.
         value: Offset of the value.
         end: Offset behind the value.
-        element: Whether it is an element of a list, with the name of the field before the list.
-        field: What the schema says of it; None where it knows no such field.
+        element: True for a list element.
+        field: Its descriptor; None for an unknown field.
     """
 
     path: str
@@ -56,14 +55,14 @@ class Span:
 
 
 class Positions:
-    """The places of a config's fields.
+    """Positions of all fields of a text.
 
     Args:
         text: The config.
 
     Attributes:
         text: The config.
-        spans: Its fields, each behind the one that it is in.
+        spans: Its fields, outer ones first.
     """
 
     def __init__(self, text: str) -> None:
@@ -73,11 +72,11 @@ class Positions:
         self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def find(self, path: str) -> Span | None:
-        """The field of a path."""
+        """Span of a path."""
         return self._by_path.get(path)
 
     def nearest(self, path: str) -> Span | None:
-        """The field of a path, or the closest one around it that is there."""
+        """Span of a path, or of the nearest enclosing field that exists."""
         while path:
             found = self._by_path.get(path)
             if found is not None:
@@ -86,24 +85,24 @@ class Positions:
         return None
 
     def at(self, offset: int) -> Span | None:
-        """The innermost field at an offset."""
+        """Innermost span at an offset."""
         inside = (span for span in self.spans if span.name <= offset < max(span.end, span.name + 1))
         return max(inside, key=lambda span: (span.name, -span.end, len(span.path)), default=None)
 
     def place(self, offset: int) -> tuple[int, int]:
-        """Line and column of an offset, both counted from 1."""
+        """Line and column of an offset, from 1."""
         line = bisect_right(self._lines, offset)
         return line, offset - self._lines[line - 1] + 1
 
     def offset(self, line: int, column: int) -> int:
-        """The offset of a line and a column."""
+        """Offset of a line and column."""
         start = self._lines[min(max(line, 1), len(self._lines)) - 1]
         return min(start + max(column, 1) - 1, len(self.text))
 
 
 def parent(path: str) -> str:
-    """Path of what a field is in: ``a[0]`` of ``a[0].b``, ``a`` of ``a[0]``; empty at the top."""
-    if path.endswith('"]'):  # a key may have anything in it
+    """Path of the enclosing field: ``a[0]`` for ``a[0].b``, ``a`` for ``a[0]``, empty at the top."""
+    if path.endswith('"]'):  # keys may contain any characters
         match = re.search(r'\["(?:[^"\\]|\\.)*"\]\Z', path)
         return path[: match.start()] if match else ""
     if path.endswith("]"):
@@ -113,18 +112,18 @@ def parent(path: str) -> str:
 
 @dataclass(slots=True)
 class _Node:
-    """A value as it stands in the text.
+    """A parsed value.
 
     Attributes:
         name: Name of its field.
-        begin: Where the name is.
-        start: Where the value is.
-        end: Where it ends.
-        known: What the schema says of it.
-        listed: Where the list that it is in starts and ends, if it is in one.
-        empty: Whether it is such a list without elements, and no value.
-        inner: The fields of a message.
-        literal: The source text of strings, of which there may be several, and numbers.
+        begin: Offset of the name.
+        start: Offset of the value.
+        end: Its end.
+        known: Descriptor of the field.
+        listed: Start and end of the enclosing list, if any.
+        empty: True for an empty list.
+        inner: Fields of a message.
+        literal: Source text of numbers or of adjacent strings.
     """
 
     name: str
@@ -161,7 +160,7 @@ def _spans(nodes: Iterable[_Node], path: str) -> Iterator[Span]:
 
 
 def _entry_spans(node: _Node, known: FieldDescriptor, place: str) -> Iterator[Span]:
-    """An entry of a map, under its key in place of its number."""
+    """Spans of a map entry, under its key."""
     parts = {inner.name: inner for inner in node.inner}
     key, value = parts.get("key"), parts.get("value")
     path = entry_path(place, _key(key, known))
@@ -186,7 +185,7 @@ def _key(node: _Node | None, known: FieldDescriptor) -> str | int:
 
 
 class _Reader:
-    """Reads one text."""
+    """Parser of one text."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "skip"]
@@ -194,12 +193,12 @@ class _Reader:
         self._end = len(text)
 
     def fields(self, schema: Descriptor | None, closing: str | None) -> list[_Node]:
-        """Reads fields up to a closing bracket, which is taken, or to the end."""
+        """Parses fields up to and including a closing bracket, or to the end."""
         nodes: list[_Node] = []
         while (token := self._take()) is not None:
             if token[0] == closing:
                 break
-            # Anything but a name is a separator, or a mistake.
+            # Other tokens are separators, or mistakes.
             if token.lastgroup == "word":
                 known = None if schema is None else schema.fields_by_name.get(token[0])
                 nodes += self._field(token, known)
@@ -219,7 +218,7 @@ class _Reader:
                 self._next += 1
                 continue
             node = self._value(name, known)
-            if self._next == before:  # nothing that a value begins with
+            if self._next == before:  # not the start of a value
                 break
             nodes.append(node)
         if self._peek() == "]":
@@ -240,7 +239,7 @@ class _Reader:
             else:
                 node.inner = self.fields(known.message_type, _CLOSING[text])
         elif self._kind() == "string":
-            while self._kind() == "string":  # strings that follow each other are one
+            while self._kind() == "string":  # adjacent strings are concatenated
                 node.literal.append(self._tokens[self._next][0])
                 self._next += 1
         elif self._kind() == "word":
@@ -250,7 +249,7 @@ class _Reader:
         return node
 
     def _skip(self, closing: str) -> None:
-        """Leaves out everything up to a closing bracket."""
+        """Skips to the matching closing bracket."""
         expected = [closing]
         while expected and (token := self._take()) is not None:
             if token[0] in _CLOSING:
@@ -271,9 +270,9 @@ class _Reader:
         return self._tokens[self._next - 1]
 
     def _start(self) -> int:
-        """Where the next token is."""
+        """Offset of the next token."""
         return self._tokens[self._next].start() if self._next < len(self._tokens) else self._end
 
     def _last_end(self) -> int:
-        """Where the last token that was taken ends."""
+        """End of the last consumed token."""
         return self._tokens[self._next - 1].end() if self._next else 0

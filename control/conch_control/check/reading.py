@@ -1,8 +1,8 @@
-"""Reads a config's text with all that is wrong with it.
+"""Parses a config's text and reports all syntax errors.
 
-protobuf stops at the first mistake. Here the text is mended where it says there is one, by the nearest valid
-name or by leaving the field out, and parsed again, until it is a config or nothing helps. So the mistakes are
-protobuf's own, each with its place in the text as it was written.
+protobuf stops at the first error. The text is repaired there (nearest valid name, missing sign, or the
+field dropped) and parsed again, until it parses or no repair helps. Messages are protobuf's, positions
+those of the original text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEPARATOR = re.compile(r"\s*[,;]")
 _LONGEST = 60
 _NO_TYPE = "TYPE_INVALID"
 
-# Brackets that are not there, or one too many: what is a field behind that is anyone's guess.
+# Unbalanced brackets: the fields behind them can't be known.
 _STRUCTURE = ('Expected "}', 'Expected ">', "Expected identifier")
 _NOT_OF_VALUES = (*_STRUCTURE, 'Expected ","', 'Expected ":"', "Message type", "Field ")
 
@@ -45,12 +45,12 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Something in the text that is no config.
+    """A syntax error.
 
     Attributes:
-        problem: What it is.
-        line: Its line, counted from 1.
-        column: Its column, counted from 1.
+        problem: The problem.
+        line: Line from 1.
+        column: Column from 1.
     """
 
     problem: Problem
@@ -60,35 +60,35 @@ class Mistake:
 
 @dataclass(slots=True)
 class ParsedConfig:
-    """What was made of a text.
+    """Result of parsing.
 
     Attributes:
-        config: The config, without what could not be read; None if nothing could.
-        mistakes: What is wrong with the text.
-        left_out: Paths of fields that have a value in the text and none in the config.
+        config: The config without unreadable fields; None if nothing could be read.
+        mistakes: Syntax errors.
+        dropped: Paths of fields in the text that the config lacks.
     """
 
     config: ModelConfig | None
     mistakes: list[Mistake]
-    left_out: frozenset[str]
+    dropped: frozenset[str]
     _repaired: _RepairedText
 
     def place(self, path: str) -> tuple[int, int]:
-        """Line and column of a field's value, or of what is closest around it."""
+        """Line and column of a field's value, or of the nearest enclosing field."""
         span = self._repaired.positions.nearest(path)
         return self._repaired.place(0 if span is None else span.value)
 
-    def text_of(self, path: str) -> str:
-        """The source text of a field's value; empty if it is not there."""
+    def source_text(self, path: str) -> str:
+        """Source text of a field's value; empty if absent."""
         span = self._repaired.positions.find(path)
         return "" if span is None else self._repaired.text[span.value : span.end]
 
 
 def read_text(text: str) -> ParsedConfig:
-    """Reads a config, whatever is wrong with it."""
+    """Parses a config, valid or not."""
     repaired = _RepairedText(text)
     mistakes: list[Mistake] = []
-    left_out: set[str] = set()
+    dropped: set[str] = set()
     config: ModelConfig | None = None
     for _ in range(_MOST):
         config = ModelConfig()
@@ -99,19 +99,19 @@ def read_text(text: str) -> ParsedConfig:
             config = None
             offset = repaired.positions.offset(error.GetLine() or 1, error.GetColumn() or 1)
             message = _plain(error, repaired.text)
-        except ValueError as error:  # a string that is not UTF-8
+        except ValueError as error:  # a string is not UTF-8
             config = None
             mistakes.append(Mistake(Problem("", str(error)), 1, 1))
             break
         span = repaired.positions.at(offset)
         mistakes.append(Mistake(_problem(message, span, repaired.text), *repaired.place(offset)))
-        if not _mend(repaired, message, offset, span, left_out):
+        if not _repair(repaired, message, offset, span, dropped):
             break
-    return ParsedConfig(config, mistakes, frozenset(left_out), repaired)
+    return ParsedConfig(config, mistakes, frozenset(dropped), repaired)
 
 
 def _plain(error: text_format.ParseError, text: str) -> str:
-    """A parser's message without the place and the line that it repeats."""
+    """The parser's message without position and source line."""
     message = _POSITION.sub("", str(error))
     lines = text.split("\n")
     line = lines[min((error.GetLine() or 1), len(lines)) - 1]
@@ -127,11 +127,11 @@ def _problem(message: str, span: Span | None, text: str) -> Problem:
     if span is None or span.field is None or message.startswith(_NOT_OF_VALUES):
         return Problem(path, message)
     found = text[span.value : span.end]
-    return Problem(path, message, expected=_values(span), found=shortened(found) or "nothing")
+    return Problem(path, message, expected=_values(span), found=shorten(found) or "nothing")
 
 
 def _values(span: Span | None) -> str:
-    """What can stand in a field."""
+    """Description of a field's valid values."""
     known = None if span is None else span.field
     if known is None:
         return ""
@@ -140,14 +140,14 @@ def _values(span: Span | None) -> str:
     return _TYPES.get(known.cpp_type, "")
 
 
-def shortened(text: str) -> str:
-    """A text in one line that is not too long."""
+def shorten(text: str) -> str:
+    """A text as one line of limited length."""
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _mend(repaired: _RepairedText, message: str, offset: int, span: Span | None, left_out: set[str]) -> bool:
-    """Changes the text so that it has one mistake less; False if it can't be."""
+def _repair(repaired: _RepairedText, message: str, offset: int, span: Span | None, dropped: set[str]) -> bool:
+    """Removes one error from the text; returns False if impossible."""
     sign = _MISSING_SIGN.match(message)
     if sign is not None and repaired.insert(offset, sign[1]):
         return True
@@ -158,19 +158,19 @@ def _mend(repaired: _RepairedText, message: str, offset: int, span: Span | None,
         name, near = unknown
         place = parent(span.path)
         taken = repaired.positions.find(f"{place}.{near}" if place else near)
-        # A name that is there already would only be the next mistake.
+        # A duplicate name would be the next error.
         if span.name != offset or taken is None or (taken.field is not None and taken.field.is_repeated):
             return repaired.replace(offset, offset + len(name), near)
     whole = repaired.positions.find(parent(span.path)) if span.element else span
     if whole is None or not whole.name <= offset <= whole.end:
         return False
     if "should not have multiple" not in message:
-        left_out.add(whole.path)
-    return repaired.leave_out(whole)
+        dropped.add(whole.path)
+    return repaired.drop(whole)
 
 
 class _RepairedText:
-    """A text with changes, and the way back to what it was."""
+    """A text with changes, and the mapping to original offsets."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -180,7 +180,7 @@ class _RepairedText:
 
     @cached_property
     def positions(self) -> Positions:
-        """Where the fields are now; most configs are right, and nobody asks."""
+        """Current positions; computed only for malformed texts."""
         return Positions(self.text)
 
     @cached_property
@@ -188,11 +188,11 @@ class _RepairedText:
         return Positions(self._before)
 
     def place(self, offset: int) -> tuple[int, int]:
-        """Line and column in the original text of what is at an offset now."""
+        """Original line and column of a current offset."""
         return self._original.place(self.original(offset))
 
     def original(self, offset: int) -> int:
-        """Where something in the text was before the changes."""
+        """Original offset of a current offset."""
         for start, now, before in reversed(self._changes):
             if offset >= start + now:
                 offset += before - now
@@ -201,7 +201,7 @@ class _RepairedText:
         return offset
 
     def insert(self, offset: int, sign: str) -> bool:
-        """Puts a sign before an offset; False if one has been put there before."""
+        """Inserts a sign; returns False if it was inserted there before."""
         place = self.original(offset)
         if place in self._inserted:
             return False
@@ -209,7 +209,7 @@ class _RepairedText:
         return self.replace(offset, offset, f" {sign} ")
 
     def replace(self, start: int, end: int, text: str) -> bool:
-        """Puts something in place of what was there."""
+        """Replaces a range; returns False if nothing changes."""
         if self.text[start:end] == text:
             return False
         self._changes.append((start, len(text), end - start))
@@ -217,8 +217,8 @@ class _RepairedText:
         vars(self).pop("positions", None)
         return True
 
-    def leave_out(self, span: Span) -> bool:
-        """Takes a field out, and the separator behind it."""
+    def drop(self, span: Span) -> bool:
+        """Blanks out a field and the separator behind it."""
         separator = _SEPARATOR.match(self.text, span.end)
         end = span.end if separator is None else separator.end()
         return self.replace(span.name, end, _NOT_BLANK.sub(" ", self.text[span.name : end]))

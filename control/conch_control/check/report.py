@@ -1,4 +1,4 @@
-"""A report, for people and for programs."""
+"""Formats a report as text or JSON, and effective configs with the source of each value."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from conch_control.config.schema import is_map, part_of_entry
 _WIDEST = 60
 
 _Line = tuple[str, str | None]
-"""What is printed, and the path of its value if it has one."""
+"""Text, and the path of its value, if any."""
 
 
 def show_config(
     config: Message, origins: Mapping[str, str], place: Callable[[str], tuple[int, int]] | None = None
 ) -> str:
-    """A config in the text format.
+    """A config in the text format, with the source of each value as a comment.
 
     Args:
         config: The config.
-        origins: Where its values come from, by path.
-        place: Tells line and column of a value in the config file, if there is one.
+        origins: Source of each value, by path.
+        place: Returns line and column of a value in the config file.
     """
     lines = list(_fields(config, "", ""))
     width = min(max((len(text) for text, path in lines if path is not None), default=0), _WIDEST)
@@ -93,7 +93,7 @@ def _scalar(field: FieldDescriptor, value: Any) -> str:
         known = field.enum_type.values_by_number.get(value)
         return str(value) if known is None else known.name
     if isinstance(value, str):
-        text: Any = value  # the stubs take bytes only
+        text: Any = value  # the type stubs allow only bytes
         return f'"{text_encoding.CEscape(text, as_utf8=True)}"'
     if isinstance(value, bytes):
         return f'"{text_encoding.CEscape(value, as_utf8=False)}"'
@@ -103,20 +103,20 @@ def _scalar(field: FieldDescriptor, value: Any) -> str:
 
 
 FORMAT = 1
-"""Version of the JSON form; it grows only if a member is taken away or changes its meaning."""
+"""Version of the JSON form; incremented only by incompatible changes."""
 
 
 def is_clean(report: Report, strict: bool) -> bool:
-    """Whether a report has no errors, nor, if strict, warnings."""
+    """True if a report has no errors, nor, if strict, warnings."""
     return not (report.unreadable or report.count("error") or (strict and report.count("warning")))
 
 
 def as_text(report: Report, show: bool = False) -> str:
-    """A report as people read it.
+    """A report as text.
 
     Args:
         report: The report.
-        show: Whether to print the effective configs.
+        show: Include the effective configs.
     """
     lines: list[str] = []
     for location, reason in report.unreadable.items():
@@ -133,12 +133,12 @@ def as_text(report: Report, show: bool = False) -> str:
 
 
 def as_json(report: Report, strict: bool, show: bool = False) -> dict[str, Any]:
-    """A report as programs read it; see docs/check.md.
+    """A report as JSON; see docs/check.md.
 
     Args:
         report: The report.
-        strict: Whether warnings count as errors.
-        show: Whether to include the effective configs.
+        strict: Warnings count as errors.
+        show: Include the effective configs.
     """
     return {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""Checks repositories: every model by itself, then what they have to do with each other."""
+"""Checks repositories: each model alone, then ensembles against their composing models."""
 
 from __future__ import annotations
 
@@ -20,24 +20,21 @@ from conch_control.repository.source import ModelSource, Repository
 
 
 class UnknownModelError(LookupError):
-    """A model to be checked is in none of the repositories."""
+    """No repository has the requested model."""
 
 
 def check_repositories(
     repositories: Iterable[Repository], rules: Rules, only: Collection[str] = ()
 ) -> Report:
-    """Checks all models of some repositories.
+    """Checks all models of the repositories.
 
     Args:
         repositories: The repositories.
-        rules: How to check.
-        only: Names of the models to report; all of them if empty. What they are made of is checked for them.
-
-    Returns:
-        What was found.
+        rules: Settings.
+        only: Models to report; empty for all. Their composing models are checked too.
 
     Raises:
-        UnknownModelError: None of the repositories has one of the models to report.
+        UnknownModelError: No repository has one of the models to report.
     """
     unique = {each.location: each for each in repositories}
     report = Report(tuple(unique))
@@ -98,15 +95,15 @@ _QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
 
 
 class _UnknownError(InvalidArgumentError):
-    """A model's tensors can't be known, which has been told of the model."""
+    """A composing model's tensors are unknown, which is reported for that model."""
 
 
 def check_ensembles(checks: Mapping[str, ModelCheck], duplicates: Collection[str]) -> None:
-    """Checks all ensembles, those that others are made of first.
+    """Checks all ensembles, composing ones first.
 
     Args:
-        checks: All models whose names are unique, each checked by itself.
-        duplicates: Names that more than one model has.
+        checks: Models with unique names, each checked alone.
+        duplicates: Names in several repositories.
     """
 
     def parts(name: str) -> tuple[str, ...]:
@@ -117,7 +114,7 @@ def check_ensembles(checks: Mapping[str, ModelCheck], duplicates: Collection[str
     graph = build_graph(checks, parts)
     cyclic = find_cycles(graph)
     done: set[str] = set()
-    # Those that can't be loaded whatever they are made of come first, which is last.
+    # Cyclic ones last in the list, so that they are checked first.
     unseen = sorted((name for name in graph if graph[name]), key=lambda name: (name in cyclic, name))
     while unseen:
         name = unseen[-1]
@@ -139,24 +136,24 @@ class _EnsembleCheck:
         self._duplicates = duplicates
         self._graph = graph
 
-    def run(self, name: str, turns: str | None) -> None:
+    def run(self, name: str, last_in_cycle: str | None) -> None:
         """Checks an ensemble.
 
         Args:
             name: The ensemble.
-            turns: The last of the models on the way from the ensemble back to it; None if there is no way.
+            last_in_cycle: Last model on the way back to the ensemble; None without a cycle.
         """
         check = self._checks[name]
         model_report, config = check.model_report, check.config
         if config is None or not is_ensemble(config):
             return
-        # What is known only in part may be made whole by what was not looked at.
+        # Partly known models may differ from what was checked.
         parts = (self._checks[part].model_report for part in self._graph[name] if part in self._checks)
         certain = all(part.certain for part in parts)
-        if turns is not None:
-            check.report([self._circle(config, turns)])
+        if last_in_cycle is not None:
+            check.report([self._circle(config, last_in_cycle)])
         check.report(self._step_problems(config))
-        if turns is not None or not model_report.specs:
+        if last_in_cycle is not None or not model_report.specs:
             model_report.specs.clear()
             return
         spec = model_report.specs[max(model_report.specs)]
@@ -174,7 +171,7 @@ class _EnsembleCheck:
             else:
                 model_report.specs[version] = replace(made, decoupled=plan.decoupled)
 
-    def _circle(self, config: ModelConfig, turns: str) -> Problem:
+    def _circle(self, config: ModelConfig, last_in_cycle: str) -> Problem:
         number = next(
             (
                 number
@@ -185,12 +182,12 @@ class _EnsembleCheck:
         )
         return Problem(
             f"{step_path(number)}.model_name",
-            cycle_text(config.name, turns),
+            cycle_text(config.name, last_in_cycle),
             expected="a model that is not made of this one",
         )
 
     def _reach(self, name: str) -> set[str]:
-        """A model and all that it is made of."""
+        """A model and all its composing models."""
         seen: set[str] = set()
         unseen = [name]
         while unseen:
@@ -201,12 +198,12 @@ class _EnsembleCheck:
         return seen
 
     def _step_problems(self, config: ModelConfig) -> Problems:
-        """Models that are not there."""
+        """Missing composing models."""
         name = config.name
         for number, step in enumerate(config.ensemble_scheduling.step):
             path, part = step_path(number), step.model_name
             if not part:
-                continue  # reported by itself
+                continue  # reported already
             if part not in self._checks:
                 yield Problem(
                     f"{path}.model_name",
@@ -245,7 +242,7 @@ class _EnsembleCheck:
         return specs[version]
 
     def _whole_problems(self, config: ModelConfig, spec: ModelSpec, decoupled: bool) -> Problems:
-        """What is known only with the models."""
+        """Problems that only the composing models reveal."""
         whole = ModelConfig()
         whole.CopyFrom(config)
         whole.model_transaction_policy.decoupled = decoupled

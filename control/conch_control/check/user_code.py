@@ -1,4 +1,4 @@
-"""What can be told of a Python model without running it."""
+"""Static checks of user code: Python models and repository agents. Only the agent ``checksum`` is run."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ _COMPLETES = "auto_complete_config"
 
 @dataclass(frozen=True, slots=True)
 class PythonFile:
-    """A model's source file.
+    """Result of parsing a model's source file.
 
     Attributes:
-        error: Why it can't be run at all; empty if it can.
-        line: Where that is, counted from 1; 0 for nowhere.
-        column: Its column, counted from 1; 0 for nowhere.
-        may_complete: Whether it may fill in its config when it is run.
+        error: Why it can't run; empty if it can.
+        line: Line of the error from 1; 0 for none.
+        column: Column of the error from 1; 0 for none.
+        may_complete_config: True if it may complete its config.
     """
 
     error: str = ""
     line: int = 0
     column: int = 0
-    may_complete: bool = True
+    may_complete_config: bool = True
 
 
 def read_python(content: bytes, name: str) -> PythonFile:
-    """Looks at a source file.
+    """Parses a source file.
 
     Args:
         content: The file.
-        name: Its name, for messages.
+        name: File name for messages.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what the model's author writes
+            warnings.simplefilter("ignore")  # warnings about the model's source
             tree = ast.parse(content, name)
     except SyntaxError as error:
         return PythonFile(f"{type(error).__name__}: {error.msg}", error.lineno or 0, error.offset or 0, False)
     except (ValueError, RecursionError, MemoryError) as error:
-        return PythonFile(str(error) or type(error).__name__, may_complete=False)
-    return PythonFile(may_complete=_may_complete(tree))
+        return PythonFile(str(error) or type(error).__name__, may_complete_config=False)
+    return PythonFile(may_complete_config=_may_complete_config(tree))
 
 
-def _may_complete(tree: ast.Module) -> bool:
+def _may_complete_config(tree: ast.Module) -> bool:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
     if len(classes) != 1 or classes[0].bases or classes[0].decorator_list or classes[0].keywords:
-        return True  # from somewhere else, and what that has nobody knows
+        return True  # the base class or decorator may define it
     for node in ast.walk(tree):
         name = getattr(node, "name", None) or getattr(node, "attr", None) or getattr(node, "id", None)
         if name in (_COMPLETES, "setattr"):
@@ -65,17 +65,17 @@ def _may_complete(tree: ast.Module) -> bool:
 
 
 def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:
-    """What keeps the repository agents of a model from letting it be loaded.
+    """Problems of a model's repository agents that would fail its load.
 
     Args:
-        config: The config as it is written.
+        config: The config as written.
         model: Model name.
         directory: The model's directory.
     """
     for number, agent in enumerate(config.model_repository_agents.agents):
         path = f"model_repository_agents.agents[{number}]"
-        if _is_theirs(agent.name):
-            return  # it may leave anything to those that come after it
+        if _is_third_party(agent.name):
+            return  # it may change the model for the next agents
         found = yield from attempt(f"{path}.name", partial(find_hook, agent.name))
         if found is Checksum:
             checksum = Checksum(ModelContext(model, {}, dict(agent.parameters)))
@@ -83,15 +83,15 @@ def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems
 
 
 def agent_notes(config: ModelConfig) -> Problems:
-    """Which repository agents of a model are not looked at."""
+    """Repository agents that are not checked."""
     for number, agent in enumerate(config.model_repository_agents.agents):
-        if _is_theirs(agent.name):
+        if _is_third_party(agent.name):
             yield Problem(
                 f"model_repository_agents.agents[{number}].name",
                 f"repository agent '{agent.name}' is not run: what it makes of the model is not checked",
             )
 
 
-def _is_theirs(name: str) -> bool:
-    """Whether an agent comes with another package."""
+def _is_third_party(name: str) -> bool:
+    """True for an agent of another package."""
     return not is_built_in(name) and name in agent_names()

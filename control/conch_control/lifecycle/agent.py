@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from conch.core.calls import Calls
+from conch.core.bls import Calls
 from conch.core.clock import wall_seconds
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import (
@@ -22,10 +22,10 @@ from conch.core.errors import (
     as_conch_error,
 )
 from conch.core.execution.placement import devices_of
-from conch.core.loads import LoadStatistics
+from conch.core.load_statistics import LoadStatistics
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry
-from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.cache_service import CacheService
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from conch.core.errors import ConchError
 from conch.core.registry import Registry
-from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.cache_service import CacheService
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch_control.repository.layout import fingerprint

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from conch.core.errors import ConchError, as_conch_error
-from conch.core.loads import LoadStatistics
+from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch_control.lifecycle.ensemble_loader import EnsembleError, composing_models, cycle_text, failure_text
 from conch_control.lifecycle.load_queue import SupersededError

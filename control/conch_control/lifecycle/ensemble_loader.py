@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from conch.core.ensembles.model import EnsembleModel
+from conch.core.ensembles.ensemble_model import EnsembleModel
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.registry import Entry, Registry
-from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.cache_service import CacheService
 from conch.core.servable import Servable
 from conch.core.spec import EnsembleStep, ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig

@@ -83,8 +83,9 @@ def read_definition(
     find: FindHook = find_hook,
     namespace: str = "",
 ) -> Definition:
-    """Runs the repository agents and reads the definition. The caller reports the load's result to the
-    agents.
+    """Runs the repository agents and reads the definition.
+
+    The caller reports the result of the load to the agents.
 
     Args:
         name: Name of the model's directory, or the model's identifier.

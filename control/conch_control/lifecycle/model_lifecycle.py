@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.loads import LoadStatistics
+from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
 from conch_control.lifecycle.draining import Drainer, unload_order
@@ -313,9 +313,7 @@ class ModelLifecycle:
     def _swap(
         self, name: str, wanted: _Loaded, versions: list[int], built: BuiltVersions
     ) -> list[threading.Thread]:
-        """Publishes built versions, retires replaced ones, and returns the threads that end removed
-        instances.
-        """
+        """Publishes built versions and retires replaced ones; returns the threads that end instances."""
         serving = self._registry.entries.get(name, _NO_ENTRY).ready
         ready = {version: built.loaded.get(version) or serving[version] for version in versions}
         going = {version: model for version, model in serving.items() if ready.get(version) is not model}

@@ -7,19 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from conch.core.backend import Backend
-from conch.core.calls import Calls, ServerCalls
+from conch.core.bls import Calls, ServerCalls
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
-from conch.core.execution.fleet import Resize
-from conch.core.execution.limiter import RateLimiter
+from conch.core.execution.instance_pool import Resize
 from conch.core.execution.placement import counts_by_kind
-from conch.core.model import Model
+from conch.core.execution.rate_limiter import RateLimiter
+from conch.core.model_control import check_load_cancelled
+from conch.core.model_version import Model
 from conch.core.registry import Registry
-from conch.core.response_cache.cached import CachedModel
-from conch.core.response_cache.service import CacheService
+from conch.core.response_cache.cache_service import CacheService
+from conch.core.response_cache.cached_model import CachedModel
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec, WarmupSample
-from conch.core.stopping import check_wanted
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.completion import checked_model_file, complete, runtime_problems
 from conch_control.config.instance_groups import read_groups, resolve_groups
@@ -107,7 +107,7 @@ class ModelLoader:
         spec = replace(spec, namespace=definition.namespace)
         # Before loading: later changes of files must not get the same identity.
         before = cache_identity(self._cache, spec)
-        check_wanted()
+        check_load_cancelled()
         model = Model.create(
             spec,
             backend.load_within(spec, self._calls),

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError, as_conch_error
-from conch.core.execution.fleet import Resize
+from conch.core.execution.instance_pool import Resize
+from conch.core.model_control import cancellable_load
 from conch.core.servable import Servable
-from conch.core.stopping import stopping_with
 from conch_control.config.model_spec import first_response_buckets
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import MemoryMeter, mebibytes
@@ -113,7 +113,7 @@ class VersionBuilder:
         """
         built = BuiltVersions()
         resized = [version for version in versions if actions.get(version) is VersionAction.RESIZE]
-        with stopping_with(lambda: queued.stopped is not None):
+        with cancellable_load(lambda: queued.stopped is not None):
             changed = self._resize(built, definition, serving, resized)
         if not changed:
             actions = {**actions, **dict.fromkeys(resized, VersionAction.LOAD)}
@@ -180,7 +180,7 @@ class VersionBuilder:
             measurement = self._meter.begin()
             start = self._clock()
             try:
-                with stopping_with(lambda: queued.stopped is not None):
+                with cancellable_load(lambda: queued.stopped is not None):
                     model = built.loaded[version] = self._loader.load(
                         definition, version, lambda: say(Change(Phase.WARMING))
                     )

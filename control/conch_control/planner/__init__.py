@@ -1,1 +1,1 @@
-"""The planner: watches repositories and has an agent run what is in them."""
+"""The planner: follows model repositories and tells the agent what to load and unload."""

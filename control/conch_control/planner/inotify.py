@@ -1,7 +1,10 @@
-"""Directories that are watched one by one, through watchdog's reader of the kernel's events.
+"""Watches single directories with watchdog's inotify reader.
 
-Watchdog's recursive observers follow no links, need a thread for each root and do not tell when the kernel
-refuses to watch a subdirectory. So what to watch is worked out elsewhere, and only the reader is watchdog's.
+Only the reader is used: watchdog's recursive observers follow no links, need a thread per root and hide
+errors for subdirectories. `watcher` decides what to watch.
+
+Threads: one reader, `conch-watch`; callbacks run on it and must not block or raise. Locks: one for the
+table of watches.
 """
 
 from __future__ import annotations
@@ -26,10 +29,9 @@ from watchdog.observers.inotify_c import (
 from conch_control.planner.watcher import Identity, WatchError
 
 OnChange = Callable[[Identity, str], None]
-"""Told of a directory and the name of its entry that has changed; empty for the directory itself."""
+"""Called with a directory and the name of the changed entry; empty for the directory itself."""
 
-# Not IN_MODIFY, which comes with every write: what is being written is looked at until it has settled, and
-# closing it is an event.
+# No IN_MODIFY, which comes with every write: settling polls files being written, and closing is an event.
 _MASK = Mask(
     InotifyConstants.IN_CREATE
     | InotifyConstants.IN_DELETE
@@ -64,16 +66,14 @@ class _Watch:
 
 @dataclass
 class Directories:
-    """The directories that are watched; any thread may ask for more.
-
-    Callbacks run on the reader's thread, and must neither block nor raise.
+    """The watched directories; thread-safe.
 
     Args:
-        touched: Told of changes.
-        overflowed: Called when events were lost.
+        on_change: Called for each change.
+        on_overflow: Called when events were lost.
 
     Raises:
-        WatchError: There can be no more readers.
+        WatchError: The kernel allows no more readers.
     """
 
     on_change: OnChange
@@ -90,16 +90,16 @@ class Directories:
         self._reader.start()
 
     def add(self, path: str) -> Identity | None:
-        """Watches a directory, unless it is watched already.
+        """Watches a directory, once.
 
         Args:
             path: Its path, without links.
 
         Returns:
-            Which directory it is; None if it is not there, or can't be read.
+            Its identity; None if it is missing or unreadable.
 
         Raises:
-            WatchError: There can be no more of them.
+            WatchError: The kernel allows no more watches.
         """
         try:
             status = os.stat(path)
@@ -118,21 +118,21 @@ class Directories:
             if error.errno in _GONE:
                 return None
             raise
-        if descriptor < 0:  # may not be read
+        if descriptor < 0:  # unreadable
             return None
         with self._lock:
             self._watched[identity] = (descriptor, key)
         return identity
 
     def remove(self, identity: Identity) -> None:
-        """Watches a directory no longer."""
+        """Stops watching a directory."""
         with self._lock:
             watched = self._watched.pop(identity, None)
         if watched is not None:
             self._reader.remove_callbacks([watched])
 
     def lost(self, identity: Identity, key: CallbackId) -> None:
-        """Takes note that the kernel watches a directory no longer: it is gone."""
+        """Forgets a directory that was deleted."""
         with self._lock:
             watched = self._watched.get(identity)
             if watched is not None and watched[1] == key:
@@ -140,14 +140,14 @@ class Directories:
         self.on_change(identity, "")
 
     def close(self, timeout_s: float) -> None:
-        """Watches nothing any more."""
+        """Stops the reader."""
         self._reader.stop()
         self._reader.join(timeout_s)
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Has errors that no other directory would be spared say what to do."""
+    """Turns errors about kernel limits into WatchError."""
     try:
         yield
     except OSError as error:

@@ -1,20 +1,20 @@
-"""What to load and unload, as a pure state machine: no thread, no clock, no storage.
+"""What to load and unload: a pure state machine without threads, clock or storage.
 
-It is told what a look at the repositories has found, that an operation has ended, that time has passed and
-what others have done, each with the time it happened. It answers with operations to start. Of each model
+Inputs are snapshots of the repositories, ends of operations, passed time and changes by others, each with
+its time. The output is operations to start. States of one model:
 
-```
-                  changed, settled              asked for                  it ends
-    as it was ----------------------> to be done --------> being done ----------------> as it was
-        ^        (never while a          ^  ^                 |     changed meanwhile       |
-        |     marker says incomplete)    |  +-----------------+                             |
-        +--------------------------------+  later, after a failure of the storage           |
-                                         ^                                                  |
-                                         +--------------------------------------------------+
-```
+| state      | event                                                  | next state                        |
+|------------|--------------------------------------------------------|-----------------------------------|
+| as asked   | a snapshot differs from what was asked for             | settling                          |
+| settling   | two equal snapshots `settle_ns` apart, or a new marker | to do                             |
+| settling   | another change                                         | settling, time restarts           |
+| to do      | a free slot; composing models are done                 | in progress (load or unload)      |
+| in progress| ends with DONE or FAILED                               | as asked, or settling if changed  |
+| in progress| ends with TRANSIENT                                    | to do, after a growing pause      |
+| as asked   | FAILED, and a composing model was loaded               | to do                             |
 
-A change has settled when two looks, the settle time apart, have found the same, or when a marker vouches for
-it. That a model is gone has to settle too: while a directory is being renamed there is a moment without it.
+A model with a marker ``.incomplete`` stays in settling. Absence settles too, as renaming a directory
+removes it for a moment. Absence in a partial snapshot means nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from conch_control.repository.layout import Fingerprint, differing
-from conch_control.repository.markers import is_incomplete, vouched_for
+from conch_control.repository.layout import Fingerprint, changed_paths
+from conch_control.repository.markers import is_incomplete, marked_complete
 
 FIRST_RETRY_NS = 1_000_000_000
 LAST_RETRY_NS = 60_000_000_000
@@ -33,13 +33,13 @@ LAST_RETRY_NS = 60_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """What a look has found of a model.
+    """A model in a snapshot.
 
     Attributes:
         fingerprint: State of its files, without markers.
-        markers: The part of the state that is about markers.
+        markers: State of its marker files.
         location: Where it is.
-        parts: Models that it is made of, if it is an ensemble.
+        parts: Composing models, for an ensemble.
     """
 
     fingerprint: Fingerprint
@@ -49,21 +49,20 @@ class FoundModel:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a marker says that something is still to come."""
+        """True if a marker says that files are missing."""
         return is_incomplete(self.markers)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a look at the repositories has found.
+    """Result of polling the repositories.
 
     Attributes:
-        models: The models that are there; None for one of which nothing more is known, as its storage did not
-            answer, nobody asked, or it is there twice.
-        partial: Whether a repository could not be read, so that the absence of a model says nothing.
-        failed: Whether that, or a model, could not be read, so that a change may have been missed.
-        duplicates: Those that are there twice: what has been loaded under such a name goes.
-        age_ns: How old what it has found may have been when it began.
+        models: The models; None for one whose state is unknown (not polled, unreadable, or a duplicate).
+        partial: A repository was unreadable, so that the absence of a model means nothing.
+        failed: A repository or a model was unreadable, so that a change may have been missed.
+        duplicates: Names in more than one repository; such models are unloaded.
+        age_ns: Age of the oldest listing when the poll began.
     """
 
     models: Mapping[str, FoundModel | None]
@@ -75,12 +74,12 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something to have the agent do.
+    """A task for the agent.
 
     Attributes:
         kind: What to do.
-        name: The model to do it with.
-        changed: The files because of which it is loaded again, if it has been asked for in another state.
+        name: The model.
+        changed: Files that changed since the last load, if any.
     """
 
     kind: Literal["load", "unload"]
@@ -89,13 +88,13 @@ class Operation:
 
 
 class Outcome(Enum):
-    """How an operation has ended."""
+    """How an operation ended."""
 
     DONE = "done"
     FAILED = "failed"
-    """It will fail again as long as the files are what they are."""
+    """Fails again unless the files change."""
     TRANSIENT = "transient"
-    """Another try may succeed."""
+    """A retry may succeed."""
 
 
 class _Unknown(Enum):
@@ -107,20 +106,19 @@ _UNKNOWN = _Unknown.UNKNOWN
 
 @dataclass(slots=True)
 class _Model:
-    """What is known of a model.
+    """State of one model.
 
     Attributes:
-        since: When the look ended that was the first to find it as it is now.
-        found: How it was found last; None if it was not there.
-        settled: Whether that is not about to change.
-        done: What the last operation was about: a state of the files, or None for an unload or for a model
-            that was never asked for.
-        doing: The operation that is under way.
-        failed: Whether its load has failed for a reason that files of other models may remove.
-        failures: Tries in a row that have failed for a reason that may pass.
-        retry_at: When to try again; 0 for as soon as possible.
-        theirs: Whether somebody else runs it without its being in a repository.
-        looked_for: Whether a look could have found it.
+        since: End of the first poll that found the current state.
+        found: Current state; None if absent.
+        settled: The current state may be acted on.
+        done: State last asked for: a model, None (unloaded or never asked for), or unknown.
+        in_progress: Running operation.
+        failed: The load failed in a way that other models' files may cure.
+        failures: Transient failures in a row.
+        retry_at: Time of the next try; 0 for now.
+        external: Loaded by others although no repository has it.
+        observable: A poll could have found it.
     """
 
     since: int
@@ -136,23 +134,23 @@ class _Model:
 
     @property
     def changed(self) -> bool:
-        """Whether it is not what was asked for last."""
+        """True if the current state is not the one last asked for."""
         if self.external:
             return False
         return not _same(self.found, self.done)
 
     @property
     def incomplete(self) -> bool:
-        """Whether a marker says so."""
+        """True if a marker says so."""
         return self.found is not None and self.found.incomplete
 
     @property
     def settling(self) -> bool:
-        """Whether another look will tell whether there is something to do."""
+        """True if another poll decides whether there is something to do."""
         return self.observable and self.changed and not self.settled and not self.incomplete
 
     def is_now(self, found: FoundModel | None, now: int) -> None:
-        """Takes note of a change."""
+        """Records a change."""
         self.found = found
         self.since = now
         self.observable = True
@@ -171,8 +169,8 @@ class Plan:
     """The state machine; not thread-safe.
 
     Attributes:
-        settle_ns: How long nothing must have changed, in nanoseconds.
-        most: Most operations under way at the same time.
+        settle_ns: Time without changes before acting.
+        most: Most concurrent operations.
     """
 
     settle_ns: int
@@ -183,9 +181,9 @@ class Plan:
         return name in self._models
 
     def adopt(self, snapshot: Snapshot, now: int) -> None:
-        """Takes what was found for what has been asked for already, but for what is marked incomplete.
+        """Takes the models of a snapshot as asked for, except incomplete ones.
 
-        Of what could not be looked at it is not known, so it is not forgotten when it is gone.
+        Models without a known state are kept, so that their absence is noticed later.
         """
         for name, found in snapshot.models.items():
             if found is None:
@@ -195,9 +193,9 @@ class Plan:
                 self._models[name] = _Model(now, found, settled=done is not None, done=done)
 
     def attach(self, running: Iterable[str], now: int) -> None:
-        """Begins with an agent of which only the models that it runs are known, not in which state.
+        """Starts with an agent whose running models are known, but not their file states.
 
-        Everything is asked for once; the agent knows what it has.
+        Everything is asked for once; the agent skips what it has.
         """
         for name in running:
             self._models.setdefault(name, _Model(now, observable=False))
@@ -205,15 +203,15 @@ class Plan:
             model.done, model.external = _UNKNOWN, False
 
     def snapshot_taken(self, snapshot: Snapshot, began: int, now: int) -> list[Operation]:
-        """Takes in what a look has found.
+        """Processes a snapshot.
 
         Args:
-            look: What it has found.
-            began: When it began.
-            now: When it ended.
+            snapshot: The snapshot.
+            began: Start of the poll.
+            now: End of the poll.
         """
         began -= snapshot.age_ns
-        # A name that more than one repository has is no model. One that was never loaded is not forgotten.
+        # Duplicate names are no models. Those never loaded are kept.
         twice = {
             name
             for name in snapshot.duplicates & self._models.keys()
@@ -225,7 +223,7 @@ class Plan:
             if found is not None:
                 self._seen(name, found, snapshot.partial, began, now)
             elif (model := self._models.get(name)) is not None and model.found is None:
-                model.since = now  # it is there after all
+                model.since = now  # not absent
                 model.settled = False
         for name in twice | (self._models.keys() - snapshot.models.keys()):
             model = self._models[name]
@@ -239,11 +237,11 @@ class Plan:
         return self._start(now)
 
     def finished(self, operation: Operation, outcome: Outcome, now: int) -> list[Operation]:
-        """Takes note of the end of an operation."""
+        """Processes the end of an operation."""
         model = self._models[operation.name]
         model.in_progress = None
         if outcome is Outcome.TRANSIENT or (outcome is Outcome.FAILED and operation.kind == "unload"):
-            if not model.changed:  # else there is something new to try
+            if not model.changed:  # else the new state is tried at once
                 model.failures += 1
                 model.retry_at = now + min(FIRST_RETRY_NS << min(model.failures - 1, 10), LAST_RETRY_NS)
             model.done = _UNKNOWN
@@ -255,11 +253,11 @@ class Plan:
         return self._start(now)
 
     def tick(self, now: int) -> list[Operation]:
-        """Takes note of the time; see `wake_at`."""
+        """Processes passed time; see `wake_at`."""
         return self._start(now)
 
     def external_change(self, name: str, running: bool, now: int) -> list[Operation]:
-        """Takes note of what somebody else has done with a model: it holds until the model's files change."""
+        """Processes a load or unload by others; it holds until the model's files change."""
         model = self._models.get(name)
         if model is None:
             if running:
@@ -274,24 +272,24 @@ class Plan:
 
     @property
     def wake_at(self) -> int | None:
-        """When to call `passed`; None for not at all."""
+        """Time of the next `tick`; None for none."""
         waiting = (model.retry_at for model in self._models.values() if self._waits(model))
         return min(waiting, default=None)
 
     @property
     def snapshot_due(self) -> int | None:
-        """When the next look is needed to tell whether something has settled; None for not at all."""
+        """Time of the next poll that settling needs; None for none."""
         times = (model.since + self.settle_ns for model in self._models.values() if model.settling)
         return min(times, default=None)
 
     @property
     def settling(self) -> frozenset[str]:
-        """The models that the look is needed for."""
+        """Models that need that poll."""
         return frozenset(name for name, model in self._models.items() if model.settling)
 
     @property
     def in_progress(self) -> frozenset[str]:
-        """The models with which something is being done."""
+        """Models with a running operation."""
         return frozenset(name for name, model in self._models.items() if model.in_progress is not None)
 
     def _seen(self, name: str, found: FoundModel, partial: bool, began: int, now: int) -> None:
@@ -300,16 +298,16 @@ class Plan:
             model = self._models[name] = _Model(now, found)
         elif model.found is None or model.found.fingerprint != found.fingerprint:
             if partial and model.found is not None and model.found.location != found.location:
-                return  # it may be there twice
+                return  # it may be a duplicate
             model.is_now(found, now)
         model.found, model.external = found, False
         if found.incomplete:
             model.since, model.settled = now, False
         elif not model.settled:
-            model.settled = began - model.since >= self.settle_ns or _vouched(found, model.done)
+            model.settled = began - model.since >= self.settle_ns or _marked_complete(found, model.done)
 
     def _retry_dependents(self, name: str) -> None:
-        """Gives ensembles another chance that may have failed for want of a model."""
+        """Retries failed ensembles that contain the model."""
         for model in self._models.values():
             if model.failed and name in self._composing(model.found):
                 model.failed, model.done = False, _UNKNOWN
@@ -335,7 +333,7 @@ class Plan:
                 if self._is_needed(name) if found is None else self._composing_pending(name, found):
                     continue
                 before = model.done.fingerprint if isinstance(model.done, FoundModel) else ()
-                changed = differing(before, found.fingerprint) if before and found is not None else ()
+                changed = changed_paths(before, found.fingerprint) if before and found is not None else ()
                 model.in_progress = Operation("unload" if found is None else "load", name, changed)
                 model.done, model.failed = found, False
                 begun.append(model.in_progress)
@@ -345,7 +343,7 @@ class Plan:
         return model.retry_at > 0 and model.in_progress is None and model.changed and model.settled
 
     def _composing_pending(self, name: str, found: FoundModel) -> bool:
-        """Whether a model would be loaded with parts that are not complete, or before them."""
+        """True if a composing model must be loaded or completed first."""
         return any(
             part.in_progress is not None or (part.changed and part.found is not None and not part.retry_at)
             for other in self._composing(found)
@@ -353,7 +351,7 @@ class Plan:
         )
 
     def _is_needed(self, name: str) -> bool:
-        """Whether an ensemble that needs a model now is about to become one that does not."""
+        """True if an ensemble that uses the model is about to change."""
         return any(
             self._becomes_another(model) and isinstance(model.done, FoundModel) and name in model.done.parts
             for model in self._models.values()
@@ -366,7 +364,7 @@ class Plan:
         return model.found is not None and model.changed and not model.incomplete
 
     def _composing(self, found: FoundModel | None) -> frozenset[str]:
-        """All that a model is made of, in the end."""
+        """All composing models, recursively."""
         return frozenset(self._walk(found)) if found is not None and found.parts else frozenset()
 
     def _walk(self, found: FoundModel) -> Iterator[str]:
@@ -381,7 +379,7 @@ class Plan:
                 unseen += part.found.parts if part is not None and part.found is not None else ()
 
 
-def _vouched(found: FoundModel, done: FoundModel | _Unknown | None) -> bool:
+def _marked_complete(found: FoundModel, done: FoundModel | _Unknown | None) -> bool:
     if isinstance(done, FoundModel):
-        return vouched_for(found.fingerprint, found.markers, done.fingerprint, done.markers)
-    return vouched_for(found.fingerprint, found.markers, (), ())
+        return marked_complete(found.fingerprint, found.markers, done.fingerprint, done.markers)
+    return marked_complete(found.fingerprint, found.markers, (), ())

@@ -1,7 +1,8 @@
-"""Runs the plan: looks at the repositories when it is time to, and has the agent do what follows from it.
+"""Drives the plan: polls repositories when due and starts the resulting operations on the agent.
 
-One thread looks and decides. It may hang with the storage without anybody else noticing; loads and unloads
-have threads of their own.
+Threads: `conch-planner` polls and decides, and may hang with the storage; each operation has its own
+thread, `conch-load-<model>` or `conch-unload-<model>`. Locks: `_changed` guards what the threads share.
+Owns: plan, snapshot reader, watcher. Used by: the server, `conch control`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from conch_control.planner.plan import Operation, Outcome, Plan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.planner.watcher import ChangedModels, Watcher
 from conch_control.port import Index, is_transient
-from conch_control.repository.layout import some
+from conch_control.repository.layout import shortened_paths
 from conch_control.repository.local import LocalModel
-from conch_control.repository.namespaces import in_repository
+from conch_control.repository.namespaces import unwrapped
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import ModelSource, SelfManaged
 
@@ -36,10 +37,10 @@ log = logging.getLogger(__name__)
 
 
 class RunningModels:
-    """Which models have a version that is ready.
+    """Models with a ready version, kept current from events.
 
     Args:
-        index: What was known at one moment; events come from its revision on.
+        index: Initial state; events follow its revision.
     """
 
     def __init__(self, index: Index) -> None:
@@ -52,11 +53,11 @@ class RunningModels:
 
     @property
     def names(self) -> frozenset[str]:
-        """The models that run."""
+        """Models with a ready version."""
         return frozenset(name for name, versions in self._ready.items() if versions)
 
     def apply(self, events: Iterable[Event]) -> dict[str, bool]:
-        """Takes in events; returns the models that run since or do not any more."""
+        """Processes events; returns the models that started (True) or stopped (False) serving."""
         before = self.names
         for event in events:
             self.revision = event.revision
@@ -72,23 +73,23 @@ class RunningModels:
 _S = 1_000_000_000
 _DEBOUNCE_NS = _S // 10
 _REST = 10
-"""Looks are so many times their own CPU time apart, so that they use little of it all in all."""
+"""Pause between polls, as a multiple of the poll's CPU time."""
 _RECHECK_S = 300.0
-"""How often everything is looked at although it is watched: not every change is promised to be an event."""
+"""Poll interval of watched repositories, as inotify may miss changes."""
 _OUTDATED = "Newer operation has been applied to the model lifecycle"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerOptions:
-    """What the operator decides about the planner.
+    """Settings of the planner.
 
     Attributes:
-        mode: ``poll``, or ``watch`` to be told of changes where that can be had.
-        poll_s: Seconds between looks.
-        settle_s: Seconds that nothing must have changed of a model before it is loaded.
-        operations: Most loads and unloads under way at the same time.
-        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
-        development: Whether models are being edited: what editors leave beside a file is no change.
+        mode: ``poll``, or ``watch`` to use change notifications where available.
+        poll_s: Seconds between polls.
+        settle_s: Seconds without changes before a model is loaded.
+        operations: Most concurrent loads and unloads.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
+        development: Ignore the temporary files of editors.
     """
 
     mode: Literal["poll", "watch"]
@@ -100,29 +101,29 @@ class PlannerOptions:
 
 
 class PlannerPort(Protocol):
-    """What a planner needs of an `AgentPort`."""
+    """The part of `AgentPort` that a planner needs."""
 
     @property
     def events(self) -> EventLog:
-        """What has happened to the models."""
+        """Event log."""
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads or reloads a model, and returns when it is ready; nothing happens if nothing has changed."""
+        """Loads or reloads a model and returns when it is ready; does nothing if nothing has changed."""
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Takes a model out of service."""
+        """Unpublishes a model."""
 
     def models(self) -> Index:
         """All models with their states."""
 
 
 class Planner:
-    """Has an agent run what is in repositories.
+    """Keeps an agent in line with the repositories.
 
     Args:
         port: The agent.
         repositories: The repositories.
-        options: What the operator has decided.
+        options: Settings.
         clock: Monotonic nanoseconds.
     """
 
@@ -148,33 +149,33 @@ class Planner:
         self.watcher: Watcher | None = None
         self._running: RunningModels | None = None
         self._adopted = False
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the next attributes
         self._stopped = False
         self._asked = False
-        self._late = False  # whether a slow repository has answered that looks went on without
+        self._late = False  # a repository answered after a poll had gone on without it
         self._changed_at: int | None = None
         self._ended: list[tuple[Operation, BaseException | None, int]] = []
         self._workers: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._run, name="conch-planner", daemon=True)
-        # When looks may and must be, by the clock.
+        # Times of the next regular and the earliest possible poll.
         self._poll_at = 0
         self._rest_until = 0
 
     def remember(self) -> None:
-        """Takes what the repositories hold now for what the agent has been asked for already.
+        """Takes the current content of the repositories as already asked for.
 
-        For servers, which load everything at their start; a planner that does not know what an agent has
-        loaded asks it for everything.
+        For servers, which load everything at their start; other planners ask the agent for everything
+        once.
         """
         snapshot = self._reader.poll_all(lambda: self._stopped)
         self._plan.adopt(snapshot, self._clock())
         self._adopted = True
 
     def start(self, failures: Mapping[str, Exception] | None = None) -> None:
-        """Begins.
+        """Starts the thread.
 
         Args:
-            failures: What could not be loaded at a server's start, of what `remember` has seen.
+            failures: Startup models that failed to load.
         """
         now = self._clock()
         for name, error in (failures or {}).items():
@@ -183,13 +184,10 @@ class Planner:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Begins nothing any more; loads that are under way are the agent's to end.
+        """Starts no more operations; returns True if the running ones ended in time.
 
         Args:
-            timeout_s: How long to wait for what is under way.
-
-        Returns:
-            Whether it has ended.
+            timeout_s: Time for running operations.
         """
         with self._changed:
             self._stopped = True
@@ -207,7 +205,7 @@ class Planner:
         return self._poll_at > 0 and self._rest_until > 0
 
     def poll(self) -> None:
-        """Has it look at everything now."""
+        """Polls everything now."""
         with self._changed:
             self._asked = True
             self._changed.notify_all()
@@ -224,7 +222,7 @@ class Planner:
                 self.watcher.close(1.0)
 
     def step(self) -> int:
-        """Does what is due; returns when something will be due next."""
+        """Does what is due; returns the time of the next step."""
         try:
             self._apply_events()
             self._poll_late()
@@ -249,7 +247,7 @@ class Planner:
                 self._changed.wait(left / _S)
 
     def _apply_events(self) -> None:
-        """Takes in which operations have ended, and what others have done."""
+        """Processes ended operations and events caused by others."""
         mine = self._plan.in_progress
         with self._changed:
             ended, self._ended = self._ended, []
@@ -290,7 +288,7 @@ class Planner:
             self._adopted = True
 
     def _due(self, now: int) -> tuple[frozenset[str] | None, bool]:
-        """Which models to look at, None for all, and whether to look at all."""
+        """Models to poll (None for all), and whether to poll at all."""
         with self._changed:
             asked, self._asked = self._asked, False
         if asked:
@@ -332,7 +330,7 @@ class Planner:
             if not snapshot.partial:
                 self.watcher.keep(snapshot.models.keys())
             self._poll_at = min(self._poll_at, began + self._poll_ns())
-        if snapshot.failed:  # what has been touched will not be so again
+        if snapshot.failed:  # a missed change is not reported again
             self._poll_at = min(self._poll_at, began + round(self._options.poll_s * _S))
         self.start_operations(self._plan.snapshot_taken(snapshot, began, now))
 
@@ -359,7 +357,7 @@ class Planner:
         return at if wake_at is None else min(at, wake_at)
 
     def _about_to_look(self, source: ModelSource) -> None:
-        local = in_repository(source)
+        local = unwrapped(source)
         if self.watcher is not None and isinstance(local, LocalModel):
             self.watcher.cover(source.name, str(local.directory))
 
@@ -375,11 +373,12 @@ class Planner:
             self._changed.notify_all()
 
     def start_operations(self, operations: Iterable[Operation]) -> None:
+        """Runs operations on the agent, each on its own thread."""
         for operation in operations:
             if self._stopped:
                 return
             if operation.kind == "load":
-                what = f" ({some(operation.changed)})" if operation.changed else ""
+                what = f" ({shortened_paths(operation.changed)})" if operation.changed else ""
                 log.info("model '%s' is new or has changed: loading it%s", operation.name, what)
             else:
                 log.info("model '%s' is gone: unloading it", operation.name)
@@ -410,9 +409,9 @@ class Planner:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What an error of a load or an unload says of another try."""
+    """Classifies the error of an operation."""
     if isinstance(error, ConchError) and _OUTDATED in error.message:
-        return Outcome.DONE  # somebody else has decided since
+        return Outcome.DONE  # superseded
     return Outcome.TRANSIENT if is_transient(error) else Outcome.FAILED
 
 
@@ -420,7 +419,7 @@ def _log_end(operation: Operation, error: BaseException | None, took_ns: int, se
     if error is None:
         if operation.changed:
             took = took_ns / _S
-            log.info("reloaded '%s' in %.2f s: %s", operation.name, took, some(operation.changed))
+            log.info("reloaded '%s' in %.2f s: %s", operation.name, took, shortened_paths(operation.changed))
         return
     shown = as_conch_error(error)
     text = getattr(error, "reason", shown.message)

@@ -1,4 +1,7 @@
-"""Looks at repositories: what is there, in which state."""
+"""Takes snapshots of the repositories for the plan.
+
+Owns: the last state of each model, to avoid reading configs twice. Threads: the planner's only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from conch.core.errors import ConchError
 from conch_control.options import ControlOptions
 from conch_control.planner.plan import FoundModel, Snapshot
 from conch_control.repository.dependency_graph import read_composing_models
-from conch_control.repository.layout import without_editors
+from conch_control.repository.layout import without_editor_files
 from conch_control.repository.markers import INCOMPLETE, is_incomplete, split_markers
 from conch_control.repository.repositories import Repositories
 from conch_control.repository.source import Listed, ModelSource, Scan
@@ -18,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotReader:
-    """Looks at repositories, and remembers what need not be read twice.
+    """Polls repositories.
 
     Args:
         repositories: The repositories.
-        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
-        before: Called with each model before its state is taken.
-        on_late: Called, on any thread, when a repository has answered that a look has gone on without.
-        editors: Whether models are being edited, so that what editors keep for themselves is left out.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
+        before: Called with each model before its state is read.
+        on_late: Called on any thread when a repository answers after its timeout.
+        editors: Ignore the temporary files of editors.
     """
 
     def __init__(
@@ -46,34 +49,26 @@ class SnapshotReader:
         self._reported: set[tuple[str, str]] = set()
 
     def poll(self, names: Collection[str] | None, cancelled: Callable[[], bool]) -> Snapshot:
-        """Looks at all models, or only at some and those never seen; the others are just counted as there.
+        """Polls all repositories without waiting for slow ones.
 
         Args:
-            names: The models whose state to take; None for all.
-            given_up: Asked between models whether nobody wants to know any more.
+            names: Models whose state to read, besides new ones; None for all.
+            cancelled: Returns True to stop early.
         """
         return self._take_snapshot(self._repositories.poll(self._on_late), names, cancelled)
 
     def poll_late(self, cancelled: Callable[[], bool]) -> Snapshot:
-        """Looks at the models of the repositories that have answered too late for earlier looks.
-
-        Args:
-            given_up: Asked between models whether nobody wants to know any more.
-        """
+        """The models of repositories that answered after their timeout."""
         return self._take_snapshot(self._repositories.late(), None, cancelled)
 
     def poll_all(self, cancelled: Callable[[], bool]) -> Snapshot:
-        """Looks at all models, and waits for repositories that are much slower than others.
-
-        Args:
-            given_up: Asked between models whether nobody wants to know any more.
-        """
+        """Polls all models and waits for slow repositories."""
         return self._take_snapshot(self._repositories.scan(), None, cancelled)
 
     def _take_snapshot(
         self, scan: Scan, names: Collection[str] | None, cancelled: Callable[[], bool]
     ) -> Snapshot:
-        if scan.identifiers != self._identifiers:  # names may mean other models now, in any config
+        if scan.identifiers != self._identifiers:  # names in configs may now mean other models
             names, self._identifiers = None, scan.identifiers
         models: dict[str, FoundModel | None] = dict.fromkeys(scan.duplicates)
         for name in scan.duplicates:
@@ -99,7 +94,7 @@ class SnapshotReader:
         name = source.name
         try:
             self._before(source)
-            # Each look has listed its repository: to ask for every model would take long, and may hang.
+            # Use the listing: asking for each model is slow and may hang.
             state, markers = split_markers(
                 source.listed_fingerprint() if isinstance(source, Listed) else source.fingerprint()
             )
@@ -108,7 +103,7 @@ class SnapshotReader:
             log.warning("can't see whether model '%s' in %s has changed: %s", name, source.location, reason)
             return None
         if self._editors:
-            state = without_editors(state)
+            state = without_editor_files(state)
         known = self._known.get(name)
         if known is not None and known.fingerprint == state and known.location == source.location:
             if known.markers == markers:
@@ -126,7 +121,7 @@ class SnapshotReader:
         return found
 
     def _report(self, name: str, having: Collection[str], text: str) -> None:
-        """Logs what is wrong with a model once, until it is not wrong any more."""
+        """Logs a warning about a model once while it lasts."""
         if name not in having:
             self._reported.discard((name, text))
         elif (name, text) not in self._reported:

@@ -1,4 +1,4 @@
-"""Which file systems tell of changes: those that others change too, elsewhere, do not tell of those."""
+"""Path and file system facts for watching: symbolic links, and file systems without reliable events."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_MOST_LINKS = 40  # as many as the kernel follows
+_MOST_LINKS = 40  # the kernel's limit
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a path leads to.
+    """Target of a path.
 
     Attributes:
-        path: The path without links; where something is missing, the path that would be.
-        hinges: Directory and name of each link on the way, and of the first thing that is missing: when one
-            of them changes, the path may lead elsewhere.
+        path: Path without links; for a missing target the path it would have.
+        hinges: Directory and name of each link on the way and of the first missing entry: a change of one
+            of
+            them may change the target.
     """
 
     path: str
@@ -26,7 +27,7 @@ class Resolved:
 
 
 def resolve(path: str) -> Resolved:
-    """Follows an absolute path."""
+    """Resolves an absolute path."""
     hinges: list[tuple[str, str]] = []
     missing = False
     real = "/"
@@ -42,7 +43,7 @@ def resolve(path: str) -> Resolved:
         try:
             target = os.readlink(here)
         except OSError as error:
-            if error.errno != errno.EINVAL and not missing:  # EINVAL is what is no link
+            if error.errno != errno.EINVAL and not missing:  # EINVAL: not a link
                 missing = True
                 hinges.append((real, name))
             real = here
@@ -68,16 +69,16 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def is_silent(kind: str) -> bool:
-    """Whether changes in a file system of a type may happen without an event: nfs, fuse.sshfs, overlay."""
+    """True for file systems that may change without events, such as nfs, fuse.sshfs, overlay."""
     return kind in _SILENT or kind == "fuse" or kind.startswith("fuse.")
 
 
 def file_system(path: str, mounts: str | None = None) -> str:
-    """The type of the file system that a directory is on, empty if nobody knows.
+    """File system type of a directory; empty if unknown.
 
     Args:
-        path: Its absolute path, without links.
-        mounts: What is mounted, as the kernel lists it.
+        path: Absolute path, without links.
+        mounts: Text of ``/proc/self/mounts``.
     """
     if mounts is None:
         try:
@@ -91,6 +92,6 @@ def file_system(path: str, mounts: str | None = None) -> str:
             continue
         point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[1])
         inside = point in ("/", path) or path.startswith(f"{point}/")
-        if inside and len(point) >= longest:  # the last one mounted there hides the others
+        if inside and len(point) >= longest:  # a later mount hides earlier ones
             kind, longest = fields[2], len(point)
     return kind

@@ -1,8 +1,11 @@
-"""Which directories to watch for the models of local repositories, and which models an event is about.
+"""Chooses the directories to watch for local repositories, and maps events to models.
 
-All directories of a model are watched, and wherever links lead, and the directories that hold those links. A
-directory is watched before it is listed, so that nothing that is made in it goes unnoticed; what is made in a
-directory before that is watched, is found by the look that follows the event of the directory itself.
+All directories of a model are watched, including link targets and the directories that hold the links. A
+directory is watched before it is listed: entries created later cause an event, earlier ones are in the
+list.
+
+Locks: `_lock` guards what the reader's thread shares. Threads: all methods but `take_changed` are for the
+planner's thread.
 """
 
 from __future__ import annotations
@@ -26,21 +29,22 @@ log = logging.getLogger(__name__)
 
 _CACHES = "__pycache__"
 _EVERYTHING = ""
-"""In place of a name: all entries of a directory."""
+"""Stands for all entries of a directory."""
 
 
 class WatchError(Exception):
-    """The kernel refuses to watch; the text says why."""
+    """The kernel refuses to watch; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """What something is watched for.
+    """What a directory entry is watched for.
 
     Attributes:
-        kind: ``model``, a model; ``link``, what is in the place of a model and may become one; ``root``, a
-            repository's directory, whose entries are models; ``way``, a link on the way to one.
-        name: Name of the model, or location of the repository.
+        kind: ``model``; ``link``, a link that may lead to a model; ``root``, a repository; ``way``, a link
+            on
+            the way to a repository.
+        name: Model name, or location of the repository.
     """
 
     kind: str
@@ -49,11 +53,11 @@ class _Owner:
 
 @dataclass(frozen=True, slots=True)
 class ChangedModels:
-    """What events were about.
+    """Models that events concern.
 
     Attributes:
-        names: Models.
-        everything: Whether it may have been any model.
+        names: Model names.
+        everything: True if any model may have changed.
     """
 
     names: frozenset[str] = frozenset()
@@ -65,20 +69,18 @@ class ChangedModels:
 
 @dataclass(slots=True)
 class _Place:
-    """A directory that is watched: who is to be told of which of its entries."""
+    """A watched directory with the owners of its entries."""
 
     owners: dict[str, set[_Owner]] = field(default_factory=dict)
 
 
 class Watcher:
-    """Watches the directories of models; repositories that can't be watched are named with the reason.
-
-    Only one thread may use it, but for `touched`.
+    """Watches models' directories; logs repositories that can't be watched.
 
     Args:
-        locations: Of the repositories.
-        notify: Called after events, on a thread that must not wait.
-        file_system: Finds the type of the file system of a directory.
+        locations: Locations of the repositories.
+        notify: Called after events, on the reader's thread.
+        file_system: Returns the file system type of a directory.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class Watcher:
         self._unwatched: dict[str, str] = {}
         self._missing: set[str] = set()
         self._kinds: dict[int, str] = {}
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the next attributes
         self._names: set[str] = set()
         self._everything = False
         self._places: dict[Identity, _Place] = {}
@@ -107,18 +109,18 @@ class Watcher:
 
     @property
     def unwatched(self) -> bool:
-        """Whether there are repositories whose changes nobody tells of."""
+        """True if some repositories must be polled."""
         return bool(self._unwatched or self._missing)
 
     def take_changed(self) -> ChangedModels:
-        """What has been changed since the last call."""
+        """Returns and clears the changes since the last call."""
         with self._lock:
             found = ChangedModels(frozenset(self._names), self._everything)
             self._names, self._everything = set(), False
         return found
 
     def cover_repositories(self) -> None:
-        """Watches the directories of the repositories, and the links in them."""
+        """Watches the repositories' directories and the links in them."""
         links: dict[_Owner, set[tuple[Identity, str]]] = {}
         for location in self._locations:
             if location in self._unwatched:
@@ -141,7 +143,7 @@ class Watcher:
         """Watches a model's directories.
 
         Args:
-            name: Name of the model.
+            name: Model name.
             directory: Its directory.
         """
         location = os.path.dirname(directory)
@@ -153,18 +155,18 @@ class Watcher:
         self._set(owner, spots)
 
     def keep(self, names: Collection[str]) -> None:
-        """Goes on watching only some models."""
+        """Stops watching all other models."""
         for owner in [owner for owner in self._spots if owner.kind == "model" and owner.name not in names]:
             self._set(owner, set())
 
     def close(self, timeout_s: float) -> None:
-        """Watches nothing any more."""
+        """Stops watching."""
         if self.directories is not None:
             self.directories.close(timeout_s)
             self.directories = None
 
     def _open(self) -> Directories | None:
-        # Here, so that a watchdog that is not as expected is no more than a reason to poll.
+        # Imported here: an unexpected watchdog version only means polling.
         try:
             from conch_control.planner.inotify import Directories
 
@@ -174,7 +176,7 @@ class Watcher:
         return None
 
     def _links(self, root: str, location: str) -> Iterator[tuple[_Owner, set[tuple[Identity, str]]]]:
-        """Watches what links in a repository hang on, also those that lead nowhere now."""
+        """Watches the links of a repository, also dangling ones."""
         try:
             with os.scandir(root) as entries:
                 links = [entry.name for entry in entries if entry.is_symlink()]
@@ -218,7 +220,7 @@ class Watcher:
                 yield from self._tree(entry.path, owner, location, seen)
 
     def _watch(self, directory: str, name: str, owner: _Owner, location: str) -> Identity | None:
-        """Watches an entry of a directory, or all of them, for somebody."""
+        """Watches one entry of a directory, or all, for an owner."""
         if self.directories is None:
             return None
         try:
@@ -229,7 +231,8 @@ class Watcher:
         if identity is None:
             return None
         kind = self._kind(directory, identity)
-        # Files in lower layers change without an event; a link on the way is only changed in the upper one.
+        # Changes in lower overlay layers cause no event; links on the way change only in the upper
+        # layer.
         if is_silent(kind) and not (name and kind == "overlay"):
             self._refuse(location, f"'{directory}' is on a file system ({kind}) whose changes may go unseen")
         with self._lock:
@@ -243,7 +246,7 @@ class Watcher:
         return self._kinds[device]
 
     def _set(self, owner: _Owner, spots: set[tuple[Identity, str]]) -> None:
-        """Has all that is watched for somebody be this, and nothing else."""
+        """Replaces the watched entries of an owner."""
         stale = self._spots.get(owner, set()) - spots
         if spots:
             self._spots[owner] = spots

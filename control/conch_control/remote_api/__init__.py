@@ -1,1 +1,1 @@
-"""The ModelControl service: the agent's API on a port of its own, and its client."""
+"""The ModelControl gRPC service on the control port, and its client."""

@@ -1,4 +1,4 @@
-"""Who may call the ModelControl service: those who show the token."""
+"""Bearer token authentication of the ModelControl service."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ _WRONG = "wrong token: it is not the one in the server's --control-token-file"
 
 
 class TokenGuard:
-    """Method handlers for callers who show a token; for others, one that refuses.
-
-    A `grpc.GenericRpcHandler`.
+    """Method handlers for authenticated calls; a `grpc.GenericRpcHandler`.
 
     Args:
         handlers: The method handlers.
@@ -32,10 +30,10 @@ class TokenGuard:
         self._expected = (SCHEME + token).encode()
 
     def service(self, details: Any) -> Any:
-        """The handler of a call, of which nothing has been read yet."""
+        """The handler of a call, before any message is read."""
         shown = [value for key, value in details.invocation_metadata if key == AUTHORIZATION]
         if len(shown) == 1 and hmac.compare_digest(shown[0].encode(), self._expected):
             return self._handlers.service(details)
         error = UnauthenticatedError(_WRONG if shown else _MISSING)
-        # A handler of streams does not read a message before it is asked for one.
+        # A stream handler reads no message before it asks for one.
         return grpc.stream_stream_rpc_method_handler(lambda _, context: abort(context, error))

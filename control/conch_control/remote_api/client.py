@@ -1,4 +1,4 @@
-"""A client of the ModelControl service: its methods with the agent's data classes and errors."""
+"""Client of the ModelControl service; uses the data classes and errors of `port`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from conch_control.remote_api.options import ConnectionOptions
 from conch_control.remote_api.status_codes import error_of
 
 TIMEOUT_S = 60.0
-"""For what the agent answers at once unless its storage hangs."""
+"""Timeout of calls that only hanging storage delays."""
 
 _ARGUMENTS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # So that a server that has been started again is found soon.
+    # Reconnect soon after a restart of the server.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # So that a load or a watch ends when the server's machine has gone.
+    # Detect a dead machine during loads and watches.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A token is for the server, not for what the environment names as a proxy.
+    # Never send the token to a proxy from the environment.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -39,7 +39,7 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """A place in the log: after an event."""
+    """A position in the event log."""
 
     epoch: str
     revision: int
@@ -47,14 +47,14 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A message of a watch.
+    """A message of a watch stream.
 
     Attributes:
-        epoch: The life of the server.
-        revision: The last event that is known after this message.
-        state: All models, where the stream begins with them.
-        events: What has happened.
-        progress: Models being staged that have come further.
+        epoch: Epoch of the server's event log.
+        revision: Last event included so far.
+        state: All models, in the first message if requested.
+        events: New events.
+        progress: Models whose staging has progressed.
     """
 
     epoch: str
@@ -65,11 +65,11 @@ class Update:
 
 
 class WatchCall:
-    """A watch that goes on: iterate for its updates; any thread may cancel it.
+    """A running watch: iterate for updates; any thread may cancel it.
 
     Args:
-        call: The call.
-        target: Where it went to, for people.
+        call: The gRPC call.
+        target: Server address, for errors.
     """
 
     def __init__(self, call: Any, target: str) -> None:
@@ -78,12 +78,12 @@ class WatchCall:
         self._cancelled = False
 
     def __iter__(self) -> Iterator[Update]:
-        """The updates, until it is cancelled.
+        """Yields updates until cancelled.
 
         Raises:
-            OutOfRangeError: Events can't be had; begin again with the whole state.
-            UnavailableError: The server stops, or has gone.
-            ConchError: It is refused.
+            OutOfRangeError: Events are lost; start again with the whole state.
+            UnavailableError: The server stops, or is unreachable.
+            ConchError: The server refuses the watch.
         """
         try:
             for message in self._call:
@@ -101,17 +101,17 @@ class WatchCall:
             self._call.cancel()
 
     def cancel(self) -> None:
-        """Ends it."""
+        """Cancels the watch."""
         self._cancelled = True
         self._call.cancel()
 
 
 class ModelControlClient:
-    """A connection to a control port; any thread may use it.
+    """A connection to a control port; thread-safe.
 
     Args:
-        options: Where and how.
-        timeout_s: How long the quick calls may take.
+        options: Target and credentials.
+        timeout_s: Timeout of all calls but loads and watches.
     """
 
     def __init__(self, options: ConnectionOptions, timeout_s: float = TIMEOUT_S) -> None:
@@ -134,11 +134,11 @@ class ModelControlClient:
         )
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads or reloads a model, however long it takes; see `AgentPort.load`."""
+        """Loads or reloads a model, without a timeout; see `AgentPort.load`."""
         self._call("Load", load_request(name, parameters), None)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Takes a model out of service; see `AgentPort.unload`."""
+        """See `AgentPort.unload`."""
         request = pb.UnloadRequest(model=name, unload_dependents=unload_dependents)
         self._call("Unload", request, self._timeout_s)
 
@@ -147,12 +147,12 @@ class ModelControlClient:
         return index_of(self._call("Index", pb.IndexRequest(), self._timeout_s).index)
 
     def describe(self, name: str) -> ModelDescription:
-        """All there is to say about one model; see `AgentPort.describe`."""
+        """See `AgentPort.describe`."""
         request = pb.DescribeRequest(model=name)
         return description_of(self._call("Describe", request, self._timeout_s).description)
 
     def drain(self) -> None:
-        """Makes the server not ready; see `AgentPort.drain`."""
+        """See `AgentPort.drain`."""
         self._call("Drain", pb.DrainRequest(), self._timeout_s)
 
     def watch(
@@ -162,13 +162,13 @@ class ModelControlClient:
         models: Sequence[str] = (),
         progress_ms: int = 0,
     ) -> WatchCall:
-        """Watches what happens; errors come when the result is iterated.
+        """Starts a watch; errors are raised on iteration.
 
         Args:
-            after: Where to go on; None to begin with what happens from now on.
-            whole_state: Whether to begin with all models instead.
-            models: Only these; none for all.
-            progress_ms: How often to be told how far staging is; 0 for never.
+            after: Position to continue from; None for new events only.
+            whole_state: Start with all models instead.
+            models: Only these models; empty for all.
+            progress_ms: Interval of staging progress; 0 for none.
         """
         request = pb.WatchRequest(models=models, progress_interval_ms=progress_ms)
         if whole_state:
@@ -179,7 +179,7 @@ class ModelControlClient:
         return WatchCall(self._watch(request, metadata=self._metadata), self.target)
 
     def close(self) -> None:
-        """Ends all calls and the connection."""
+        """Ends all calls and closes the connection."""
         self._channel.close()
 
     def _call(self, method: str, request: Any, timeout_s: float | None) -> Any:

@@ -1,4 +1,4 @@
-"""The event log of a server in another process, as its readers would see it there."""
+"""A copy of another process's event log, for local readers."""
 
 from __future__ import annotations
 
@@ -11,55 +11,51 @@ from conch_control.lifecycle.version_phase import Phase
 
 
 class EventMirror(EventLog):
-    """A copy of another process's log, with its epoch and its numbers.
+    """An event log with the epoch and revisions of another process.
 
-    Until it is known what that log is, `epoch` is empty and its reader waits. When events have been missed,
-    or the other server has been started again, the reader gets OutOfRangeError until it has read the index.
-    There should be one reader: when somebody has read the index, that stands for all.
+    States: `epoch` is empty until the first message; then the mirror is current, or stale after missed
+    events or a restart of the server. While stale, the reader gets OutOfRangeError until `index_read`.
+    There must be one reader, as one `index_read` clears the state for all.
 
     Args:
-        kept: Most events kept.
+        kept: Capacity in events.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
         super().__init__(lambda: 0.0, kept)
         self.epoch = ""
-        # Whether nobody has read the index since the log was lost sight of. The numbers alone can't tell: the
-        # other server may have been started again and have got just as far.
-        self._unseen = False
+        # No index was read since events were missed. Revisions alone can't tell: a restarted server
+        # may have reached the same number.
+        self._stale = False
 
     @property
     def position(self) -> tuple[str, int]:
-        """The epoch, and the revision of the newest event."""
+        """Epoch and newest revision."""
         with self._changed:
             return self.epoch, self._revision
 
     def append(self, model: str, version: int, phase: Phase, reason: str = "") -> NoReturn:
-        """Refuses: events come from the other process only."""
+        """Not supported: events come only from the other process."""
         raise TypeError("a mirror takes its events from the log that it mirrors")
 
     def begin(self, epoch: str, revision: int) -> None:
-        """Takes in where a stream of events begins; readers are told if something was missed before."""
+        """Records where a stream starts; the mirror becomes stale if events are missing before."""
         with self._changed:
             known = self.epoch
             if epoch == known and revision <= self._revision:
                 return
-            self._move(epoch, revision)
-            self._unseen = bool(known)
+            self._reset(epoch, revision)
+            self._stale = bool(known)
 
     def index_read(self, epoch: str, revision: int) -> None:
-        """Takes in that the reader has got an index, and goes on from there."""
+        """Records that the reader has read an index and continues from it."""
         with self._changed:
             if epoch != self.epoch:
-                self._move(epoch, revision)
-            self._unseen = False
+                self._reset(epoch, revision)
+            self._stale = False
 
     def extend(self, epoch: str, events: Sequence[Event]) -> bool:
-        """Takes in events that follow; those that are known already are left out.
-
-        Returns:
-            Whether they do follow; if not, the rest was not taken in.
-        """
+        """Adds events, skipping known ones; returns False if they leave a gap or are of another epoch."""
         with self._changed:
             if epoch != self.epoch:
                 return False
@@ -76,9 +72,9 @@ class EventMirror(EventLog):
     def after(
         self, revision: int, timeout_s: float | None = 0.0, given_up: Callable[[], bool] = never
     ) -> list[Event]:
-        """The events after a revision, waiting for one if there is none yet; see `EventLog.after`.
+        """See `EventLog.after`.
 
-        A revision that is ahead of what has come is no error: an index may be faster than the events.
+        A revision beyond the newest event is valid: an index may arrive before the events.
         """
         with self._changed:
             epoch = self.epoch
@@ -86,7 +82,7 @@ class EventMirror(EventLog):
             self._changed.wait_for(
                 lambda: (
                     self._revision > revision
-                    or self._unseen
+                    or self._stale
                     or (epoch and self.epoch != epoch)
                     or self._closed
                     or given_up()
@@ -94,24 +90,24 @@ class EventMirror(EventLog):
                 timeout_s,
             )
             if epoch and self.epoch != epoch:
-                # Another reader has read the index already; this one has not.
-                raise self._lost()
+                # Another reader has read the index, this one has not.
+                raise self._lost_events()
             self._check(revision)
             return self._newer_than(revision)
 
     def _check(self, revision: int) -> None:
-        if self._unseen:
-            raise self._lost()
+        if self._stale:
+            raise self._lost_events()
         if revision <= self._revision:
             super()._check(revision)
 
-    def _lost(self) -> OutOfRangeError:
+    def _lost_events(self) -> OutOfRangeError:
         return OutOfRangeError(
             "events of the server have been missed, or it has been started again: read the index and go on "
             "from its revision"
         )
 
-    def _move(self, epoch: str, revision: int) -> None:
+    def _reset(self, epoch: str, revision: int) -> None:
         self.epoch, self._revision = epoch, revision
         self.entries.clear()
         self._changed.notify_all()

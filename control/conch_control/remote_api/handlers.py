@@ -1,4 +1,8 @@
-"""The methods of the ModelControl service, as grpcio's server calls them: on a thread each."""
+"""Method handlers of the ModelControl service.
+
+Threads: gRPC runs each call on a pool thread. Locks: `_changed` guards the count of running calls. Used
+by: `ControlPort`.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +36,15 @@ SERVICE = "conch.control.v1.ModelControl"
 MOST_WATCHES = 64
 MOST_LOADS = 64
 QUICK_THREADS = 8
-"""Threads that neither watches nor loads can take, so that operators never lock each other out."""
+"""Threads reserved for short calls, so that watches and loads never block operators."""
 
 
 class ConcurrencyLimit:
-    """How many calls of one kind may go on at the same time.
+    """Limits concurrent calls of one kind.
 
     Args:
-        most: As many.
-        what: Of what kind they are, for people.
+        most: The limit.
+        what: Description for the error.
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -49,10 +53,10 @@ class ConcurrencyLimit:
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
-        """Takes part in them.
+        """Occupies one slot.
 
         Raises:
-            ResourceExhaustedError: There are as many as there may be.
+            ResourceExhaustedError: All slots are taken.
         """
         if not self._free.acquire(blocking=False):
             raise ResourceExhaustedError(self._refusal)
@@ -63,12 +67,12 @@ class ConcurrencyLimit:
 
 
 class ModelControl:
-    """Answers calls by asking the agent.
+    """Implements the service with an agent.
 
     Args:
         port: The agent.
-        watches: Most watch streams at the same time.
-        loads: Most loads at the same time.
+        watches: Most concurrent watch streams.
+        loads: Most concurrent loads.
     """
 
     def __init__(self, port: AgentPort, watches: int = MOST_WATCHES, loads: int = MOST_LOADS) -> None:
@@ -90,7 +94,7 @@ class ModelControl:
             "Drain": (pb.DrainRequest, self._drain),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(kind, answer))
+            name: grpc.unary_unary_rpc_method_handler(self._unary_handler(kind, answer))
             for name, (kind, answer) in unary.items()
         }
         methods["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
@@ -105,17 +109,13 @@ class ModelControl:
         self._stopping = True
         self._port.events.wake()
 
-    def wait_until_none(self, timeout_s: float) -> bool:
-        """Waits until no call is being worked on, whether its caller still waits or not.
-
-        Returns:
-            Whether none is.
-        """
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Waits until no call runs, not even a cancelled one; returns False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._running, timeout_s)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _tracked(self) -> Iterator[None]:
         with self._changed:
             self._running += 1
         try:
@@ -161,7 +161,7 @@ class ModelControl:
         if not context.add_callback(on_end):
             return
         try:
-            with self._counted(), self._watches.acquire():
+            with self._tracked(), self._watches.acquire():
                 request = pb.WatchRequest.FromString(data)
                 for message in Watch(self._port, request, lambda: self._stopping or gone.is_set()):
                     yield message.SerializeToString()
@@ -173,12 +173,12 @@ class ModelControl:
             log.exception("a watch has failed")
             abort(context, _failed(error))
 
-    def _answering(self, kind: Any, answer: Callable[[Any], Message]) -> Callable[[bytes, Any], bytes]:
+    def _unary_handler(self, kind: Any, answer: Callable[[Any], Message]) -> Callable[[bytes, Any], bytes]:
         def handle(data: bytes, context: Any) -> bytes:
             error: ConchError
             transient = False
             try:
-                with self._counted():
+                with self._tracked():
                     return answer(kind.FromString(data)).SerializeToString()
             except ConchError as raised:
                 transient = is_transient(raised)

@@ -1,4 +1,4 @@
-"""The data classes of the agent's API to and from the messages of the ModelControl service."""
+"""Converts between the data classes of `port` and the protobuf messages of ModelControl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def _text(text: str) -> str:
-    # Text from file names may hold what no message can carry.
+    # File names may not be valid UTF-8.
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -29,7 +29,7 @@ def _phase(number: int) -> Phase:
 
 
 def event_message(event: Event) -> pb.Event:
-    """An event as it travels."""
+    """Event to message."""
     return pb.Event(
         revision=event.revision,
         model=_text(event.model),
@@ -41,10 +41,10 @@ def event_message(event: Event) -> pb.Event:
 
 
 def event_of(message: pb.Event) -> Event:
-    """An event as it was before it travelled.
+    """Message to event.
 
     Raises:
-        InternalError: Its phase is not known here.
+        InternalError: Its phase is unknown.
     """
     return Event(
         message.revision,
@@ -81,7 +81,7 @@ def _version_of(message: pb.VersionStatus) -> VersionStatus:
 
 
 def status_message(status: ModelStatus) -> pb.ModelStatus:
-    """A model's status as it travels."""
+    """Model status to message."""
     return pb.ModelStatus(
         name=_text(status.name),
         location=_text(status.location),
@@ -91,31 +91,31 @@ def status_message(status: ModelStatus) -> pb.ModelStatus:
 
 
 def status_of(message: pb.ModelStatus) -> ModelStatus:
-    """A model's status as it was before it travelled.
+    """Message to model status.
 
     Raises:
-        InternalError: A phase is not known here.
+        InternalError: A phase is unknown.
     """
     versions = tuple(map(_version_of, message.versions))
     return ModelStatus(message.name, message.location, versions, message.reason)
 
 
 def index_message(index: Index) -> pb.ModelIndex:
-    """The index as it travels."""
+    """Index to message."""
     return pb.ModelIndex(epoch=index.epoch, revision=index.revision, models=map(status_message, index.models))
 
 
 def index_of(message: pb.ModelIndex) -> Index:
-    """The index as it was before it travelled.
+    """Message to index.
 
     Raises:
-        InternalError: A phase is not known here.
+        InternalError: A phase is unknown.
     """
     return Index(message.epoch, message.revision, tuple(map(status_of, message.models)))
 
 
 def description_message(description: ModelDescription) -> pb.ModelDescription:
-    """A description as it travels."""
+    """Description to message."""
     return pb.ModelDescription(
         status=status_message(description.status),
         config_json=_text(description.config_json),
@@ -128,10 +128,10 @@ def description_message(description: ModelDescription) -> pb.ModelDescription:
 
 
 def description_of(message: pb.ModelDescription) -> ModelDescription:
-    """A description as it was before it travelled.
+    """Message to description.
 
     Raises:
-        InternalError: A phase is not known here.
+        InternalError: A phase is unknown.
     """
     instances = tuple(
         InstanceStatus(each.group, each.kind, each.device, each.count) for each in message.instances
@@ -140,15 +140,15 @@ def description_of(message: pb.ModelDescription) -> ModelDescription:
 
 
 def load_request(name: str, parameters: Mapping[str, LoadParameter]) -> pb.LoadRequest:
-    """A load as it travels.
+    """Load to message.
 
     Raises:
-        InvalidArgumentError: A value can't be carried.
+        InvalidArgumentError: A value does not fit.
     """
     request = pb.LoadRequest(model=_text(name))
     for key, value in parameters.items():
         carried = request.parameters[_text(key)]
-        if isinstance(value, bool):  # which is an int too
+        if isinstance(value, bool):  # bool is a subclass of int
             carried.bool_param = value
         elif isinstance(value, int):
             if value not in _INT64:
@@ -162,7 +162,7 @@ def load_request(name: str, parameters: Mapping[str, LoadParameter]) -> pb.LoadR
 
 
 def load_parameters(request: pb.LoadRequest) -> dict[str, LoadParameter]:
-    """The parameters of a load.
+    """Parameters of a load message.
 
     Raises:
         InvalidArgumentError: One has no value.

@@ -1,4 +1,8 @@
-"""The agent of a server in another process, reached through its control port."""
+"""The agent of another process, reached through its control port.
+
+Threads: `conch-remote-events` receives events between `start` and `close`, and reconnects after failures.
+Locks: `_lock` guards the current watch. Used by: `conch control`.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,14 @@ LONGEST_WAIT_S = 5.0
 class RemoteAgent:
     """An `AgentPort` over the ModelControl service.
 
-    Between `start` and `close` it follows the server's events, also when the server has been away. Methods
-    raise `UnreachableError` while it can't be reached.
+    Methods raise `UnreachableError` while the server is unreachable.
 
     Args:
-        client: The connection, which it closes in the end.
-        wait: Waits some seconds before the next try, and says whether to give up; for tests.
+        client: The connection; closed by this object.
+        wait: Waits some seconds before a retry and returns True to stop; for tests.
 
     Attributes:
-        events: What has happened to the models, with the server's epoch and revisions.
+        events: The server's events, with its epoch and revisions.
     """
 
     def __init__(self, client: ModelControlClient, wait: Callable[[float], bool] | None = None) -> None:
@@ -39,19 +42,19 @@ class RemoteAgent:
         self._wait = wait or self._stopped.wait
         self._lock = threading.Lock()
         self._watch_call: WatchCall | None = None
-        self._thread = threading.Thread(target=self._follow, name="conch-remote-events")
+        self._thread = threading.Thread(target=self._receive_events, name="conch-remote-events")
 
     @property
     def target(self) -> str:
-        """Where the server is."""
+        """Address of the server."""
         return self._client.target
 
     def start(self) -> None:
-        """Begins to follow the server's events."""
+        """Starts receiving events."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stops following, ends all calls and all waiting for events."""
+        """Stops receiving and ends all calls."""
         with self._lock:
             self._stopped.set()
             if self._watch_call is not None:
@@ -62,34 +65,34 @@ class RemoteAgent:
             self._thread.join()
 
     def load(self, name: str, parameters: Mapping[str, LoadParameter]) -> None:
-        """Loads or reloads a model; see `AgentPort.load`."""
+        """See `AgentPort.load`."""
         self._client.load(name, parameters)
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Takes a model out of service; see `AgentPort.unload`."""
+        """See `AgentPort.unload`."""
         self._client.unload(name, unload_dependents)
 
     def models(self) -> Index:
-        """All models with their states; `events` goes on from its revision."""
+        """All models with their states; `events` continues from its revision."""
         index = self._client.models()
         self.events.index_read(index.epoch, index.revision)
         return index
 
     def progress(self, names: Collection[str]) -> list[ModelStatus]:
-        """Some models with how far their files are fetched; the server has a look at its storage for it."""
+        """Staging progress of some models; the server accesses its storage."""
         return [model for model in self._client.models().models if model.name in names]
 
     def describe(self, name: str) -> ModelDescription:
-        """All there is to say about one model; see `AgentPort.describe`."""
+        """See `AgentPort.describe`."""
         return self._client.describe(name)
 
     def drain(self) -> None:
-        """Makes the server not ready; see `AgentPort.drain`."""
+        """See `AgentPort.drain`."""
         self._client.drain()
 
-    def _follow(self) -> None:
+    def _receive_events(self) -> None:
         wait_s = FIRST_WAIT_S
-        lost: str | None = None  # why the events do not come, once it has been logged
+        lost: str | None = None  # last logged error
         anew = False
         while not self._stopped.is_set():
             epoch, revision = self.events.position
@@ -101,10 +104,10 @@ class RemoteAgent:
                         log.info("the events of %s come again", self.target)
                         lost = None
                     wait_s = FIRST_WAIT_S
-                    if after is None and not missed and self._begins_late(update):
+                    if after is None and not missed and self._has_gap(update):
                         resume = True
                         break
-                    if not self._take(update, begin=after is None):
+                    if not self._store(update, begin=after is None):
                         break
                     after = After(update.epoch, update.revision)
             except OutOfRangeError:
@@ -114,7 +117,7 @@ class RemoteAgent:
                     log.warning("the events of %s do not come: %s; trying again", self.target, error.message)
                     lost = error.message
             except Exception:
-                # Whatever it was, the planner must not be left without events for ever.
+                # The planner must not stay without events, whatever the error.
                 log.exception("the events of %s could not be read; trying again", self.target)
             if not (anew or resume):
                 if self._wait(wait_s):
@@ -128,12 +131,12 @@ class RemoteAgent:
                 self._watch_call.cancel()
             return self._watch_call
 
-    def _begins_late(self, update: Update) -> bool:
-        """Whether an index was read before the watch began, and events that it lacks can still be had."""
+    def _has_gap(self, update: Update) -> bool:
+        """True if an index was read before the watch started, and the events between can be requested."""
         epoch, revision = self.events.position
         return update.epoch == epoch and revision < update.revision
 
-    def _take(self, update: Update, begin: bool) -> bool:
+    def _store(self, update: Update, begin: bool) -> bool:
         if begin:
             self.events.begin(update.epoch, update.revision)
         return self.events.extend(update.epoch, update.events)

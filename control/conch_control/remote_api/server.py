@@ -1,4 +1,4 @@
-"""The control port: a gRPC server of its own, apart from the data port's."""
+"""The control port: a gRPC server separate from the data port."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_CALLS = 512
 _ABORTS_S = 0.5
 _ARGUMENTS = (
     ("grpc.so_reuseport", 0),
-    # A file override is one message.
+    # File overrides are large single messages.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # So that a watch whose caller's machine has gone ends some time.
+    # Detect dead clients of watches.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -38,12 +38,12 @@ class ControlPort:
 
     Args:
         port: The agent.
-        options: How.
-        watches: Most watch streams at the same time.
-        loads: Most loads at the same time.
+        options: Address, TLS and token.
+        watches: Most concurrent watch streams.
+        loads: Most concurrent loads.
 
     Raises:
-        InvalidArgumentError: It would let everybody in.
+        InvalidArgumentError: The port would be open to everyone.
     """
 
     def __init__(
@@ -60,13 +60,10 @@ class ControlPort:
         self._server: Any = None
 
     def start(self) -> int:
-        """Listens and begins to answer.
-
-        Returns:
-            The port in use; without meaning for a Unix socket.
+        """Starts the server; returns the port in use, which has no meaning for a Unix socket.
 
         Raises:
-            UnavailableError: The address or the certificates can't be used.
+            UnavailableError: The address or the certificates are unusable.
         """
         options = self._options
         in_the_clear = options.token is not None and options.tls is None and not options.is_unix
@@ -84,7 +81,7 @@ class ControlPort:
             else:
                 port = server.add_secure_port(options.target, _credentials(options.tls))
         except (RuntimeError, ValueError) as error:
-            # Only what was started gives back what it holds.
+            # Only a started server releases its resources.
             server.start()
             server.stop(None).wait()
             raise UnavailableError(f"control port {options.target} can't be listened on: {error}") from None
@@ -93,24 +90,21 @@ class ControlPort:
         return int(port)
 
     def refuse_changes(self) -> None:
-        """Refuses from now on what would change something; the server is about to stop."""
+        """Refuses changes from now on, before the server stops."""
         self._service.refuse_changes()
 
     def stop(self, grace_s: float) -> bool:
-        """Ends all watches, accepts no more calls, and lets those in flight finish within the grace.
+        """Ends all watches and waits for calls in flight; returns True if all have ended.
 
         Args:
-            grace_s: Seconds that calls in flight may take; a load that takes longer goes on in the agent.
-
-        Returns:
-            Whether everything has ended.
+            grace_s: Time for calls in flight; a longer load continues in the agent.
         """
         if self._server is None:
             return True
         self._service.stopping()
         ended = bool(self._server.stop(grace_s).wait(grace_s + _ABORTS_S))
-        # Of calls that it has cancelled gRPC knows no more, but they may still be worked on.
-        ended = self._service.wait_until_none(_ABORTS_S) and ended
+        # gRPC forgets cancelled calls, but their handlers may still run.
+        ended = self._service.wait_idle(_ABORTS_S) and ended
         self._threads.shutdown(wait=ended, cancel_futures=True)
         return ended
 

@@ -1,4 +1,4 @@
-"""Errors of the agent to gRPC statuses, and back."""
+"""Maps errors to gRPC statuses and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 
-from conch.core.details import shown
 from conch.core.errors import (
     ERRORS_BY_CODE,
     CancelledError,
@@ -18,47 +17,47 @@ from conch.core.errors import (
     UnauthenticatedError,
     UnavailableError,
     UnsupportedError,
+    status_details,
 )
 
 ERROR_KEY = "conch-error"
-"""Trailing metadata of an error that the service has answered with: Triton's name of the code."""
+"""Trailing metadata with Triton's name of the error code."""
 
 TRANSIENT_KEY = "conch-may-pass"
-"""Trailing metadata of an error that may be gone at the next try although its code does not say so."""
+"""Trailing metadata that marks an error as transient although its code does not."""
 
 STATUSES: Mapping[int, Any] = {status.value[0]: status for status in grpc.StatusCode}
-"""gRPC's status codes by number."""
+"""gRPC status codes by number."""
 
 _BY_STATUS = {error.grpc_status: error for error in ERRORS_BY_CODE.values()}
 
 
 class UnreachableError(UnavailableError):
-    """There was no answer: nobody listens there, or not in the way we speak."""
+    """No answer: no server, or not a ModelControl server."""
 
 
 def abort(context: Any, error: ConchError, transient: bool = False) -> None:
     """Ends a call with an error.
 
     Args:
-        context: The call's `grpc.ServicerContext`.
+        context: The `grpc.ServicerContext`.
         error: The error.
-        passing: Whether it may be gone at the next try; see `may_pass`.
+        transient: Marks the error as transient; see `is_transient`.
     """
     metadata = ((ERROR_KEY, error.code), (TRANSIENT_KEY, "1"))
     context.set_trailing_metadata(metadata if transient else metadata[:1])
-    context.abort(STATUSES[error.grpc_status], shown(error.message).decode())
+    context.abort(STATUSES[error.grpc_status], status_details(error.message).decode())
 
 
 def error_of(call: Any, target: str) -> ConchError:
-    """The error that a call has ended with.
+    """The error of a failed call.
 
     Args:
-        call: The `grpc.RpcError`, which is the call too.
-        target: Where it went to, for people.
+        call: The `grpc.RpcError`, which is also the call.
+        target: Server address, for texts.
 
     Returns:
-        The agent's own error where it answered, with a cause if it may pass; else one that says what is wrong
-        with the connection.
+        The agent's error, with a cause if transient; or an error about the connection.
     """
     number = call.code().value[0]
     text = call.details() or call.code().name

@@ -1,4 +1,4 @@
-"""One watch stream: where it begins, what it sends, when it ends."""
+"""The messages of one watch stream: start, events, staging progress, end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conch_control.port import AgentPort, ModelStatus
 from conch_control.remote_api.messages import event_message, index_message, status_message
 
 STOPPED = "Server exiting"
-"""What a watch ends with when the server stops."""
+"""Error text of changes and watches when the server stops."""
 
 _LEAST_INTERVAL_MS = 100
 _NS_PER_MS = 1_000_000
@@ -21,14 +21,14 @@ _NS_PER_S = 1_000_000_000
 
 
 class Watch:
-    """The messages of one watch stream, as an iterable.
+    """Messages of one watch stream, as an iterable.
 
     Args:
         port: The agent.
-        request: What the caller asked for.
-        given_up: Whether the caller has gone, or the service stops; whoever changes the answer must call
+        request: The request.
+        given_up: True once the client is gone or the service stops; a change must be followed by
             `EventLog.wake`.
-        clock: Monotonic time in nanoseconds.
+        clock: Monotonic nanoseconds.
 
     Raises:
         InvalidArgumentError: The request contradicts itself.
@@ -57,10 +57,10 @@ class Watch:
         self._next_progress_ns = 0
 
     def __iter__(self) -> Iterator[pb.WatchResponse]:
-        """The messages; waits between them.
+        """Yields messages and waits between them.
 
         Raises:
-            OutOfRangeError: Events that belong into the stream can't be had.
+            OutOfRangeError: Requested events are lost.
             UnavailableError: The server stops.
         """
         yield self._begin()
@@ -69,7 +69,7 @@ class Watch:
             if events:
                 self._revision = events[-1].revision
             wanted = [event for event in events if self._wants(event.model)]
-            self._note_staging((event.model, event.version, event.phase) for event in wanted)
+            self._track_staging((event.model, event.version, event.phase) for event in wanted)
             progress = self._changed_progress()
             if wanted or progress:
                 yield self._message(events=map(event_message, wanted), progress=map(status_message, progress))
@@ -83,7 +83,7 @@ class Watch:
             index = self._port.models()
             self._revision = index.revision
             models = tuple(model for model in index.models if self._wants(model.name))
-            self._note_staging(
+            self._track_staging(
                 (model.name, version.version, version.phase) for model in models for version in model.versions
             )
             return self._message(state=index_message(replace(index, models=models)))
@@ -96,7 +96,7 @@ class Watch:
                 "started since; begin again with the whole state"
             )
         self._revision = request.after.revision
-        log.after(self._revision)  # says so at once where they can't be had
+        log.after(self._revision)  # raises at once if they are lost
         return self._message()
 
     def _message(
@@ -112,7 +112,7 @@ class Watch:
     def _wants(self, model: str) -> bool:
         return not self._models or model in self._models
 
-    def _note_staging(self, phases: Iterable[tuple[str, int, Phase]]) -> None:
+    def _track_staging(self, phases: Iterable[tuple[str, int, Phase]]) -> None:
         if self._interval_ns is None:
             return
         for model, version, phase in phases:
@@ -127,7 +127,7 @@ class Watch:
         return max(self._next_progress_ns - self._clock(), 0) / _NS_PER_S
 
     def _changed_progress(self) -> list[ModelStatus]:
-        """The models being staged that have come further since this was last told."""
+        """Models whose staging has progressed since the last message."""
         now = self._clock()
         if self._interval_ns is None or not self._staging or now < self._next_progress_ns:
             return []

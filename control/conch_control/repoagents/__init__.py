@@ -1,4 +1,4 @@
-"""Repository agents: hooks that the config of a model names, run when the model is loaded and unloaded."""
+"""Repository agents: hooks named in a model's config that run when the model is loaded and unloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The agents of one load of a model, called in order and, afterwards, in reverse."""
+"""Runs the repository agents of one load: in order for ``load`` and ``unload``, in reverse for completion.
+
+Locks: a chain holds its lock while hooks run, so that they never overlap. Used by: `model_definition`,
+`model_lifecycle`.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +20,30 @@ from conch_control.repoagents.hooks import Checksum, ModelContext, RepositoryHoo
 log = logging.getLogger(__name__)
 
 GROUP = "conch.repoagents"
-"""The entry-point group; each entry names an agent and points to its `RepositoryHook` class."""
+"""Entry-point group; each entry names an agent and points to its `RepositoryHook` class."""
 
 HookClass = Callable[[ModelContext], RepositoryHook]
 FindHook = Callable[[str], HookClass]
 
-# Found without its entry point, and not to be replaced by another package's.
+# Needs no entry point, and other packages can't replace it.
 BUILT_IN: dict[str, HookClass] = {"checksum": Checksum}
 
 
 def is_built_in(name: str) -> bool:
-    """Whether an agent comes with conch."""
+    """True if an agent comes with conch."""
     return name in BUILT_IN
 
 
 def agent_names() -> list[str]:
-    """Names of the agents there are, ascending."""
+    """Names of the available agents, ascending."""
     return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def find_hook(name: str) -> HookClass:
-    """The agent of a name.
+    """Finds an agent by name.
 
     Raises:
-        InvalidArgumentError: There is none, or something it needs is not installed.
+        InvalidArgumentError: There is none, or a package it needs is not installed.
     """
     built_in = BUILT_IN.get(name)
     if built_in is not None:
@@ -58,8 +62,8 @@ def find_hook(name: str) -> HookClass:
 class AgentChain:
     """The agents of one load of a model.
 
-    Every hook is called at most once, and none that does not fit: unloading without having completed a load
-    does nothing, and `unloaded` calls what `unload` has not. Failures after the load are logged.
+    Each hook runs at most once and only in the order load, complete or failed, unload, unload complete.
+    Errors after the load are logged.
 
     Args:
         model: Model name.
@@ -69,24 +73,18 @@ class AgentChain:
     def __init__(self, model: str = "", hooks: Sequence[tuple[str, RepositoryHook]] = ()) -> None:
         self._model = model
         self._hooks = hooks
-        self._lock = threading.RLock()  # held while hooks run, so that they follow one another
-        self._loaded: list[tuple[str, RepositoryHook]] = []  # those whose load has succeeded
-        self._next: list[str] = []  # what may still be called
+        self._lock = threading.RLock()  # held while hooks run
+        self._loaded: list[tuple[str, RepositoryHook]] = []  # agents whose load hook has succeeded
+        self._next: list[str] = []  # steps still allowed
 
     def __bool__(self) -> bool:
         return bool(self._hooks)
 
     def load(self, directory: Path) -> Path:
-        """Calls all agents before a model is loaded.
-
-        Args:
-            directory: The model's directory.
-
-        Returns:
-            The directory to load the model from.
+        """Runs the ``load`` hooks; returns the directory to load the model from.
 
         Raises:
-            ConchError: One of them does not allow it; those before it have been told.
+            ConchError: An agent refuses; the ones before it have been notified.
         """
         self._next = ["completed"]
         for name, hook in self._hooks:
@@ -106,10 +104,10 @@ class AgentChain:
         return directory
 
     def completed(self, ok: bool) -> None:
-        """Tells the agents, the last one first, what has become of the load.
+        """Notifies the agents of the result, in reverse order.
 
         Args:
-            ok: Whether the model serves.
+            ok: True if the model serves.
         """
         with self._lock:
             if self._take("completed"):
@@ -117,13 +115,13 @@ class AgentChain:
                 self._next = ["unload", "unloaded"] if ok else []
 
     def unload(self) -> None:
-        """Tells the agents that the model takes no more requests."""
+        """Notifies the agents that the model accepts no more requests."""
         with self._lock:
             if self._take("unload"):
                 self._call("unload", self._loaded)
 
     def unloaded(self) -> None:
-        """Tells the agents, the last one first, that nothing of the model is left."""
+        """Notifies the agents, in reverse order, that the model is gone."""
         with self._lock:
             self.unload()
             if self._take("unloaded"):
@@ -144,15 +142,15 @@ class AgentChain:
 
 
 def make_chain(config: ModelConfig, model: str, find: FindHook = find_hook) -> AgentChain:
-    """The agents that a config names.
+    """Creates the agents that a config names.
 
     Args:
-        config: The model's config as its repository has it.
+        config: The model's config as written.
         model: Model name.
         find: Finds agents by name.
 
     Raises:
-        ConchError: There is no such agent, or it can't be made.
+        ConchError: An agent is unknown or can't be created.
     """
     hooks: list[tuple[str, RepositoryHook]] = []
     for agent in config.model_repository_agents.agents:

@@ -1,4 +1,4 @@
-"""What a repository agent is: a class whose objects accompany one load of one model each."""
+"""The base class of repository agents, and the built-in agent ``checksum``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conch_control.repository.layout import stays_within
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What an agent is told of the model it is for.
+    """The model an agent works on.
 
     Attributes:
         model: Model name.
-        config: The model's config as its repository has it, in JSON form.
-        parameters: The agent's parameters in that config.
+        config: The model's config as written, in JSON form.
+        parameters: The agent's parameters from that config.
     """
 
     model: str
@@ -28,11 +28,10 @@ class ModelContext:
 
 
 class RepositoryHook:
-    """A repository agent at work on one load of a model; agents override what they need.
+    """A repository agent for one load of one model. Subclasses override what they need.
 
-    `load` is followed by `load_complete` or `load_failed`, and `load_complete`, when the model is unloaded or
-    replaced by a later load (which gets an object of its own), by `unload` and `unload_complete`. One of them
-    is called at a time.
+    `load` is followed by `load_complete` or `load_failed`; after `load_complete`, an unload or a later
+    load (with an agent object of its own) calls `unload` and `unload_complete`. Calls never overlap.
 
     Args:
         context: The model.
@@ -48,28 +47,30 @@ class RepositoryHook:
         """Called before anything of the model is loaded.
 
         Args:
-            directory: The model's directory, as the agent before this one has left it; not to be written to.
+            directory: The model's directory as the previous agent left it; read-only.
 
         Returns:
-            The directory to load the model from: the same, or another one on this machine, with config and
-            versions, which must be there until `load_failed` or `unload_complete`.
+            The directory to load the model from: the same, or another local one with config and versions,
+            which must
+            exist until `load_failed` or `unload_complete`.
 
         Raises:
-            Exception: The model must not be loaded; the text says why. `load_failed` is not called then.
+            Exception: The model must not be loaded; the text has the reason. `load_failed` is not called
+                then.
         """
         return directory
 
     def load_complete(self) -> None:
-        """Called when the model serves."""
+        """Called when the model is ready."""
 
     def load_failed(self) -> None:
-        """Called when the model could not be loaded, after `load` has succeeded."""
+        """Called when the load failed after `load` succeeded."""
 
     def unload(self) -> None:
-        """Called when the model takes no more requests."""
+        """Called when the model accepts no more requests."""
 
     def unload_complete(self) -> None:
-        """Called when nothing of the model is left."""
+        """Called when all resources of the model are released."""
 
 
 _ALGORITHMS: Mapping[str, Callable[[], Any]] = {
@@ -79,14 +80,18 @@ _ALGORITHMS: Mapping[str, Callable[[], Any]] = {
 
 
 class Checksum(RepositoryHook):
-    """Compares digests when a model is loaded."""
+    """Loads a model only if its files have the digests in its config.
+
+    Parameters are ``MD5:<path>`` and ``SHA256:<path>`` with hexadecimal digests; paths are relative to the
+    model's directory. Texts are Triton's.
+    """
 
     def load(self, directory: Path) -> Path:
         """Checks all files.
 
         Raises:
-            InvalidArgumentError: A file is another one, or can't be read, or a parameter makes no sense.
-            UnsupportedError: A digest is of another kind.
+            InvalidArgumentError: A digest differs, a file can't be read, or a parameter is malformed.
+            UnsupportedError: The digest algorithm is unknown.
         """
         for key, expected in self.context.parameters.items():
             name, colon, path = key.partition(":")
@@ -110,7 +115,7 @@ class Checksum(RepositoryHook):
 def _digest(file: Path, path: str, algorithm: Callable[[], Any]) -> str:
     try:
         with file.open("rb") as content:
-            return str(hashlib.file_digest(content, algorithm).hexdigest())  # reads in pieces
+            return str(hashlib.file_digest(content, algorithm).hexdigest())  # reads in chunks
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidArgumentError(f"failed to open text file for read {path}: {reason}") from None

@@ -1,1 +1,1 @@
-"""Model repositories: which models and versions there are."""
+"""Model repositories: finds models, their versions and their files, locally or in object stores."""

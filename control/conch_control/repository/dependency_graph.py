@@ -1,4 +1,4 @@
-"""Which models ensembles are made of, and the order in which they are loaded: parts first, side by side."""
+"""The graph of ensembles and their composing models, and parallel work in its order."""
 
 from __future__ import annotations
 
@@ -17,23 +17,20 @@ from conch_control.repository.namespaces import Namespaced
 from conch_control.repository.source import ModelSource
 
 Graph = dict[str, tuple[str, ...]]
-"""Names of the models that each model is made of; none for all but ensembles."""
+"""Composing models of each model; empty for all but ensembles."""
 
 
 def read_composing_models(
     source: ModelSource, options: ControlOptions, override: str | None = None
 ) -> tuple[str, ...]:
-    """Models that an ensemble's config names, by identifier; none for one that can't be read.
-
-    Whoever loads it finds out again why it can't.
-    """
+    """Identifiers of an ensemble's composing models; empty if its config is unreadable."""
     try:
         if override is not None:
             config = parse_override(override)
         else:
             content = config_content(source, options.model_config_name)
             if b"ensemble_scheduling" not in content:
-                return ()  # sooner said than by parsing all configs twice
+                return ()  # cheaper than parsing
             config = decode_config(content, source.location)
     except (ConchError, OSError):
         return ()
@@ -45,7 +42,7 @@ def read_composing_models(
 
 
 def config_content(source: ModelSource, config_name: str) -> bytes:
-    """The contents of a model's config file: the named variant where there is one, else the usual one.
+    """Content of a model's config file: the named variant if it exists, else ``config.pbtxt``.
 
     Raises:
         OSError: There is none, or it can't be read.
@@ -57,7 +54,7 @@ def config_content(source: ModelSource, config_name: str) -> bytes:
 
 
 def build_graph(names: Iterable[str], parts: Callable[[str], tuple[str, ...]]) -> Graph:
-    """Models with all that they are made of, and what that is made of."""
+    """The graph of some models and everything they are composed of."""
     graph: Graph = {}
     unseen = list(names)
     while unseen:
@@ -69,7 +66,7 @@ def build_graph(names: Iterable[str], parts: Callable[[str], tuple[str, ...]]) -
 
 
 def find_cycles(graph: Graph) -> dict[str, str]:
-    """Models that are, in the end, made of themselves; each with the last on the way back to it."""
+    """Models that contain themselves, each with the last model on the way back."""
     found: dict[str, str] = {}
     for name in graph:
         seen: set[str] = set()
@@ -86,18 +83,15 @@ def find_cycles(graph: Graph) -> dict[str, str]:
 def run_in_order(
     graph: Graph, run: Callable[[str, Mapping[str, Exception]], None], threads: int
 ) -> dict[str, Exception]:
-    """Does something with each model after it has been done with what the model is made of.
+    """Runs a function for each model after its composing models, in parallel; returns the errors by model.
 
     Args:
-        graph: The models, without circles.
-        run: What to do; is told what has failed so far.
-        threads: Most models at the same time.
-
-    Returns:
-        What was raised, by model.
+        graph: The models, without cycles.
+        run: The function; gets the errors so far.
+        threads: Most models at a time.
     """
     failures: dict[str, Exception] = {}
-    if len(graph) == 1:  # most loads that clients ask for need no thread
+    if len(graph) == 1:  # the common case needs no thread
         (name,) = graph
         try:
             run(name, failures)
@@ -112,7 +106,7 @@ def run_in_order(
     with ThreadPoolExecutor(threads, "conch-load") as pool:
         while sorter.is_active():
             ready.extend(sorted(sorter.get_ready()))
-            while ready and len(running) < threads:  # waiting for thousands at a time would take long
+            while ready and len(running) < threads:  # bounded: waiting for thousands of futures is slow
                 name = ready.popleft()
                 running[pool.submit(run, name, failures)] = name
             done, _ = wait(running, return_when=FIRST_COMPLETED)

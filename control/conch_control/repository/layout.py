@@ -1,4 +1,4 @@
-"""The inside of a model's directory: its config file, its version directories, its fingerprint."""
+"""Layout of a model's directory: config file, version directories, fingerprints, version policy."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _MAX_VERSION = 2**63 - 1
 _MOST_DIGITS = 256
 
 Fingerprint = tuple[tuple[str, int, int, int | str], ...]
-"""Path, size, modification time and identity of every file of a model, sorted by path.
+"""State of a model's files: path, size, mtime and identity of each, sorted by path.
 
-The time is in nanoseconds, 0 where only the identity counts. The identity is the inode of a local file, and
-the etag of an object.
+The mtime is in nanoseconds, 0 where only the identity counts. The identity is a local file's inode or an
+object's etag.
 """
 
 
 def variant_path(config_name: str) -> str:
-    """Where a named variant of a config is, inside the model's directory."""
+    """Path of a named config variant inside the model's directory."""
     return f"{_CONFIGS}/{config_name}.pbtxt"
 
 
 def config_file(directory: Path, config_name: str = "") -> Path:
-    """The config file of a model: the named variant where there is one, else the usual one."""
+    """The config file of a model: the named variant if it exists, else ``config.pbtxt``."""
     if config_name:
         variant = directory / variant_path(config_name)
         if variant.is_file():
@@ -43,7 +43,7 @@ def config_file(directory: Path, config_name: str = "") -> Path:
 
 
 def version_numbers(directory: Path) -> list[int]:
-    """Versions a model has a directory for, ascending; other directories are warned about.
+    """Versions that have a directory, ascending; logs a warning for other directories.
 
     Raises:
         OSError: The directory can't be read.
@@ -56,15 +56,7 @@ def version_numbers(directory: Path) -> list[int]:
 
 
 def split_versions(names: Iterable[str]) -> tuple[list[int], dict[str, str]]:
-    """What the directories inside a model's directory are.
-
-    Args:
-        names: Their names.
-
-    Returns:
-        Versions, ascending; and those that are neither versions nor have another purpose, by name, each with
-        the reason.
-    """
+    """Splits directory names into versions, ascending, and ignored names with the reason."""
     versions: list[int] = []
     ignored: dict[str, str] = {}
     for name in sorted(names):
@@ -80,39 +72,39 @@ def split_versions(names: Iterable[str]) -> tuple[list[int], dict[str, str]]:
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether something is a directory, or can't be told: then whoever uses it finds out why not."""
+    """True for a directory, and for entries that can't be examined; their use reports the error."""
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself, or to where nobody may look
+    except OSError:  # a link loop, or no permission
         return True
 
 
 def fingerprint(directory: Path) -> Fingerprint:
-    """What tells one state of a model's files from another; links are followed.
+    """Fingerprint of a directory; links are followed.
 
-    A file that is replaced while this runs shows up as a change, now or at the next look.
+    A file that is replaced meanwhile shows as a change, now or next time.
     """
     return tuple(sorted(_files(os.fspath(directory), "", set())))
 
 
 def versions_in(state: Fingerprint) -> list[int]:
-    """Versions that have a directory by a fingerprint, ascending."""
+    """Versions in a fingerprint, ascending."""
     tops = {path.partition("/")[0] for path, *_ in state if "/" in path}
     return sorted(int(name) for name in tops if _is_number(name) and not name.startswith("0"))
 
 
 def of_configs(state: Fingerprint) -> Fingerprint:
-    """The part of a fingerprint that is about config files."""
+    """The config files of a fingerprint."""
     return tuple(entry for entry in state if _is_config(entry[0]))
 
 
 def of_version(state: Fingerprint, version: int) -> Fingerprint:
-    """The part of a fingerprint that is about one version."""
+    """The files of one version in a fingerprint."""
     return tuple(entry for entry in state if entry[0].startswith(f"{version}/"))
 
 
 def of_all_versions(state: Fingerprint) -> Fingerprint:
-    """The part of a fingerprint that is about what all versions share, but for config files."""
+    """The files of a fingerprint shared by all versions, without config files."""
     return tuple(
         entry
         for entry in state
@@ -132,7 +124,7 @@ def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator
     try:
         status = os.stat(directory)
         identity = (status.st_dev, status.st_ino)
-        if identity in above:  # a link to a directory that contains it
+        if identity in above:  # a link to a parent directory
             return
         with os.scandir(directory) as found:
             entries = list(found)
@@ -148,21 +140,21 @@ def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator
         except OSError:
             yield path, -1, -1, -1
             continue
-        # Python writes its caches next to the model it imports; they are no change to it.
+        # Python's caches are no change of the model.
         if entry.name != "__pycache__":
-            yield f"{path}/", 0, 0, 0  # an empty version directory counts too
+            yield f"{path}/", 0, 0, 0  # so that empty version directories count
             yield from _files(entry.path, f"{path}/", above | {identity})
 
 
 def select_versions(config: ModelConfig, available: Collection[int]) -> list[int]:
-    """The versions to load, ascending.
+    """Versions that the version policy selects, ascending.
 
     Args:
         config: A normalised config.
         available: Versions that have a directory.
 
     Raises:
-        InvalidArgumentError: There are none.
+        InvalidArgumentError: It selects none.
     """
     policy = config.version_policy
     choice = policy.WhichOneof("policy_choice")
@@ -187,15 +179,14 @@ def select_versions(config: ModelConfig, available: Collection[int]) -> list[int
 
 
 def stays_within(directory: Path, relative: str) -> bool:
-    """Whether a path is relative and stays in a directory by its text.
+    """True if a path is relative and textually stays in a directory.
 
-    Links are followed wherever they lead, as repositories use them to share files; they are the
-    operator's. The text of a config may be a client's. Nothing is looked up, so that what is refused tells
-    neither where the directory is nor what is outside of it.
+    Links are not checked, as operators use them to share files. The text may be a client's, so nothing is
+    looked up: a refusal tells nothing about the file system.
 
     Args:
         directory: The directory.
-        relative: The path, as `Path` and `os.path.join` append it to the directory.
+        relative: The path, joined as by `Path`.
     """
     if os.path.isabs(relative):
         return False
@@ -206,22 +197,22 @@ def stays_within(directory: Path, relative: str) -> bool:
 
 _MOST_SHOWN = 3
 
-# Vim asks with 4913 whether it may write to a directory; emacs locks files with links named .#*.
+# Vim tests write permission with a file 4913; Emacs locks files with links named .#*.
 _EDITORS = re.compile(r"(?:^|/)(?:\.[^/]*\.sw[a-z]|4913|[^/]*~|\.?#[^/]*#?|[^/]*\.(?:tmp|bak|orig))$")
 
 
-def differing(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
-    """The paths of files that are not the same in both states, sorted."""
+def changed_paths(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
+    """Paths of files that differ between two fingerprints, sorted."""
     return tuple(sorted({path for path, *_ in set(before) ^ set(after)}))
 
 
-def some(paths: Sequence[str]) -> str:
-    """Paths for a log line, not too many of them."""
+def shortened_paths(paths: Sequence[str]) -> str:
+    """At most three paths for a log line."""
     more = len(paths) - _MOST_SHOWN
     shown = ", ".join(paths[:_MOST_SHOWN])
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def without_editors(state: Fingerprint) -> Fingerprint:
-    """A state without what editors keep beside the files that they have open."""
+def without_editor_files(state: Fingerprint) -> Fingerprint:
+    """A fingerprint without temporary files of editors."""
     return tuple(entry for entry in state if not _EDITORS.search(entry[0]))

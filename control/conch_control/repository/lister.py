@@ -1,7 +1,13 @@
-"""Lists one repository: on a thread that may hang with the storage, and that nobody has to wait for.
+"""Lists one repository on a thread of its own, which may hang with the storage.
 
-At most one listing of a repository is under way. Who asks while one is, gets the next one, together with all
-others who ask meanwhile: what somebody has written before asking has to be in it.
+At most one listing runs. A request during a listing gets the next one, shared with all requests made
+meanwhile, so that it includes everything written before the request:
+
+1. Thread A requests a listing; number 1 starts.
+2. Thread B writes a model and requests a listing; B's ticket is for number 2, as 1 may have missed the model.
+3. Listing 1 ends; A continues, and number 2 starts. If 1 failed, its failure answers B too.
+
+Threads: `conch-listing`. Locks: the condition of `Repositories`. Used by: `Repositories`.
 """
 
 from __future__ import annotations
@@ -22,14 +28,14 @@ _S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a repository has said.
+    """Result of a listing.
 
     Attributes:
-        number: Counts the listings of the repository, from 1.
-        began: When it began, in nanoseconds.
-        models: The models by name; None if it could not be read.
-        ended: When it ended, in nanoseconds.
-        error: Why it could not be read.
+        number: Sequence number, from 1.
+        began: Start, in nanoseconds.
+        ended: End, in nanoseconds.
+        models: Models by name; None if it failed.
+        error: Why it failed.
     """
 
     number: int
@@ -41,12 +47,11 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What somebody waits for who has asked for a listing.
+    """A request for a listing.
 
     Attributes:
-        number: The first listing that has all that was there when it was asked for.
-        failure: The first listing whose failure is an answer too: one that was under way already will do, as
-            whoever asked has seen enough of it.
+        number: First listing that includes everything written before the request.
+        failure: First listing whose failure answers the request.
     """
 
     number: int
@@ -54,53 +59,53 @@ class Ticket:
 
 
 class Lister:
-    """Lists one repository; all but `join` is to be called with the condition held.
+    """Lists one repository. Call all methods but `join` with the condition held.
 
     Args:
         repository: The repository.
-        changed: Guards everything here, and is notified when a listing has ended.
+        changed: Guards the state; notified when a listing ends.
         clock: Monotonic nanoseconds.
 
     Attributes:
-        newest: The newest listing that has ended.
-        known: The models at the last listing that succeeded.
-        took_ns: How long a listing usually takes; an exception does not count for much.
-        arrived: Whether a listing has succeeded of which somebody wanted to be told.
+        newest: Last finished listing.
+        known: Models of the last successful listing.
+        took_ns: Usual duration of a listing; outliers count little.
+        answered_late: A listing succeeded after a request had timed out.
     """
 
     def __init__(self, repository: Repository, changed: threading.Condition, clock: Clock) -> None:
         self.newest: Listing | None = None
         self.known: Mapping[str, ModelSource] = {}
         self.took_ns = 0
-        self.arrived = False
+        self.answered_late = False
         self._repository = repository
         self._changed = changed
         self._clock = clock
-        self._begun = 0  # how many listings have begun
-        self._began = 0  # when the newest of them did
-        self.requested_number = 0  # the last listing that anybody wants
+        self._begun = 0  # number of the newest listing
+        self._began = 0  # its start
+        self.requested_number = 0  # number of the last requested listing
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._given_up_ns = -1  # after how long somebody has gone on without it, since it could be read last
-        self._told: tuple[Ticket, Callable[[], None]] | None = None
+        self._timed_out_ns = -1  # longest timeout that has expired since the last success
+        self._late_callback: tuple[Ticket, Callable[[], None]] | None = None
 
     @property
     def location(self) -> str:
-        """Where the repository is."""
+        """Location of the repository."""
         return self._repository.location
 
     @property
     def busy(self) -> bool:
-        """Whether a listing is under way."""
+        """True while a listing runs."""
         return self._thread is not None
 
     @property
     def silent_ns(self) -> int:
-        """For how long the listing under way has been."""
+        """Duration of the running listing."""
         return self._clock() - self._began if self.busy else 0
 
-    def ask(self) -> Ticket:
-        """Has it listed."""
+    def request(self) -> Ticket:
+        """Requests a listing."""
         self.requested_number = self._begun + 1
         if self.busy:
             return Ticket(self.requested_number, self._begun)
@@ -111,45 +116,45 @@ class Lister:
             self._thread = thread
         return Ticket(self.requested_number, self.requested_number)
 
-    def under_way(self) -> Ticket:
-        """For the listing under way, though it may not have what is there now."""
+    def current_ticket(self) -> Ticket:
+        """A ticket for the running listing, which may be outdated."""
         return Ticket(self._begun, self._begun)
 
-    def answer(self, ticket: Ticket) -> Listing | None:
-        """The listing that says what was asked for; None if it has not ended."""
+    def result(self, ticket: Ticket) -> Listing | None:
+        """The listing for a ticket; None if it has not finished."""
         newest = self.newest
         if newest is None:
             return None
         least = ticket.failure if newest.models is None else ticket.number
         return newest if newest.number >= least else None
 
-    def hung(self, timeout_ns: int) -> bool:
-        """Whether somebody with so much patience has gone on without it, and it could not be read since."""
-        return self._given_up_ns >= timeout_ns
+    def timed_out(self, timeout_ns: int) -> bool:
+        """True if a request with this timeout has given up since the last success."""
+        return self._timed_out_ns >= timeout_ns
 
-    def give_up(self, timeout_ns: int) -> None:
-        """Says that somebody goes on without it, after having waited for so long."""
-        if self.silent_ns < timeout_ns or self.hung(timeout_ns):
-            return  # it has just begun to do what it was asked for
-        if self._given_up_ns < 0:
+    def mark_timed_out(self, timeout_ns: int) -> None:
+        """Records that a request has given up after this timeout."""
+        if self.silent_ns < timeout_ns or self.timed_out(timeout_ns):
+            return  # it has just started
+        if self._timed_out_ns < 0:
             log.warning(
                 "model repository '%s' has not answered for %.1f s: what concerns others goes on without it",
                 self.location,
                 self.silent_ns / _S,
             )
-        self._given_up_ns = timeout_ns
+        self._timed_out_ns = timeout_ns
         self._changed.notify_all()
 
-    def tell(self, ticket: Ticket, on_late: Callable[[], None]) -> None:
-        """Has somebody told when it can be read; on any thread, with nothing held. The last one counts."""
-        self._told = ticket, on_late
+    def notify_when_read(self, ticket: Ticket, on_late: Callable[[], None]) -> None:
+        """Sets a callback for the next success after the ticket; it runs on any thread, without locks."""
+        self._late_callback = ticket, on_late
 
     def close(self) -> None:
-        """No listing begins any more."""
+        """Starts no more listings."""
         self._closed = True
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the end of the listing under way; returns whether it has ended."""
+        """Waits for the running listing; returns False on timeout."""
         thread = self._thread
         if thread is not None:
             thread.join(timeout_s)
@@ -164,7 +169,7 @@ class Lister:
             models, error = self._list()
             with self._changed:
                 again = self._end(Listing(self._begun, self._began, self._clock(), models, error))
-                on_late = self._to_tell()
+                on_late = self._take_callback()
                 self._changed.notify_all()
             on_late()
             if not again:
@@ -181,29 +186,27 @@ class Lister:
             log.exception("failed to read model repository '%s'", self.location)
             return None, f"{type(error).__name__}: {error}"
 
-    def _to_tell(self) -> Callable[[], None]:
-        if self._told is None:
-            return _nobody
-        ticket, on_late = self._told
-        listing = self.answer(ticket)
+    def _take_callback(self) -> Callable[[], None]:
+        if self._late_callback is None:
+            return _no_callback
+        ticket, on_late = self._late_callback
+        listing = self.result(ticket)
         if listing is None or listing.models is None:
-            return _nobody
-        self._told = None
-        self.arrived = True
+            return _no_callback
+        self._late_callback = None
+        self.answered_late = True
         return on_late
 
     def _end(self, listing: Listing) -> bool:
-        """Takes a listing in; returns whether another one has begun."""
+        """Stores a listing; returns True if another one has started."""
         self.newest = listing
         if listing.models is None:
-            self.requested_number = (
-                listing.number
-            )  # who waits for the next one takes this failure for an answer
+            self.requested_number = listing.number  # a failure also answers requests for the next listing
         else:
             self.known = listing.models
-            if self._given_up_ns >= 0:
+            if self._timed_out_ns >= 0:
                 log.info("model repository '%s' answers again", self.location)
-            self._given_up_ns = -1
+            self._timed_out_ns = -1
             self.took_ns = min(listing.ended - listing.began, 2 * self.took_ns + _S)
         if self.requested_number > self._begun and not self._closed:
             self._begin()
@@ -212,11 +215,11 @@ class Lister:
         return False
 
 
-def _nobody() -> None:
-    """Tells nobody anything."""
+def _no_callback() -> None:
+    """Does nothing."""
 
 
 def reason_of(repository: Repository, error: ConchError | OSError) -> str:
-    """Why a repository could not be read, without its name; a `ConchError` is about its credentials."""
+    """Why a repository is unreadable, without its name."""
     text = error.message if isinstance(error, ConchError) else str(error)
     return text.removeprefix(f"model repository '{repository.location}': ")

@@ -1,4 +1,4 @@
-"""Repositories in local directories: every subdirectory is a model, served from where it is."""
+"""Local model repositories: each subdirectory is a model, served in place."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from conch_control.repository.source import ModelSource, Progress
 
 log = logging.getLogger(__name__)
 
-# What a volume of Kubernetes is made of, besides links into it: they are no models.
+# Internal directories of a Kubernetes volume; the models are links into them.
 _KUBERNETES = re.compile(r"\.\.(data|data_tmp|\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d\.\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A model that is served from its own directory; a `Staged` that has nothing to release.
+    """A model served from its own directory; a `Staged` with nothing to release.
 
     Attributes:
         directory: The model's directory.
-        fingerprint: Its state when it was looked at.
+        fingerprint: Its state when it was staged.
     """
 
     directory: Path
@@ -56,19 +56,19 @@ class LocalModel:
         return str(self.directory)
 
     def fingerprint(self) -> Fingerprint:
-        """The state of the files now; what can't be read counts as such."""
+        """Current state of the files; unreadable ones are included as such."""
         return fingerprint(self.directory)
 
     def read(self, path: str) -> bytes:
-        """The contents of a file.
+        """Contents of a file.
 
         Raises:
-            OSError: There is none, or it can't be read.
+            OSError: It is missing or can't be read.
         """
         return (self.directory / path).read_bytes()
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> InPlace:
-        """The directory as it is."""
+        """Returns the directory itself."""
         return InPlace(self.directory, self.fingerprint())
 
 
@@ -81,7 +81,7 @@ class LocalRepository:
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
-        self._device: int | None = None  # the file system that models were seen on last
+        self._device: int | None = None  # device of the last listing with models
 
     @property
     def location(self) -> str:
@@ -89,7 +89,7 @@ class LocalRepository:
         return str(self._path)
 
     def check(self) -> None:
-        """Checks that it is there.
+        """Checks that the directory exists.
 
         Raises:
             InvalidArgumentError: It is not a directory.
@@ -98,10 +98,10 @@ class LocalRepository:
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self._path}'")
 
     def models(self) -> Mapping[str, ModelSource]:
-        """The models it has now.
+        """Lists the models.
 
         Raises:
-            OSError: The directory can't be read, or it is what was below a file system that has gone.
+            OSError: The directory can't be read, or is the empty mount point of a lost file system.
         """
         with os.scandir(self._path) as entries:
             names = [entry.name for entry in entries if is_directory(entry)]
@@ -123,4 +123,4 @@ class LocalRepository:
         return models
 
     def close(self) -> None:
-        """Does nothing: it holds nothing."""
+        """Does nothing."""

@@ -1,9 +1,8 @@
-"""Marker files: how whoever copies a model says that it is complete, or that it is not yet.
+"""Marker files, with which a copying tool tells whether a model is complete.
 
-A file ``.incomplete`` says that the model is being written. A file ``.complete``, written last, says that all
-is there: nobody has to wait and see whether anything else changes. Each may be in the model's directory, for
-all of it, or in a directory there, such as that of a version. They are no part of the model: they come and
-go without changing it.
+``.incomplete``: the model is being written. ``.complete``, written last: everything is there, and settling
+can be skipped. A marker stands in the model's directory, for all of it, or in a subdirectory such as a
+version's. Markers are no part of the model: adding or removing one is no change.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MARKERS = frozenset({COMPLETE, INCOMPLETE})
 
 
 def split_markers(state: Fingerprint) -> tuple[Fingerprint, Fingerprint]:
-    """A fingerprint without the markers, and the part of it that is about markers."""
+    """Splits a fingerprint into the model's files and the markers."""
     markers = tuple(entry for entry in state if _is_marker(entry[0]))
     if not markers:
         return state, ()
@@ -28,27 +27,27 @@ def split_markers(state: Fingerprint) -> tuple[Fingerprint, Fingerprint]:
 
 
 def is_incomplete(markers: Fingerprint) -> bool:
-    """Whether a marker says that something is still to come."""
+    """True if a marker says that files are missing."""
     return any(path.endswith(INCOMPLETE) for path, *_ in markers)
 
 
 def without_incomplete(names: Iterable[str], scan: Scan) -> list[str]:
-    """Models but for those that are marked as incomplete."""
+    """The models that are not marked as incomplete."""
     return [name for name in names if name not in scan.models or not _marked(scan.models[name])]
 
 
-def vouched_for(
+def marked_complete(
     state: Fingerprint, markers: Fingerprint, before: Fingerprint, markers_before: Fingerprint
 ) -> bool:
-    """Whether markers say of everything that has changed that it is complete.
+    """True if new markers cover everything that has changed.
 
-    A marker that was there before says nothing of what has changed since: it has to be written anew.
+    A marker that existed before does not count; it must be rewritten.
 
     Args:
-        state: The fingerprint now, without markers.
-        markers: The markers now.
-        before: The fingerprint to compare with.
-        markers_before: The markers then.
+        state: Fingerprint now, without markers.
+        markers: Markers now.
+        before: Fingerprint to compare with.
+        markers_before: Markers then.
     """
     fresh = {
         path.removesuffix(COMPLETE).rstrip("/")
@@ -67,7 +66,7 @@ def _marked(source: ModelSource) -> bool:
     try:
         return is_incomplete(split_markers(source.fingerprint())[1])
     except (ConchError, OSError):
-        return False  # whoever loads it will see
+        return False  # the load reports the error
 
 
 def _is_marker(path: str) -> bool:

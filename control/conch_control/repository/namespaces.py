@@ -1,8 +1,9 @@
-"""Models of the same name in several repositories, told apart by where they are.
+"""Namespaces: models of the same name in several repositories (``--model-namespacing``).
 
-With ``--model-namespacing`` a model goes by an *identifier*, ``<repository>::<name>``, everywhere but in what
-clients see. An ensemble finds what it is made of in its own repository first, then in the only other one that
-has it; so what it is made of is part of its state, and a change of that is a change of the ensemble.
+A model has an *identifier*, ``<repository>::<name>``, everywhere but in client-visible texts. An
+ensemble's step names a model of its own repository, else the only one of that name elsewhere. The resolved
+identifiers are part of an ensemble's fingerprint, so that a change of resolution is a change of the
+ensemble.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.source import Listed, ModelSource, Progress, Scan, Staged
 
-_PARTS = "::parts"  # no file of a model can be called so by a path inside its directory's versions
+_PARTS = "::parts"  # no file can have this path
 
 ReadComposingModels = Callable[[ModelSource], tuple[str, ...]]
-"""Identifiers of the models that an ensemble is made of; none for other models."""
+"""Reads the identifiers of an ensemble's composing models; empty for other models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Which identifiers the models of a name have.
+    """Identifiers by model name.
 
     Attributes:
         identifiers: Identifiers by name, in the order of the repositories.
@@ -33,15 +34,12 @@ class Names:
     identifiers: Mapping[str, tuple[str, ...]]
 
     def resolve(self, name: str, own: str, wanted: str = "") -> str:
-        """The identifier of the model that an ensemble means by a name.
+        """Identifier of the model that an ensemble's step names; the bare name if none or several match.
 
         Args:
-            name: The name in its config.
+            name: Name in the step.
             own: Namespace of the ensemble.
-            wanted: Namespace in its config, or empty.
-
-        Returns:
-            The identifier, or just the name where no model, or none without ambiguity, can be meant.
+            wanted: Namespace in the step, or empty.
         """
         known = self.identifiers.get(name, ())
         if wanted:
@@ -53,13 +51,13 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Namespaced:
-    """A model that goes by its identifier; a `ModelSource`.
+    """A model under its identifier; a `ModelSource`.
 
     Attributes:
         source: The model in its repository.
         namespace: Location of the repository.
-        names: What the names in its config may mean.
-        read_parts: Reads what it is made of, if it is an ensemble.
+        names: Resolves names in its config.
+        read_composing_models: Reads its composing models.
     """
 
     source: ModelSource
@@ -74,40 +72,40 @@ class Namespaced:
 
     @property
     def location(self) -> str:
-        """Where it is, for people: a path or a URL."""
+        """Path or URL, for logs."""
         return self.source.location
 
     def identify(self, config: ModelConfig) -> tuple[str, ...]:
-        """Identifiers of the models that the steps of an ensemble's config mean, in their order."""
+        """Identifiers of an ensemble's composing models, in the order of the steps."""
         return tuple(
             self.names.resolve(step.model_name, self.namespace, step.model_namespace)
             for step in config.ensemble_scheduling.step
         )
 
     def fingerprint(self) -> Fingerprint:
-        """The state of the model's files, and of what an ensemble is made of.
+        """State of the model's files and resolved composing models.
 
         Raises:
-            OSError: The storage can't say now.
+            OSError: The storage does not answer.
         """
         return self._with_parts(self.source.fingerprint())
 
     def listed_fingerprint(self) -> Fingerprint:
-        """The same, as far as a listing has said it; see `Listed`.
+        """As `fingerprint`, from the listing where possible; see `Listed`.
 
         Raises:
-            OSError: The storage can't say now.
+            OSError: The storage does not answer.
         """
         source = self.source
         state = source.listed_fingerprint() if isinstance(source, Listed) else source.fingerprint()
         return self._with_parts(state)
 
     def read(self, path: str) -> bytes:
-        """The contents of a small file; see `ModelSource.read`."""
+        """See `ModelSource.read`."""
         return self.source.read(path)
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> Staged:
-        """Brings the model's files into a local directory; see `ModelSource.stage`."""
+        """See `ModelSource.stage`."""
         staged = self.source.stage(progress, cancelled)
         return _StagedWithParts(staged, self._with_parts(staged.fingerprint))
 
@@ -129,13 +127,13 @@ class _StagedWithParts:
         self.staged.release()
 
 
-def in_repository(source: ModelSource) -> ModelSource:
-    """A model as its repository has it."""
+def unwrapped(source: ModelSource) -> ModelSource:
+    """The model as its repository has it."""
     return source.source if isinstance(source, Namespaced) else source
 
 
 def namespace_of(source: ModelSource) -> str:
-    """The namespace of a model; empty where there are none."""
+    """Namespace of a model; empty without namespaces."""
     return source.namespace if isinstance(source, Namespaced) else ""
 
 
@@ -144,12 +142,12 @@ def namespaced(
     known: Mapping[str, tuple[str, ...]],
     read_composing_models: ReadComposingModels,
 ) -> Scan:
-    """A scan in which all models go by their identifiers.
+    """Builds a scan of models under their identifiers.
 
     Args:
-        found: The models of each repository, by its location and their name.
-        known: The names of the models of each repository, also of those that can't be read now.
-        read_parts: Reads what an ensemble is made of.
+        found: Models of each repository, by location and name.
+        known: Names of each repository's models, also of unreadable ones.
+        read_composing_models: Reads an ensemble's composing models.
     """
     identifiers: dict[str, tuple[str, ...]] = {}
     for location, given in known.items():

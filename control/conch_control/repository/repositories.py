@@ -1,8 +1,10 @@
-"""The repositories of a server, looked at as one.
+"""The repositories of a server, listed as one.
 
-Where there are several they are listed side by side, each on a thread of its own (`Lister`), so that storage
-that hangs is in nobody's way who does not need it. How long to wait is up to who looks: `scan` waits for all,
-`glance` goes on without those that are slow, and `follow` does too, and is told when they have answered.
+Several repositories are listed in parallel (`Lister`), so that hanging storage delays only those who need
+it: `scan` waits for all; `list_available` goes on without slow ones; `poll` does so too and is notified
+when they answer.
+
+Owns: the listers. Locks: one condition for all of them. Used by: the agent and the planner.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ log = logging.getLogger(__name__)
 
 
 TIMEOUT_S = 1.0
-"""How long a repository may take when another one has answered."""
+"""Time for a repository to answer after another one has."""
 
 _S = 1_000_000_000
 CLOSE_S = 1.0
 
 
 class Repositories:
-    """The repositories of a server. Any thread may use them, but only one planner may follow them.
+    """The repositories of a server; thread-safe, but only one planner may `poll`.
 
     Args:
-        repositories: Each of them; one whose location is there already counts once.
-        read_parts: Reads what an ensemble is made of; given where models of one name may be in several
-            repositories, and are told apart by these.
-        patience_s: How long to wait for one when another one has answered, where that is to be short.
+        repositories: The repositories; duplicates by location are dropped.
+        read_composing_models: Reads an ensemble's composing models; given if models have namespaces.
+        timeout_s: Time for a repository to answer after another one has, where the call must not wait
+            long.
         clock: Monotonic nanoseconds.
     """
 
@@ -50,13 +52,13 @@ class Repositories:
         clock: Clock = monotonic_ns,
     ) -> None:
         self._read_composing_models = read_composing_models
-        self._names: dict[str, tuple[str, ...]] = {}  # at the last look that could be had, by location
+        self._names: dict[str, tuple[str, ...]] = {}  # from the last successful listing, by location
         self._repositories = tuple({each.location: each for each in repositories}.values())
         self.timeout_ns = round(timeout_s * _S)
         self._clock = clock
-        self._changed = threading.Condition()  # guards what follows, and the listers
+        self._changed = threading.Condition()  # guards the next attributes and the listers
         self._closed = False
-        # One repository holds up nobody but those who need it.
+        # A single repository needs no lister.
         self.listers = tuple(
             Lister(each, self._changed, clock) for each in self._repositories if len(self._repositories) > 1
         )
@@ -65,19 +67,16 @@ class Repositories:
         return iter(self._repositories)
 
     def check(self) -> None:
-        """Checks that all repositories can be used.
+        """Checks that all repositories are usable.
 
         Raises:
-            InvalidArgumentError: One of them can't.
+            InvalidArgumentError: One is not.
         """
         for repository in self._repositories:
             repository.check()
 
     def close(self) -> None:
-        """Gives up what the repositories hold; nothing may be served from them any more.
-
-        A listing that hangs for good is left to itself.
-        """
+        """Closes all repositories; hanging listings are abandoned."""
         with self._changed:
             self._closed = True
             for lister in self.listers:
@@ -90,24 +89,22 @@ class Repositories:
             lister.join(max(end - self._clock(), 0) / _S)
 
     def scan(self) -> Scan:
-        """Looks for models in all of them, and waits until the last one has said what it has."""
+        """Lists all repositories and waits for the slowest."""
         return self._scan_concurrently(wait_for_all=True) if self.listers else self._scan_sequentially()
 
     def list_available(self) -> Scan:
-        """Looks for models in all of them, but does not wait long for those that are slower than others.
+        """Lists all repositories without waiting long for slow ones.
 
-        They count as unreadable then, and are not waited for again until they have answered.
+        Slow ones count as unreadable, and are not waited for again until they answer.
         """
         return self._scan_concurrently(wait_for_all=False) if self.listers else self._scan_sequentially()
 
     def poll(self, on_late: Callable[[], None]) -> Scan:
-        """As `glance`, for the one who looks again and again.
-
-        It waits longer for those that always take long: what is nowhere has to be seen as such some time.
+        """As `list_available`, for repeated calls; waits longer for repositories that always take long.
 
         Args:
-            on_late: Called, on any thread, when one has answered that this scan has gone on without; `late`
-                has what it has said.
+            on_late: Called on any thread when a repository answers after its timeout; `late` has the
+                result.
         """
         return (
             self._scan_concurrently(wait_for_all=False, on_late=on_late)
@@ -116,11 +113,13 @@ class Repositories:
         )
 
     def late(self) -> Scan:
-        """What those have that have answered late since the last call; the others count as unreadable."""
+        """Models of the repositories that answered late since the last call; others count as unreadable."""
         with self._changed:
-            taken = {each: each.newest for each in self.listers if each.arrived and each.newest is not None}
+            taken = {
+                each: each.newest for each in self.listers if each.answered_late and each.newest is not None
+            }
             for lister in self.listers:
-                lister.arrived = False
+                lister.answered_late = False
             scan = self._scanned(taken, self._clock())
             unseen = (
                 ()
@@ -152,46 +151,44 @@ class Repositories:
                 if not wait_for_all:
                     longer = on_late is not None
                     timeouts[lister] = max(self.timeout_ns, 2 * lister.took_ns if longer else 0)
-                if wait_for_all or not lister.busy or not lister.hung(timeouts[lister]):
-                    tickets[lister] = lister.ask()
+                if wait_for_all or not lister.busy or not lister.timed_out(timeouts[lister]):
+                    tickets[lister] = lister.request()
                 elif on_late is not None:
-                    tickets[lister] = (
-                        lister.under_way()
-                    )  # who follows may have it: the scan says how old it is
+                    tickets[lister] = lister.current_ticket()  # good enough for polling: the scan has its age
             self._wait(tickets, timeouts)
             taken: dict[Lister, Listing] = {}
             for lister, ticket in tickets.items():
-                listing = lister.answer(ticket)
+                listing = lister.result(ticket)
                 if listing is not None:
                     taken[lister] = listing
                 elif on_late is not None:
-                    lister.tell(ticket, on_late)
+                    lister.notify_when_read(ticket, on_late)
             return self._scanned(taken, began)
 
     def _wait(self, tickets: Mapping[Lister, Ticket], timeouts: Mapping[Lister, int]) -> None:
-        """Waits until everything has been said that is worth waiting for.
+        """Waits for the listings.
 
         Args:
-            tickets: What has been asked for.
-            patience: For how many nanoseconds to wait when another one has answered; without, until the end.
+            tickets: Requested listings.
+            timeouts: Nanoseconds to wait after the first answer; without an entry, no limit.
         """
-        answered_at: int | None = None
+        first_answer_at: int | None = None
         while not self._closed:
-            answers = {lister: lister.answer(ticket) for lister, ticket in tickets.items()}
+            answers = {lister: lister.result(ticket) for lister, ticket in tickets.items()}
             now = self._clock()
-            if answered_at is None and any(map(_has_succeeded, answers.values())):
-                answered_at = now
+            if first_answer_at is None and any(map(_has_succeeded, answers.values())):
+                first_answer_at = now
             wait_ns: list[int | None] = []
             for lister, listing in answers.items():
                 timeout_ns = timeouts.get(lister)
-                if listing is not None or (timeout_ns is not None and lister.hung(timeout_ns)):
+                if listing is not None or (timeout_ns is not None and lister.timed_out(timeout_ns)):
                     continue
-                if timeout_ns is None or answered_at is None:
+                if timeout_ns is None or first_answer_at is None:
                     wait_ns.append(None)
-                elif now < answered_at + timeout_ns:
-                    wait_ns.append(answered_at + timeout_ns - now)
+                elif now < first_answer_at + timeout_ns:
+                    wait_ns.append(first_answer_at + timeout_ns - now)
                 else:
-                    lister.give_up(timeout_ns)
+                    lister.mark_timed_out(timeout_ns)
             if not wait_ns:
                 return
             self._changed.wait(min((each / _S for each in wait_ns if each is not None), default=None))
@@ -225,10 +222,10 @@ class Repositories:
         )
 
     def _merge(self, found: Mapping[str, Mapping[str, ModelSource]]) -> Scan:
-        """What repositories hold, by their locations and the names of models."""
+        """One scan from the models of each repository, by location and name."""
         if self._read_composing_models is None:
             return _unique(found.values())
-        # Names that are just not seen now go on meaning what they did.
+        # Names of unreadable repositories keep their meaning.
         self._names |= {location: tuple(models) for location, models in found.items()}
         return namespaced(found, self._names, self._read_composing_models)
 
@@ -238,7 +235,7 @@ def _has_succeeded(listing: Listing | None) -> bool:
 
 
 def _unique(found: Iterable[Mapping[str, ModelSource]]) -> Scan:
-    """The models that only one repository has, and the names that more than one has."""
+    """Models that only one repository has, and duplicate names."""
     models: dict[str, ModelSource] = {}
     duplicates: set[str] = set()
     for each in found:
@@ -250,14 +247,14 @@ def _unique(found: Iterable[Mapping[str, ModelSource]]) -> Scan:
 
 
 def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()) -> Repositories:
-    """Opens all repositories; nothing of them is read yet.
+    """Opens all repositories without accessing them.
 
     Args:
-        options: What names them.
+        options: Names them.
         others: Repositories that are open already.
 
     Raises:
-        InvalidArgumentError: A location makes no sense, or what it needs is not installed.
+        InvalidArgumentError: A location is malformed, or needs a package that is not installed.
     """
     opened = [open_repository(location, options.storage) for location in options.repositories]
     opened += others

@@ -1,4 +1,4 @@
-"""Where models come from: what every kind of repository offers, local or remote."""
+"""The interfaces of model repositories, local or remote."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Protocol, runtime_checkable
 from conch_control.repository.layout import Fingerprint
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are there; from any thread."""
+"""Called from any thread with the bytes done and the total."""
 
 
 class Staged(Protocol):
-    """A model's files in a local directory, which stay as they are until they are released."""
+    """A model's files in a local directory, unchanged until released."""
 
     @property
     def directory(self) -> Path:
-        """The model's directory: config, version directories and all."""
+        """The model's directory, with config and versions."""
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The state of the source that is in the directory."""
+        """State of the source in the directory."""
 
     def release(self) -> None:
-        """Says that nothing of the model is served from the directory any more."""
+        """Ends the use of the directory."""
 
 
 class ModelSource(Protocol):
-    """One model of one repository. Cheap to make; it holds nothing open."""
+    """A model in a repository. Cheap to create; holds no resources."""
 
     @property
     def name(self) -> str:
@@ -37,17 +37,17 @@ class ModelSource(Protocol):
 
     @property
     def location(self) -> str:
-        """Where it is, for people: a path or a URL."""
+        """Path or URL, for logs."""
 
     def fingerprint(self) -> Fingerprint:
-        """The state of the model's files now; equal only if no file has changed.
+        """Current state of the model's files; equal only if no file has changed.
 
         Raises:
-            OSError: The storage can't say now.
+            OSError: The storage does not answer.
         """
 
     def read(self, path: str) -> bytes:
-        """The contents of a small file, by its path inside the model's directory.
+        """Contents of a small file, by path in the model's directory.
 
         Raises:
             FileNotFoundError: There is none.
@@ -55,32 +55,32 @@ class ModelSource(Protocol):
         """
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> Staged:
-        """Brings the model's files into a local directory, where they are not in one already.
+        """Makes the model's files local.
 
         Args:
-            progress: Is told how far it is.
-            cancelled: Asked now and then whether to give up.
+            progress: Receives the progress.
+            cancelled: Returns True to give up; polled.
 
         Raises:
-            OSError: The files can't be had; nothing is left behind that does not help the next try.
-            CancelledError: It was told to give up.
+            OSError: The files can't be fetched; only data that helps a retry is kept.
+            CancelledError: `cancelled` returned True.
         """
 
 
 @runtime_checkable
 class Listed(Protocol):
-    """A model whose state was in the listing that has found it."""
+    """A model whose state was part of the listing that found it."""
 
     def listed_fingerprint(self) -> Fingerprint:
-        """The state then, however long ago that was; the storage is not asked."""
+        """State at the listing; does not access storage."""
 
 
 @runtime_checkable
 class SelfManaged(Protocol):
-    """A repository that nobody needs to watch: whoever changes it has what follows from that loaded.
+    """A repository that loads its own changes and needs no watching.
 
     Attributes:
-        announced: That it is one.
+        self_managed: Marks such a repository.
     """
 
     self_managed: bool
@@ -91,39 +91,38 @@ class Repository(Protocol):
 
     @property
     def location(self) -> str:
-        """Where it is, for people: a path or a URL."""
+        """Path or URL."""
 
     def check(self) -> None:
-        """Checks at the start that it can be used.
+        """Checks at the start that it is usable.
 
         Raises:
-            InvalidArgumentError: It is not a repository, or its settings are wrong.
+            InvalidArgumentError: It is no repository, or its settings are wrong.
         """
 
     def models(self) -> Mapping[str, ModelSource]:
-        """The models it has now, by name.
+        """Lists its models by name.
 
         Raises:
-            OSError: The storage can't say now.
+            OSError: The storage does not answer.
         """
 
     def close(self) -> None:
-        """Gives up connections and staged files; nothing may be served from them any more."""
+        """Closes connections and drops staged files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The models found at one moment in all repositories.
+    """The models of all repositories at one moment.
 
     Attributes:
-        models: Each model whose name is unique; all of them, by identifier, where models have namespaces.
-        duplicates: Names that more than one repository has; none where models have namespaces.
-        unreadable: Repositories that could not say what they have, with the reason: that a model is missing
-            from the scan says nothing while there are any.
-        late: Those of them that have just not answered so far.
-        remembered: The models that the late ones had when they answered last.
-        age_ns: How long before the scan the oldest of the listings began that it is made of.
-        identifiers: Identifiers of models by name, where models have namespaces.
+        models: Models with a unique name; with namespaces all models, by identifier.
+        duplicates: Names in several repositories; empty with namespaces.
+        unreadable: Unreadable repositories with the reason; if any, the absence of a model means nothing.
+        late: Those of them that have not answered yet.
+        remembered: Models of the late ones at their last listing.
+        age_ns: Age of the oldest listing when the scan began.
+        identifiers: Identifiers by model name, with namespaces.
     """
 
     models: Mapping[str, ModelSource]
@@ -135,5 +134,5 @@ class Scan:
     identifiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def identified(self, name: str) -> tuple[str, ...]:
-        """The models that a name, or an identifier, stands for: several only where models have namespaces."""
+        """Identifiers for a name or identifier; several only with namespaces."""
         return (name,) if name in self.models else self.identifiers.get(name, (name,))

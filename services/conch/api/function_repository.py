@@ -13,14 +13,14 @@ from google.protobuf import text_format
 from conch.api.decorators import Function
 from conch.core.errors import InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig as ConfigMessage
-from conch_control.lifecycle.load_overrides import Given
+from conch_control.lifecycle.load_overrides import UploadedModel
 from conch_control.repository.source import ModelSource
 
 FILE = "function"
 """The file of a version that says which functions are meant."""
 
 
-class BoundModel(Given):
+class BoundModel(UploadedModel):
     """Functions and the config that they are served by; a `ModelSource`.
 
     Attributes:
@@ -49,10 +49,10 @@ class BoundRepository:
     """The functions that are bound to names; a `Repository`. Any thread may use it.
 
     Attributes:
-        announced: That nobody needs to watch it.
+        self_managed: The server loads its changes itself.
     """
 
-    announced = True
+    self_managed = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ import pytest
 
 from conch.core.admission import Admission
 from conch.core.backend import Backend, BackendInstance, BackendModel
-from conch.core.calls import ServerCalls
+from conch.core.bls import ServerCalls
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement
 from conch.core.registry import Registry

@@ -13,7 +13,7 @@ import pytest
 from tests.support.caches import NetworkCache
 from tests.support.servers import eventually
 
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.response_cache.cached_model import CachedModel
 from conch.core.response_cache.local_cache import LocalCache

@@ -49,7 +49,7 @@ instance_group { kind: KIND_CPU count: 2.5 gpus: -1 }
         instance_group { kind: KIND_CPU gpus: -1 }""",
         ModelConfig(),
     )
-    assert reading.left_out == {
+    assert reading.dropped == {
         *("input[1].dims", "input[1].foo", "max_batch_size", "sequence_batching", "zzz"),
         *('parameters["a"].value', "instance_group[0].count"),
     }

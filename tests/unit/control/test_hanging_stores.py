@@ -285,7 +285,7 @@ def test_what_comes_late_is_looked_at_without_waiting_for_the_next_poll(beside: 
 
 
 def hangs(repositories: Repositories) -> bool:
-    return repositories.listers[1].hung(0)
+    return repositories.listers[1].timed_out(0)
 
 
 def test_a_planner_that_begins_while_the_store_hangs(beside: Beside) -> None:

@@ -16,7 +16,7 @@ from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Devices
 from conch.core.execution.resource_runner import ResourceLimitedRunner
 from conch.core.execution.runner import Runner
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.core.scheduling.scheduler import Batch
 from conch.protocol.model_config_pb2 import ModelConfig

@@ -19,7 +19,7 @@ from conch_control.repository.storage.connection import Connection, StoreTimeout
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.stores import BusyError, StoredObject
+from conch_control.repository.storage.stores import StoreBusyError, StoredObject
 
 PATIENCE = StoreTimeouts(total_s=20.0, first_wait_s=0.001, longest_wait_s=0.001)
 
@@ -78,9 +78,14 @@ def test_a_look_takes_what_the_listing_says_however_long_ago_that_was(tmp_path: 
 def test_why_something_is_tried_again_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Scripted()
     with caplog.at_level(logging.INFO), opened(store, tmp_path, [0.0]) as repository:
-        store.failures = [BusyError("503"), BusyError("503"), BusyError("429"), BusyError("503")]
+        store.failures = [
+            StoreBusyError("503"),
+            StoreBusyError("503"),
+            StoreBusyError("429"),
+            StoreBusyError("503"),
+        ]
         repository.models()
-        store.failures = [BusyError("503")]
+        store.failures = [StoreBusyError("503")]
         repository.models()
     said = [message for message in caplog.messages if "trying again" in message]
     assert said == [f"model repository 's3://b': {number}; trying again" for number in (503, 429, 503, 503)]

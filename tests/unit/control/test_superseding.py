@@ -16,8 +16,8 @@ from tests.support.servers import eventually
 from tests.unit.control.test_lifecycle import drained
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
+from conch.core.model_control import load_cancelled
 from conch.core.registry import VersionState
-from conch.core.stopping import load_stopped
 from conch_control.events import EventLog
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_definition import PollError
@@ -502,7 +502,7 @@ def test_what_takes_long_in_a_load_can_ask_whether_to_go_on(
     loading = threading.Event()
 
     def asking(spec: ModelSpec) -> BackendModel:
-        stopped = load_stopped()
+        stopped = load_cancelled()
         assert not stopped()
         loading.set()
         eventually(stopped, "somebody to stop it")

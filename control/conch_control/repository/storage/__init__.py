@@ -1,4 +1,4 @@
-"""Repositories in object stores, and the choice between them and local ones."""
+"""Repositories in object stores; opens repositories of any kind."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def open_repository(
     options: StorageOptions | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Repository:
-    """The repository at a location. Nothing is asked of a store yet; see `Repository.check`.
+    """Opens the repository at a location without accessing it; see `Repository.check`.
 
     Args:
         location: A local directory, or a URL as in `locations.SPELLINGS`.
-        options: Settings for those in object stores.
-        environment: Environment variables, for credentials and the like.
+        options: Settings of object stores.
+        environment: Environment variables, for credentials.
 
     Raises:
-        InvalidArgumentError: There is no such kind of location.
+        InvalidArgumentError: The location is malformed.
         UnsupportedError: The package for its kind is not installed.
     """
     options = options or StorageOptions()
@@ -52,10 +52,10 @@ def open_repository(
 
 
 def cache_directory(location: Location, options: StorageOptions, environment: Mapping[str, str]) -> Path:
-    """Where what is fetched from a location is kept: the option, Triton's variable, or the usual place.
+    """Cache directory for a location: the option, Triton's variable, or the XDG default.
 
     Raises:
-        InvalidArgumentError: Triton's variable names what is not a directory.
+        InvalidArgumentError: Triton's variable does not name a directory.
     """
     if options.cache_directory is not None:
         return options.cache_directory.absolute()

@@ -1,7 +1,7 @@
-"""Azure's object store, through Microsoft's own client.
+"""Azure Blob Storage, through Microsoft's client.
 
-Not through adlfs: it shows a container that is not there as an empty one, loses the placeholders of empty
-directories, and every file system it makes lives on until the end of the process, which it then holds up.
+Not through adlfs, which hides missing containers, loses placeholders of empty directories, and keeps each
+file system alive until the process ends.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from azure.storage.blob.aio import BlobServiceClient, ContainerClient
 
 from conch_control.repository.storage.credentials import AzureCredentials, Credentials
 from conch_control.repository.storage.locations import Location
-from conch_control.repository.storage.stores import BusyError, StoredObject
+from conch_control.repository.storage.stores import StoreBusyError, StoredObject
 
 _PASSING = (ServiceRequestError, ServiceResponseError, IncompleteReadError, TimeoutError)
 
 
 class AzureStore:
-    """A place in Azure; a `Store`.
+    """A prefix of a container; a `Store`.
 
     Args:
         service: Client of the account.
         container: Client of the container.
-        prefix: What the names of all objects begin with.
-        identity: What has to be closed besides; None for nothing.
+        prefix: Prefix of all object names.
+        identity: Credential to close at the end, if any.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AzureStore:
         self._identity = identity
 
     async def list(self, prefix: str) -> list[StoredObject]:
-        """All objects whose paths begin with a prefix, with directories' placeholders."""
+        """All objects under a prefix, with directory placeholders."""
         found = []
         with _errors():
             blobs = self._container.list_blobs(
@@ -67,7 +67,7 @@ class AzureStore:
         return content
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections."""
         await self._container.close()
         await self._service.close()
         if self._identity is not None:
@@ -75,10 +75,10 @@ class AzureStore:
 
 
 async def open_store(location: Location, credentials: Credentials, silence_s: float) -> AzureStore:
-    """Opens a place in Azure."""
+    """Opens a container."""
     assert isinstance(credentials, AzureCredentials)
     settings: dict[str, Any] = {
-        "retry_total": 0,  # who calls retries, and within a limit of time
+        "retry_total": 0,  # `Connection` retries, with a time limit
         "connection_timeout": silence_s,
         "read_timeout": silence_s,
     }
@@ -101,7 +101,7 @@ async def open_store(location: Location, credentials: Credentials, silence_s: fl
 
 def _key(location: Location, credentials: AzureCredentials) -> Any:
     if not credentials.key:
-        return None  # what anybody may read
+        return None  # anonymous access
     return {"account_name": location.account, "account_key": credentials.key}
 
 
@@ -118,7 +118,7 @@ def _identity(credentials: AzureCredentials) -> Any:
 def _stored(blob: Any, path: str) -> StoredObject:
     metadata = {name.lower(): value for name, value in (blob.metadata or {}).items()}
     if metadata.get("hdi_isfolder") == "true" and not path.endswith("/"):
-        path += "/"  # a directory of a hierarchical account
+        path += "/"  # a directory of a hierarchical namespace
     md5 = blob.content_settings.content_md5
     changed = blob.last_modified
     return StoredObject(
@@ -139,11 +139,11 @@ def _errors() -> Iterator[None]:
     except ClientAuthenticationError as error:
         raise PermissionError(_text(error)) from None
     except _PASSING as error:
-        raise BusyError(_text(error)) from None
+        raise StoreBusyError(_text(error)) from None
     except HttpResponseError as error:
         status = error.status_code or 0
         if status == 429 or status >= 500:
-            raise BusyError(f"the store answered {status}: {_text(error)}") from None
+            raise StoreBusyError(f"the store answered {status}: {_text(error)}") from None
         if status == 403:
             raise PermissionError(_text(error)) from None
         raise OSError(_text(error)) from None
@@ -152,6 +152,6 @@ def _errors() -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    """The first line: what follows is a request's identity and the answer once more."""
+    """First line of an error; the rest repeats the request and the response."""
     message = str(getattr(error, "message", "") or error or type(error).__name__)
     return message.splitlines()[0] if message else type(error).__name__

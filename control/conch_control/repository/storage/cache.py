@@ -1,17 +1,17 @@
-"""The directory where fetched models are: contents as blobs, models as trees of links to them.
+"""The local model cache: object contents as blobs, models as trees of hard links to them.
 
 ```
-lock                    held while something is counted, linked or evicted
-blobs/<digest>          the content of one object in one state; never changed
-partial/<digest>        the first bytes of one, held by whoever fetches it
-owners/<id>/lock        held by a server for its life; what a dead one has left is removed
-owners/<id>/<n>/<name>  a model that is in use, linked to blobs
-owners/<id>/<n>.wanted  what is being fetched for it: that much room is taken
-owners/<id>/<n>.copied  bytes that had to be copied, as they could not be linked
+lock                    held while counting, linking or evicting
+blobs/<digest>          content of one object version; immutable
+partial/<digest>        first bytes of one, locked by the thread that fetches it
+owners/<id>/lock        held by a server for its life; directories of dead owners are removed
+owners/<id>/<n>/<name>  a model in use, linked to blobs
+owners/<id>/<n>.wanted  blobs being fetched for it, with reserved sizes
+owners/<id>/<n>.copied  bytes copied where links were impossible
 ```
 
-Several servers may share it. All locks are the kernel's, so that nothing of a killed process holds up others.
-A blob that is linked, or wanted, is never evicted.
+Several servers may share it. All locks are kernel locks, so a killed process blocks nobody else. Linked
+and wanted blobs are never evicted.
 """
 
 from __future__ import annotations
@@ -30,22 +30,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.clock import wall_seconds
+from conch_control.repository.storage.cache_usage import (
+    CacheUsage,
+    Entry,
+    entries_of,
+    files_of,
+    owner_is_alive,
+    size_of,
+)
 from conch_control.repository.storage.partial import Partial, Write
-from conch_control.repository.storage.survey import Entry, Survey, entries_of, files_of, is_alive, size_of
 
 log = logging.getLogger(__name__)
 
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EACCES)
 _FORGET_S = 7 * 24 * 3600
-"""How long what was fetched in part waits for somebody to go on."""
+"""Age at which partial downloads are removed, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A content to be had.
+    """Identity of a content.
 
     Attributes:
-        digest: Its name in the cache.
+        digest: Name in the cache.
         size: Bytes.
     """
 
@@ -54,13 +61,13 @@ class Blob:
 
 
 class ModelCache:
-    """The directory. Nothing is made before `open`.
+    """A cache directory; thread-safe and process-safe. Nothing is created before `open`.
 
     Args:
-        directory: Where.
-        budget: Most bytes to keep; 0 for any number.
-        now: Time in seconds since 1970, for what was used least recently.
-        write: Writes what is fetched.
+        directory: The directory.
+        budget: Most bytes to keep; 0 for no limit.
+        now: Unix time, for least-recently-used eviction.
+        write: Writes fetched bytes.
     """
 
     def __init__(
@@ -84,13 +91,13 @@ class ModelCache:
         self._numbers = itertools.count()
 
     def open(self) -> None:
-        """Makes the directory where it is missing, and removes what dead servers have left in it.
+        """Creates the directory and removes what dead servers have left.
 
         Raises:
-            OSError: It can't be written, or has been closed.
+            OSError: It can't be written, or the cache is closed.
         """
         with self._opening:
-            if self._closed:  # whoever still looks at the repository must not leave another directory
+            if self._closed:  # a late listing must not create another directory
                 raise OSError(errno.EBADF, f"the model cache '{self.directory}' has been closed")
             if self._held is not None:
                 return
@@ -105,7 +112,7 @@ class ModelCache:
                 self._clean()
 
     def close(self) -> None:
-        """Removes the trees; what is in use must not be any more. The blobs stay."""
+        """Removes this server's trees; blobs stay."""
         with self._opening:
             self._closed = True
             held, self._held = self._held, None
@@ -114,11 +121,11 @@ class ModelCache:
                 os.close(held)
 
     def has(self, blob: Blob) -> bool:
-        """Whether a content is there."""
+        """True if a blob is complete."""
         return size_of(self._blobs / blob.digest) == blob.size
 
     def find(self, blob: Blob) -> bytes | None:
-        """A content, if it is there."""
+        """Content of a blob, if present."""
         path = self._blobs / blob.digest
         try:
             content = path.read_bytes()
@@ -128,11 +135,11 @@ class ModelCache:
         return content if len(content) == blob.size else None
 
     def keep(self, blob: Blob, content: bytes) -> None:
-        """Adds a small content, if there is room for it."""
+        """Adds a small blob if there is room."""
         new = self._partials / f"{blob.digest}.{uuid.uuid4().hex[:12]}"
         try:
             with self.locked():
-                self._make_room({blob.digest: blob.size})
+                self._evict_for({blob.digest: blob.size})
                 new.write_bytes(content)
                 new.chmod(0o444)
                 new.rename(self._blobs / blob.digest)
@@ -141,13 +148,13 @@ class ModelCache:
             new.unlink(missing_ok=True)
 
     def tree(self, name: str) -> Tree:
-        """A new empty tree.
+        """Creates an empty tree.
 
         Args:
-            name: What its directory is to be called.
+            name: Name of its directory.
 
         Raises:
-            OSError: It can't be made.
+            OSError: It can't be created.
         """
         self.open()
         number = str(next(self._numbers))
@@ -155,19 +162,19 @@ class ModelCache:
         return Tree(self, self._own / number, name)
 
     def partial(self, blob: Blob) -> Partial | None:
-        """What there is of a content so far, to go on with; None while somebody else does, or has done.
+        """Locks the partial download of a blob; None if another thread or server has it or has finished.
 
         Raises:
-            OSError: It can't be made.
+            OSError: It can't be created.
         """
         path = self._partials / blob.digest
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             status = os.fstat(descriptor)
-            if status.st_nlink == 0:  # whoever had it is done with it
+            if status.st_nlink == 0:  # the previous holder has finished
                 raise BlockingIOError
-            if status.st_size == 0 and self.has(blob):  # somebody was faster: this is a new one
+            if status.st_size == 0 and self.has(blob):  # already complete: this file is new
                 path.unlink(missing_ok=True)
                 raise BlockingIOError
             if status.st_size > blob.size:
@@ -181,22 +188,18 @@ class ModelCache:
         return Partial(self, path, descriptor, self._write)
 
     def free(self, size: int) -> bool:
-        """Removes contents that nobody uses, least recently used first, until so many bytes are free.
-
-        Returns:
-            Whether there was any.
-        """
+        """Evicts at least `size` bytes if possible; returns True if anything was evicted."""
         with self.locked():
-            survey = self._survey()
-            return self._evict(survey.unused(), size) > 0
+            usage = self._usage()
+            return self._evict(usage.unused(), size) > 0
 
-    def no_room(self, error: OSError) -> OSError:
-        """What to say when the disk is full."""
+    def disk_full(self, error: OSError) -> OSError:
+        """The error for a full disk."""
         return OSError(error.errno, f"the disk of the model cache '{self.directory}' is full")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps others, of this server or of another one, from counting, linking and evicting."""
+        """Locks the cache against counting, linking and evicting by others."""
         descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -205,7 +208,7 @@ class ModelCache:
             os.close(descriptor)
 
     def _link(self, blob: Blob, target: Path) -> int:
-        """Puts a content into a tree; returns how many bytes had to be copied for it."""
+        """Links a blob into a tree; returns the bytes copied instead, if any."""
         path = self._blobs / blob.digest
         copied = 0
         try:
@@ -219,10 +222,10 @@ class ModelCache:
         return copied
 
     def _complete(self, blob: Blob) -> None:
-        """Makes a blob of what has been fetched; the directory is locked.
+        """Turns a finished download into a blob; call with the cache locked.
 
         Raises:
-            FileNotFoundError: It has gone, or is not all there.
+            FileNotFoundError: It is missing or incomplete.
         """
         partial = self._partials / blob.digest
         if self.has(blob):
@@ -234,27 +237,27 @@ class ModelCache:
         partial.rename(self._blobs / blob.digest)
 
     def _touch(self, path: Path) -> None:
-        # The access time only: the other one is seen in the models that are linked to it.
+        # Only the access time: the mtime shows in linked models.
         seconds = self._now()
         os.utime(path, ns=(int(seconds * 1e9), path.stat().st_mtime_ns))
 
-    def _make_room(self, wanted: Mapping[str, int]) -> None:
-        """Evicts what it takes to have room for some contents; the directory is locked.
+    def _evict_for(self, wanted: Mapping[str, int]) -> None:
+        """Evicts to make room; call with the cache locked.
 
         Raises:
-            OSError: There is not that much room; nothing has been evicted.
+            OSError: There is not enough room; nothing was evicted.
         """
         if not self._budget:
             return
-        survey = self._survey()
-        survey.wanted.update(wanted)
-        excess = survey.used() - self._budget
+        usage = self._usage()
+        usage.wanted.update(wanted)
+        excess = usage.used() - self._budget
         if excess <= 0:
             return
-        unused = survey.unused()
+        unused = usage.unused()
         if sum(entry.size for entry in unused) < excess:
-            need = sum(size for digest, size in wanted.items() if digest not in survey.blobs)
-            taken = survey.used() - need - sum(entry.size for entry in unused)
+            need = sum(size for digest, size in wanted.items() if digest not in usage.blobs)
+            taken = usage.used() - need - sum(entry.size for entry in unused)
             raise OSError(
                 errno.ENOSPC,
                 f"the model cache '{self.directory}' may hold {self._budget} bytes "
@@ -272,10 +275,10 @@ class ModelCache:
                 freed += entry.size
         return freed
 
-    def _survey(self) -> Survey:
-        survey = Survey(entries_of(self._blobs), entries_of(self._partials), {}, 0)
+    def _usage(self) -> CacheUsage:
+        usage = CacheUsage(entries_of(self._blobs), entries_of(self._partials), {}, 0)
         for owner in list(self._owners.iterdir()):
-            if not is_alive(owner):
+            if not owner_is_alive(owner):
                 shutil.rmtree(owner, ignore_errors=True)
                 continue
             for path in files_of(owner):
@@ -283,16 +286,16 @@ class ModelCache:
                     if path.suffix == ".wanted":
                         for line in path.read_text().splitlines():
                             digest, _, size = line.partition(" ")
-                            survey.wanted[digest] = int(size)
+                            usage.wanted[digest] = int(size)
                     elif path.suffix == ".copied":
-                        survey.copied += int(path.read_text())
-        return survey
+                        usage.copied += int(path.read_text())
+        return usage
 
     def _clean(self) -> None:
-        survey = self._survey()
+        usage = self._usage()
         oldest = self._now() - _FORGET_S
-        for digest, entry in survey.partials.items():
-            if digest not in survey.wanted and entry.changed < oldest:
+        for digest, entry in usage.partials.items():
+            if digest not in usage.wanted and entry.changed < oldest:
                 with suppress(OSError):
                     entry.path.unlink()
 
@@ -302,7 +305,7 @@ class Tree:
 
     Args:
         cache: The cache.
-        place: A directory of its own.
+        place: Directory for the tree alone.
         name: The model's name.
     """
 
@@ -314,14 +317,11 @@ class Tree:
         self.directory = place / name
 
     def begin(self, directories: Iterable[str], files: Mapping[str, Blob]) -> list[str]:
-        """Makes the directories, puts in what is there, and claims room for the rest.
+        """Creates the directories, links present blobs and reserves room; returns the missing paths.
 
         Args:
             directories: All directories below the model's own.
-            files: All files, by their path.
-
-        Returns:
-            The paths of the files that are missing.
+            files: All files by path.
 
         Raises:
             OSError: There is no room.
@@ -339,17 +339,17 @@ class Tree:
                 else:
                     missing[path] = blob
             if missing:
-                cache._make_room({blob.digest: blob.size for blob in missing.values()})
+                cache._evict_for({blob.digest: blob.size for blob in missing.values()})
                 lines = {f"{blob.digest} {blob.size}\n" for blob in missing.values()}
                 self._wanted.write_text("".join(lines))
             self._count()
         return list(missing)
 
     def finish(self, files: Mapping[str, Blob]) -> None:
-        """Puts in what has been fetched since.
+        """Links the fetched blobs.
 
         Raises:
-            FileNotFoundError: Some of it is not there.
+            FileNotFoundError: Some are missing.
             OSError: There is no room.
         """
         cache = self._cache
@@ -362,7 +362,7 @@ class Tree:
             self._count()
 
     def remove(self) -> None:
-        """Removes it; nothing of it may be in use."""
+        """Removes the tree, which must not be in use."""
         shutil.rmtree(self._place, ignore_errors=True)
         for suffix in (".wanted", ".copied"):
             self._place.with_name(self._place.name + suffix).unlink(missing_ok=True)
@@ -371,7 +371,7 @@ class Tree:
         self._copied += self._cache._link(blob, self.directory / path)
 
     def _count(self) -> None:
-        """Says how much is copied: the originals may have to go for it."""
+        """Records copied bytes, and evicts for them."""
         if self._copied:
             self._place.with_name(f"{self._place.name}.copied").write_text(str(self._copied))
-            self._cache._make_room({})
+            self._cache._evict_for({})

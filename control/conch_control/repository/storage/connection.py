@@ -1,4 +1,8 @@
-"""An object store for any thread: an event loop on a thread of its own, retries, and limits of time."""
+"""Thread-safe access to an object store: an event loop on its own thread, with retries and timeouts.
+
+Owns: the store client. Threads: `conch-storage`, started by the first call. Locks: `_lock` guards loop and
+futures; `_closing` serialises `close`. Used by: `ObjectRepository`, `Stager`, `Fetch`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from typing import Any, TypeVar
 from conch.core.errors import ConchError
 from conch_control.repository.storage.credentials import CredentialReader, redacted
 from conch_control.repository.storage.locations import Location
-from conch_control.repository.storage.stores import BusyError, OpenStore, Store
+from conch_control.repository.storage.stores import OpenStore, Store, StoreBusyError
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +31,21 @@ _CLOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class StoreTimeouts:
-    """How long a store may take.
+    """Timeouts of a store, in seconds.
 
     Attributes:
-        total_s: How long to go on trying.
-        silence_s: How long it may say nothing.
-        try_s: How long one listing may take; reading a block may take as long as bytes come in.
-        block_s: How long reading one block may take in any case.
-        first_wait_s: How long to wait before the second try; twice as long before each further one.
-        longest_wait_s: The longest wait.
-        open_s: How long making the client may take, which is work for this machine more than for the store.
+        total_s: Time for all attempts.
+        silence_s: Longest silence on a connection.
+        attempt_s: Time for one listing; block reads are limited by silence instead.
+        block_s: Time for reading one block in any case.
+        first_wait_s: Pause before the second attempt; doubles each time.
+        longest_wait_s: Longest pause.
+        open_s: Time for creating the client, which is mostly local work.
     """
 
     total_s: float = 30.0
     silence_s: float = 10.0
-    try_s: float = 30.0
+    attempt_s: float = 30.0
     block_s: float = 300.0
     first_wait_s: float = 0.2
     longest_wait_s: float = 5.0
@@ -49,18 +53,18 @@ class StoreTimeouts:
 
     @classmethod
     def of(cls, total_s: float) -> StoreTimeouts:
-        """What fits a limit in seconds."""
+        """Timeouts derived from a total."""
         return cls(total_s, total_s / 3, total_s, total_s * 10, min(0.2, total_s / 10), total_s / 6)
 
 
 class Connection:
-    """The way to one store. Its thread is started by the first call.
+    """A connection to one store.
 
     Args:
-        location: Where it is.
-        open_store: Opens it.
-        credentials: Finds the credentials for it.
-        patience: How long it may take.
+        location: The location.
+        open_store: Creates the client.
+        credentials: Reads the credentials.
+        timeouts: Timeouts.
     """
 
     def __init__(
@@ -75,21 +79,21 @@ class Connection:
         self._open_store = open_store
         self._credentials = credentials
         self._secrets: tuple[str, ...] = ()
-        self._store: Store | None = None  # this and the next two are the loop's
+        self._store: Store | None = None  # this and the next two belong to the loop
         self._opening = asyncio.Lock()
-        self._retried = ""  # why something is tried again, as it was logged last
-        self._closing = threading.Lock()  # held while it is closed
-        self._lock = threading.Lock()  # guards what follows
+        self._retried = ""  # last logged reason for a retry
+        self._closing = threading.Lock()  # held by `close`
+        self._lock = threading.Lock()  # guards the next attributes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._running: set[Future[Any]] = set()
         self._closed = False
 
     def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Runs something on the loop.
+        """Runs a coroutine on the loop.
 
         Raises:
-            OSError: The connection has been closed.
+            OSError: The connection is closed.
         """
         with self._lock:
             if self._closed:
@@ -105,17 +109,17 @@ class Connection:
         future.add_done_callback(self._ended)
         return future
 
-    def call(self, operation: Callable[[Store], Awaitable[T]], try_s: float | None = None) -> T:
-        """Carries an operation out, with retries, and waits for it.
+    def call(self, operation: Callable[[Store], Awaitable[T]], attempt_s: float | None = None) -> T:
+        """Runs an operation with retries, and waits.
 
         Raises:
-            OSError: It failed, or took too long; the text names the repository.
+            OSError: It failed or timed out; the text names the repository.
         """
         timeouts = self.timeouts
-        future = self.start(lambda: self.trying(operation, try_s or timeouts.try_s))
-        limit_s = timeouts.open_s + timeouts.total_s + (try_s or timeouts.try_s) + 1.0
+        future = self.start(lambda: self.retry(operation, attempt_s or timeouts.attempt_s))
+        limit_s = timeouts.open_s + timeouts.total_s + (attempt_s or timeouts.attempt_s) + 1.0
         try:
-            # The loop keeps the time too, unless a library holds it up.
+            # The loop has its own timeouts, unless a library blocks it.
             return future.result(limit_s)
         except FutureCancelledError:
             raise OSError(f"model repository '{self.location}' has been closed") from None
@@ -123,8 +127,8 @@ class Connection:
             future.cancel()
             raise self.failure(error) from None
 
-    async def trying(self, operation: Callable[[Store], Awaitable[T]], try_s: float) -> T:
-        """Carries an operation out, with retries.
+    async def retry(self, operation: Callable[[Store], Awaitable[T]], attempt_s: float) -> T:
+        """Runs an operation with retries.
 
         Raises:
             OSError: It failed; the text names the repository.
@@ -140,49 +144,49 @@ class Connection:
                 async with asyncio.timeout(timeouts.open_s):
                     store = await self._opened()
                 deadline = deadline or loop.time() + timeouts.total_s
-                async with asyncio.timeout(try_s):
+                async with asyncio.timeout(attempt_s):
                     result = await operation(store)
                 self._retried = ""
                 return result
             except ConchError:
                 raise
             except PermissionError as error:
-                await self._forget()  # the next call looks whether there are other credentials
+                await self._drop_client()  # the next call reads the credentials again
                 raise self.failure(error) from None
             except TimeoutError:
-                limit_s = timeouts.open_s if store is None else try_s
-                failure: OSError = BusyError(f"no answer within {limit_s:g} s")
-            except BusyError as error:
+                limit_s = timeouts.open_s if store is None else attempt_s
+                failure: OSError = StoreBusyError(f"no answer within {limit_s:g} s")
+            except StoreBusyError as error:
                 failure = error
             except OSError as error:
                 raise self.failure(error) from None
             except Exception as error:
-                # A library's own kinds; and what it says of connections that were just closed under it.
+                # Errors of libraries, also those of connections closed meanwhile.
                 text = f"{type(error).__name__}: {error}"
                 if store is None or store is self._store:
                     raise self.failure(OSError(text)) from None
-                failure = BusyError(text)
-            pause_s = wait_s * random.uniform(0.5, 1.0)  # so that servers do not come back all at once
+                failure = StoreBusyError(text)
+            pause_s = wait_s * random.uniform(0.5, 1.0)  # jitter, so that servers do not retry in step
             if deadline is None or loop.time() + pause_s >= deadline:
                 raise self.failure(failure) from None
             reason = str(self.failure(failure))
-            if reason != self._retried:  # else the log has it, from another try or from something beside this
+            if reason != self._retried:  # log each reason once
                 self._retried = reason
                 log.info("%s; trying again", reason)
             await asyncio.sleep(pause_s)
             wait_s = min(wait_s * 2, timeouts.longest_wait_s)
 
     def failure(self, error: BaseException) -> OSError:
-        """An error as it is to be seen: it names the repository, and no secrets."""
+        """The error to report: with the repository's name and without secrets."""
         reason = redacted(str(error) or "no answer", self._secrets)
         text = f"model repository '{self.location}': {reason}"
-        for kind in (FileNotFoundError, PermissionError, BusyError):
+        for kind in (FileNotFoundError, PermissionError, StoreBusyError):
             if isinstance(error, kind):
                 return kind(text)
         return OSError(text)
 
     def close(self) -> None:
-        """Ends what is under way, and the thread; a second call waits for the first one."""
+        """Cancels everything and ends the thread; concurrent calls wait for each other."""
         with self._closing:
             self._close()
 
@@ -222,11 +226,11 @@ class Connection:
                     self._store = await self._open_store(self.location, credentials, self.timeouts.silence_s)
                 except (OSError, ConchError):
                     raise
-                except Exception as error:  # a library's own kinds: what is wrong with its settings
+                except Exception as error:  # library errors about its settings
                     raise OSError(str(error) or type(error).__name__) from None
             return self._store
 
-    async def _forget(self) -> None:
+    async def _drop_client(self) -> None:
         self._credentials.forget()
         async with self._opening:
             store, self._store = self._store, None
@@ -242,7 +246,7 @@ class Connection:
         await asyncio.gather(*others, return_exceptions=True)
         store, self._store = self._store, None
         if store is not None:
-            with suppress(Exception):  # it is being given up anyway
+            with suppress(Exception):  # closing anyway
                 await store.close()
         loop = asyncio.get_running_loop()
         await loop.shutdown_asyncgens()

@@ -1,6 +1,6 @@
-"""Who the server is to an object store: from environment variables, or Triton's JSON file of credentials.
+"""Credentials for object stores, from environment variables or Triton's JSON file.
 
-Nothing here talks to a store. Secrets are left out of representations; `redacted` takes them out of texts.
+Accesses no store. Representations hide secrets; `redacted` removes them from texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from conch.core.errors import InvalidArgumentError
 from conch_control.repository.storage.locations import Location, Scheme
 
 CREDENTIAL_FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
-"""The variable that names the file."""
+"""Variable that names the file."""
 
 _AUTH_TYPES = ("managed_identity", "default")
 _FIELDS: dict[Scheme, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _FIELDS: dict[Scheme, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class S3Credentials:
-    """Credentials for S3; what is empty is left to the AWS library: its variables, files and services.
+    """Credentials for S3; empty values are left to the AWS library.
 
     Attributes:
         key_id: Access key.
@@ -43,24 +43,24 @@ class S3Credentials:
     profile: str = ""
 
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown."""
+        """Values to hide."""
         return self.secret, self.session_token
 
 
 @dataclass(frozen=True, slots=True)
 class GcsCredentials:
-    """Credentials for Google's store.
+    """Credentials for Google Cloud Storage.
 
     Attributes:
-        path: A file with them; empty for those of the machine, or none.
-        emulated: Whether the store is an emulator, which wants none.
+        path: Credential file; empty for the machine's, or anonymous access.
+        emulated: True for an emulator, which needs none.
     """
 
     path: str = ""
     emulated: bool = False
 
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown: nothing, the library reads the file."""
+        """None: the library reads the file."""
         return ()
 
 
@@ -69,11 +69,12 @@ class AzureCredentials:
     """Credentials for Azure.
 
     Attributes:
-        account: The account that the key is of; empty for that of the location.
-        key: Key of the account.
-        auth_type: ``managed_identity`` or ``default`` for those of the machine; empty for the key, or none.
-        client_id: Which of several managed identities.
-        connection_string: All in one, as Azure's tools write it.
+        account: Account of the key; empty for the location's.
+        key: Account key.
+        auth_type: ``managed_identity`` or ``default`` for the machine's; empty for the key, or anonymous
+            access.
+        client_id: Selects one of several managed identities.
+        connection_string: Azure connection string.
     """
 
     account: str = ""
@@ -83,7 +84,7 @@ class AzureCredentials:
     connection_string: str = field(default="", repr=False)
 
     def secrets(self) -> tuple[str, ...]:
-        """What must not be shown."""
+        """Values to hide."""
         parts = (part.partition("=") for part in self.connection_string.split(";"))
         hidden = [value for name, _, value in parts if name in ("AccountKey", "SharedAccessSignature")]
         return (self.key, self.connection_string, *hidden)
@@ -93,7 +94,7 @@ Credentials = S3Credentials | GcsCredentials | AzureCredentials
 
 
 class CredentialReader:
-    """Finds the credentials of locations.
+    """Reads the credentials of locations.
 
     Args:
         environment: Environment variables.
@@ -104,14 +105,14 @@ class CredentialReader:
         self._file: Mapping[str, Mapping[str, Any]] | None = None
 
     def forget(self) -> None:
-        """Says that the credentials did not do, so that the file is read again."""
+        """Drops the cached file after an authentication error."""
         self._file = None
 
     def read(self, location: Location) -> Credentials:
-        """The credentials for a location; the file is read again where what it held does not match.
+        """Credentials for a location; rereads the file if the cached one has no match.
 
         Raises:
-            InvalidArgumentError: The file, or a variable, is wrong, or the file has none for the location.
+            InvalidArgumentError: The file or a variable is invalid, or nothing matches.
         """
         path = self._environment.get(CREDENTIAL_FILE)
         if not path:
@@ -129,15 +130,15 @@ class CredentialReader:
 
 
 def match(prefixes: Iterable[str], path: str) -> str | None:
-    """The longest of some prefixes that a path begins with; None if there is none."""
+    """The longest prefix of a path; None if there is none."""
     return max((prefix for prefix in prefixes if path.startswith(prefix)), key=len, default=None)
 
 
 def read_credential_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
-    """Triton's file of credentials: by scheme, by prefix of the location.
+    """Reads Triton's credential file: by scheme, by location prefix.
 
     Raises:
-        InvalidArgumentError: It can't be read, or is not of that form; nothing of it is in the text.
+        InvalidArgumentError: It is unreadable or malformed; the text has none of its content.
     """
     where = f"{CREDENTIAL_FILE}: '{path}'"
     try:
@@ -159,13 +160,13 @@ def read_credential_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def from_environment(location: Location, environment: Mapping[str, str]) -> Credentials:
-    """The credentials that environment variables give for a location.
+    """Credentials from environment variables.
 
     Raises:
-        InvalidArgumentError: One of them has a value it can't have.
+        InvalidArgumentError: A value is invalid.
     """
     if location.scheme == "s3":
-        return S3Credentials()  # the AWS library reads its own variables
+        return S3Credentials()  # the AWS library reads its variables itself
     if location.scheme == "gs":
         return _gcs(environment.get("GOOGLE_APPLICATION_CREDENTIALS", ""), environment)
     auth_type = environment.get("AZURE_STORAGE_AUTH_TYPE", "")
@@ -187,7 +188,7 @@ def from_environment(location: Location, environment: Mapping[str, str]) -> Cred
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """A text without secrets."""
+    """A text without the secrets."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text

@@ -1,4 +1,7 @@
-"""Fetches objects into a cache: in blocks, several at a time, going on where somebody has stopped."""
+"""Downloads objects into the cache: in blocks, several in parallel, resuming partial downloads.
+
+Runs on the connection's event loop; file operations run on its executor threads. Used by: `Stager`.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +27,17 @@ _TRIES = 3
 _LOOK_S = 0.1
 
 
-class ShortError(OSError):
-    """An object has given other than its size for some time: it has changed, or the way to it is broken."""
+class TruncatedError(OSError):
+    """An object repeatedly differs from its listed size: it changed, or a proxy cuts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchItem:
-    """An object to be fetched.
+    """An object to fetch.
 
     Attributes:
         item: The object.
-        blob: What it is in the cache.
+        blob: Its blob.
     """
 
     item: StoredObject
@@ -43,25 +46,23 @@ class FetchItem:
 
 @dataclass(slots=True)
 class Checksums:
-    """Whether a repository's checksums are those of the contents.
-
-    Those of some stores look like it and are not, such as the etags of encrypted objects.
+    """Whether a store's checksums can be trusted; some etags only look like an MD5.
 
     Attributes:
-        doubtful: Whether one was not, though the content was the same when it was fetched again.
+        doubtful: A checksum was wrong although two downloads were equal.
     """
 
     doubtful: bool = False
 
 
 class Fetch:
-    """One fetch of several objects.
+    """One download of several objects.
 
     Args:
-        connection: The way to the store.
-        cache: Where to.
-        files: The objects.
-        checksums: What is known of the repository's checksums.
+        connection: The store.
+        cache: The cache.
+        files: The objects by path.
+        checksums: Trust in the store's checksums.
     """
 
     def __init__(
@@ -78,16 +79,16 @@ class Fetch:
 
     @property
     def done(self) -> int:
-        """Bytes that are there."""
+        """Bytes present."""
         return sum(self._done.values())
 
     @property
     def complete(self) -> int:
-        """Files that are there."""
+        """Files present."""
         return self._complete
 
     async def run(self) -> None:
-        """Fetches all of them; what there is stays, however it ends.
+        """Downloads all files; partial data stays in any case.
 
         Raises:
             OSError: One can't be fetched.
@@ -115,7 +116,7 @@ class Fetch:
         while not await asyncio.to_thread(self._cache.has, wanted.blob):
             partial = await asyncio.to_thread(self._cache.partial, wanted.blob)
             if partial is None:
-                await asyncio.sleep(_LOOK_S)  # somebody else fetches it
+                await asyncio.sleep(_LOOK_S)  # another thread or server fetches it
                 continue
             try:
                 await self._content(path, wanted, partial, blocks)
@@ -148,10 +149,10 @@ class Fetch:
             log.warning("'%s' was not fetched well: its MD5 is wrong", wanted.item.path)
             seen = found
             await asyncio.to_thread(partial.restart)
-        raise ShortError(f"'{wanted.item.path}' can't be fetched: its content is another one every time")
+        raise TruncatedError(f"'{wanted.item.path}' can't be fetched: its content is another one every time")
 
     async def _rest(self, path: str, item: StoredObject, partial: Partial, blocks: asyncio.Semaphore) -> None:
-        """Fetches what a file lacks, some blocks ahead of the one being written."""
+        """Downloads the rest of a file, some blocks ahead of the write position."""
         position = partial.size
         pending: deque[asyncio.Task[bytes]] = deque()
         self._done[path] = position
@@ -174,12 +175,12 @@ class Fetch:
 
         async with blocks:
             for _ in range(_TRIES):
-                data = await self._connection.trying(read, self._connection.timeouts.block_s)
+                data = await self._connection.retry(read, self._connection.timeouts.block_s)
                 if len(data) == item.size > end - start:
-                    data = data[start:end]  # a server that knows no ranges
+                    data = data[start:end]  # the server ignores ranges
                 if len(data) == end - start:
                     return data
-        raise ShortError(
+        raise TruncatedError(
             f"model repository '{self._connection.location}': '{item.path}' ends early: {len(data)} of "
             f"{end - start} bytes from {start} on"
         )

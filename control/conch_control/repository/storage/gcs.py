@@ -1,4 +1,4 @@
-"""Google's object store, through gcsfs."""
+"""Google Cloud Storage, through gcsfs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, Tra
 
 from conch_control.repository.storage.credentials import Credentials, GcsCredentials
 from conch_control.repository.storage.locations import Location
-from conch_control.repository.storage.stores import BusyError, StoredObject
+from conch_control.repository.storage.stores import StoreBusyError, StoredObject
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +27,18 @@ _PASSING = (aiohttp.ClientError, requests.exceptions.RequestException, Transport
 
 
 class _OneTry(GCSFileSystem):  # type: ignore[misc]
-    """The file system without retries of its own, which can't be limited and log tracebacks."""
+    """The file system without its own retries, which have no time limit and log tracebacks."""
 
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         return await GCSFileSystem._request.__wrapped__(self, *args, **kwargs)
 
 
 class GcsStore:
-    """A place in Google's store; a `Store`.
+    """A prefix of a bucket; a `Store`.
 
     Args:
         fs: The file system.
-        root: Bucket and prefix, without a slash at the end.
+        root: Bucket and prefix, without trailing slash.
     """
 
     def __init__(self, fs: Any, root: str) -> None:
@@ -46,7 +46,7 @@ class GcsStore:
         self._root = root
 
     async def list(self, prefix: str) -> list[StoredObject]:
-        """All objects whose paths begin with a prefix, with directories' placeholders."""
+        """All objects under a prefix, with directory placeholders."""
         place = f"{self._root}/{prefix}".rstrip("/")
         with _errors():
             found = await self._fs._find(place, detail=True, update_cache=False)
@@ -60,16 +60,16 @@ class GcsStore:
         return content
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections."""
         if self._fs._session is not None:
             await self._fs._session.close()
 
 
 async def open_store(location: Location, credentials: Credentials, silence_s: float) -> GcsStore:
-    """Opens a place in Google's store."""
+    """Opens a bucket."""
     assert isinstance(credentials, GcsCredentials)
     with _errors():
-        # In a thread: Google's library may ask the machine's services who it is.
+        # In a thread: Google's library may query the metadata server.
         fs = await asyncio.to_thread(_file_system, credentials, silence_s)
         fs._loop = asyncio.get_running_loop()
     return GcsStore(fs, f"{location.bucket}/{location.prefix}".rstrip("/"))
@@ -102,7 +102,7 @@ def _stored(info: dict[str, Any], path: str) -> StoredObject:
         md5 = base64.b64decode(info.get("md5Hash", "")).hex()
     except (binascii.Error, ValueError):
         md5 = ""
-    # The etag changes with metadata too, the generation with the content only.
+    # The etag changes with metadata too, the generation only with the content.
     identity = str(info.get("generation") or info.get("etag") or "")
     return StoredObject(path, int(info["size"]), identity, mtime_ns, md5)
 
@@ -113,12 +113,12 @@ def _errors() -> Iterator[None]:
         yield
     except HttpError as error:
         if is_retriable(error):
-            raise BusyError(f"the store answered {error}") from None
+            raise StoreBusyError(f"the store answered {error}") from None
         if error.code in (401, 403):
             raise PermissionError(str(error)) from None
         raise OSError(str(error)) from None
     except _PASSING as error:
-        raise BusyError(str(error) or type(error).__name__) from None
+        raise StoreBusyError(str(error) or type(error).__name__) from None
     except OSError as error:
         if str(error).startswith("Forbidden"):
             raise PermissionError(str(error)) from None

@@ -1,4 +1,4 @@
-"""From the objects of a repository to its models, and from a model's objects to its directory; pure."""
+"""Maps objects to models, and a model's objects to its directory. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from conch_control.repository.layout import Fingerprint
 from conch_control.repository.storage.stores import StoredObject, fingerprint_of
 
 _LONGEST_NAME = 255
-"""Bytes that a file's name may have."""
+"""Longest file name in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a model consists of.
+    """The content of a model.
 
     Attributes:
-        files: Its objects by their path in the model's directory.
-        directories: Its directories, also empty ones.
-        problem: Why no directory can hold it; empty where one can.
+        files: Objects by path in the model's directory.
+        directories: Directories, also empty ones.
+        problem: Why it can't be a directory; empty if it can.
     """
 
     files: Mapping[str, StoredObject]
@@ -28,12 +28,12 @@ class Contents:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """What tells it from other states of the model."""
+        """Fingerprint of the model."""
         return fingerprint_of(dict(self.files), set(self.directories))
 
 
 def by_model(objects: Iterable[StoredObject]) -> dict[str, list[StoredObject]]:
-    """The objects of a repository by the model they belong to; those outside of all are left out."""
+    """Objects by model; those outside of model directories are dropped."""
     models: dict[str, list[StoredObject]] = {}
     for item in objects:
         name, slash, _ = item.path.partition("/")
@@ -43,7 +43,7 @@ def by_model(objects: Iterable[StoredObject]) -> dict[str, list[StoredObject]]:
 
 
 def is_safe(name: str) -> bool:
-    """Whether a name can be that of a file or a directory, in its own directory."""
+    """True for a valid single file name."""
     return (
         name not in ("", ".", "..")
         and "\0" not in name
@@ -53,11 +53,11 @@ def is_safe(name: str) -> bool:
 
 
 def contents_of(name: str, objects: Iterable[StoredObject]) -> Contents:
-    """What a model consists of.
+    """The content of a model.
 
     Args:
         name: Its name.
-        objects: Those whose paths begin with the name and a slash.
+        objects: Objects whose path starts with the name and a slash.
     """
     files: dict[str, StoredObject] = {}
     directories: set[str] = set()
@@ -65,7 +65,7 @@ def contents_of(name: str, objects: Iterable[StoredObject]) -> Contents:
     for item in sorted(objects, key=lambda item: item.path):
         path = item.path[len(name) + 1 :]
         if not path:
-            continue  # the placeholder of the model's own directory
+            continue  # placeholder of the model's directory
         placeholder = path.endswith("/")
         parts = path.rstrip("/").split("/") if placeholder else path.split("/")
         if not all(is_safe(part) for part in parts):
@@ -79,7 +79,7 @@ def contents_of(name: str, objects: Iterable[StoredObject]) -> Contents:
         if not placeholder:
             files[path] = item
     for path in sorted(files.keys() & directories):
-        # Some tools write a directory's placeholder as an empty object without a slash.
+        # Some tools write directory placeholders without a trailing slash.
         if files[path].size == 0:
             del files[path]
         else:

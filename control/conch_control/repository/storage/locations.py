@@ -1,4 +1,4 @@
-"""Where a repository is: a local path, or a place in an object store, as ``--model-repository`` spells it."""
+"""Parses ``--model-repository`` locations: local paths and object store URLs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPELLINGS: dict[Scheme, str] = {
     "gs": "gs://bucket/path",
     "as": "as://account/container/path",
 }
-"""The known schemes, and how locations of each are written."""
+"""Syntax of the locations of each scheme."""
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HOST = r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
@@ -27,15 +27,15 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in an object store.
+    """A location in an object store.
 
     Attributes:
-        scheme: Which kind of store.
-        text: The location as it was given, without slashes at its end.
-        bucket: The bucket, or Azure's container.
-        prefix: What the names of all objects of the repository begin with: empty, or ending with a slash.
-        endpoint: URL of an S3 server of one's own; empty for the usual one.
-        account: Azure's storage account.
+        scheme: Kind of store.
+        text: The location as given, without trailing slashes.
+        bucket: Bucket, or Azure container.
+        prefix: Prefix of all object names: empty, or with a trailing slash.
+        endpoint: URL of a custom S3 server; empty for AWS.
+        account: Azure storage account.
     """
 
     scheme: Scheme
@@ -50,18 +50,18 @@ class Location:
 
 
 def is_url(text: str) -> bool:
-    """Whether a location has a scheme; others are local paths."""
+    """True if a location has a scheme."""
     return _URL.match(text) is not None
 
 
 def parse_location(text: str | Path) -> Location | Path:
-    """Reads a location.
+    """Parses a location.
 
     Args:
         text: A local path, or one of the `SPELLINGS`.
 
     Raises:
-        InvalidArgumentError: It is neither.
+        InvalidArgumentError: It is malformed.
     """
     url = None if isinstance(text, Path) else _URL.fullmatch(text)
     if url is None:
@@ -89,7 +89,7 @@ def _s3(text: str, rest: str) -> Location:
     endpoint = ""
     found = _ENDPOINT.fullmatch(rest)
     if found is not None:
-        # Plain HTTP unless it is said, as in Triton: servers of one's own seldom have certificates.
+        # Plain HTTP by default, as in Triton: custom servers seldom have certificates.
         protocol, host, port, rest = found[1] or "http", found[2], int(found[3]), found[4] or ""
         if not 0 < port < 65536:
             raise _wrong(text, "s3", f"{port} is not a port")
@@ -107,7 +107,7 @@ def _split(text: str, scheme: Scheme, rest: str) -> tuple[str, str]:
     kind = "container" if scheme == "as" else "bucket"
     if not _NAME.fullmatch(bucket):
         raise _wrong(text, scheme, f"the name of the {kind} is missing or wrong")
-    parts = [part for part in path.split("/") if part]  # Triton joins slashes that follow one another
+    parts = [part for part in path.split("/") if part]  # repeated slashes count as one, as in Triton
     if any(part in (".", "..") for part in parts):
         raise _wrong(text, scheme, "its path must not hold '.' or '..'")
     if not path.isprintable():
@@ -120,7 +120,7 @@ def _trimmed(text: str | Path) -> str:
 
 
 def _shown(text: str) -> str:
-    """The location without what may be a password."""
+    """The location without user information."""
     return re.sub(r"://[^/@]*@", "://***@", text)
 
 

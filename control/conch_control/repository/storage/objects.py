@@ -1,4 +1,4 @@
-"""Repositories in object stores: every directory there is a model, and fetched before it is served."""
+"""Model repositories in object stores; models are fetched into the cache before they are served."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from conch_control.repository.storage.stores import Store, StoredObject
 log = logging.getLogger(__name__)
 
 FRESH_S = 2.0
-"""How long a listing of the whole repository says what there is of a model."""
+"""Age up to which a listing of the repository tells a model's state, in seconds."""
 
 READ_FRESH_S = 60.0
-"""How long such a listing says what a model's config is: whoever loads it looks again."""
+"""The same for reading configs; a load lists the model again."""
 
 _READS = 2
-"""How often a file is read again that is not what the listing says."""
+"""Retries of a read that differs from the listing."""
 
 _SMALL = 1 << 20
-"""Most bytes of a file that is kept when it is read by itself, such as a config."""
+"""Largest single file kept in the cache after a read, such as a config."""
 
 
 class ObjectRepository:
-    """A place with models in an object store; a `Repository`.
+    """A prefix of an object store with models; a `Repository`.
 
     Args:
-        connection: The way to the store; it is this repository's to close.
-        cache: Where models are fetched to; it is this repository's to close.
-        clock: Time in seconds, for how old listings are.
+        connection: The store; closed by this object.
+        cache: The cache; closed by this object.
+        clock: Seconds, for the age of listings.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class ObjectRepository:
 
     @property
     def location(self) -> str:
-        """The URL, as it was given."""
+        """The URL as given."""
         return self._connection.location.text
 
     def check(self) -> None:
-        """Checks that it can be read, and the cache be written.
+        """Checks read access to the store and write access to the cache.
 
         Raises:
-            InvalidArgumentError: It is not there, is closed to us, or the credentials are wrong.
+            InvalidArgumentError: It is missing, access is denied, or the credentials are wrong.
             UnavailableError: The store does not answer.
         """
         try:
@@ -77,14 +77,14 @@ class ObjectRepository:
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self.location}'")
 
     def models(self) -> Mapping[str, ModelSource]:
-        """The models it has now, by one listing of all objects.
+        """Lists the models with one listing of all objects.
 
         Raises:
-            OSError: The store can't say now.
+            OSError: The store does not answer.
         """
         models: dict[str, ModelSource] = {}
         objects_by_model = by_model(self._list(""))
-        # From its end: one that takes long would else be of no use, and each model be listed once more.
+        # Age counts from the end; otherwise slow listings would be stale at once.
         listed_at = self._clock()
         for name, objects in objects_by_model.items():
             if name.isprintable():
@@ -94,7 +94,7 @@ class ObjectRepository:
         return models
 
     def close(self) -> None:
-        """Ends what is under way; nothing may be served from what was staged."""
+        """Cancels transfers and closes the cache."""
         self._connection.close()
         self._cache.close()
 
@@ -116,10 +116,10 @@ class ObjectRepository:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a listing of the whole repository has said of a model.
+    """A model's part of a listing.
 
     Attributes:
-        at: When it ended, in seconds.
+        at: End of the listing, in seconds.
         objects: The model's objects.
     """
 
@@ -131,9 +131,9 @@ class ObjectModel:
     """A model in an object store; a `ModelSource`.
 
     Args:
-        repository: Where it is.
+        repository: Its repository.
         name: Model name.
-        listed: What is known of it, for as long as that is fresh.
+        listed: The listing that found it.
     """
 
     def __init__(self, repository: ObjectRepository, name: str, listed: Listed) -> None:
@@ -147,19 +147,19 @@ class ObjectModel:
         return f"{self._repository.location}/{self.name}"
 
     def fingerprint(self) -> Fingerprint:
-        """The state of the objects now, or at the listing that has just found the model.
+        """Current state of the objects, or that of a fresh listing.
 
         Raises:
-            OSError: The store can't say now.
+            OSError: The store does not answer.
         """
         return self._contents().fingerprint
 
     def listed_fingerprint(self) -> Fingerprint:
-        """The state of the objects at the listing that has found the model."""
+        """State of the objects at the listing."""
         return contents_of(self.name, self._listed.objects).fingerprint
 
     def read(self, path: str) -> bytes:
-        """The content of a small file; from the cache where it has not changed.
+        """Content of a small file, from the cache if unchanged.
 
         Raises:
             FileNotFoundError: There is none.
@@ -178,21 +178,21 @@ class ObjectModel:
             content = repository._cache.find(blob) or repository._fetch(item)
             if len(content) == item.size:
                 if item.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest():
-                    # It is surely of that state, and not of one that came after the listing.
+                    # The checksum proves that the content matches the listing.
                     if item.size <= _SMALL:
                         repository._cache.keep(blob, content)
                     return content
-                if not item.md5 or content == seen:  # the store has no checksum, or one of another kind
+                if not item.md5 or content == seen:  # no checksum, or of another kind
                     return content
             seen = content
         raise OSError(f"'{self.location}/{path}' changes all the time, or is cut off")
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> StagedModel:
-        """Brings the model's files into a directory of the cache.
+        """Fetches the model's files into the cache.
 
         Raises:
-            OSError: They can't be had; what was fetched stays for the next try.
-            CancelledError: It was told to give up.
+            OSError: They can't be fetched; partial data stays for a retry.
+            CancelledError: `cancelled` returned True.
         """
         repository = self._repository
         return repository._stager.stage(

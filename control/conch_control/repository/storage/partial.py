@@ -1,4 +1,4 @@
-"""A content that is being fetched."""
+"""A partial download in the cache, locked by the thread that writes it."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from pathlib import Path
 from typing import Protocol
 
 Write = Callable[[int, bytes, int], int]
-"""Writes some bytes to a descriptor at an offset and says how many; `os.pwrite`."""
+"""Writes bytes to a descriptor at an offset; returns the count, as `os.pwrite`."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Room(Protocol):
-    """What a cache offers to who writes into it."""
+    """The part of the cache that a partial download needs."""
 
     def free(self, size: int) -> bool:
-        """Removes what nobody uses, for so many bytes; says whether there was any."""
+        """Evicts blobs; returns True if anything was evicted."""
 
-    def no_room(self, error: OSError) -> OSError:
-        """What to say when the disk is full."""
+    def disk_full(self, error: OSError) -> OSError:
+        """The error for a full disk."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keeps others from counting, linking and evicting."""
+        """Locks the cache."""
 
 
-def is_full(error: OSError) -> bool:
-    """Whether an error says that there is no room on the disk."""
+def is_disk_full(error: OSError) -> bool:
+    """True if an error says that the disk is full."""
     return error.errno in _FULL
 
 
 class Partial:
-    """The first bytes of a content, and the right to add to them.
+    """The first bytes of a blob, and the right to append.
 
     Args:
-        cache: The cache; knows what to do where there is no room.
+        cache: The cache.
         path: The file.
         descriptor: The file, locked.
         write: Writes to it.
@@ -49,35 +49,35 @@ class Partial:
     def __init__(self, cache: Room, path: Path, descriptor: int, write: Write) -> None:
         self._cache = cache
         self._path = path
-        self._lock = threading.Lock()  # it may be closed while another thread still writes
+        self._lock = threading.Lock()  # `close` may run while another thread writes
         self._descriptor: int | None = descriptor
         self._write = write
         self.size = os.fstat(descriptor).st_size
 
     def append(self, data: bytes) -> None:
-        """Adds some bytes.
+        """Appends bytes; evicts blobs if the disk is full.
 
         Raises:
-            OSError: They can't be written; those before are still good.
+            OSError: They can't be written; the earlier bytes stay valid.
         """
         with self._lock:
             while data:
                 try:
                     written = self._write(self._open(), data, self.size)
                 except OSError as error:
-                    if not is_full(error):
+                    if not is_disk_full(error):
                         raise
                     if not self._cache.free(len(data)):
-                        raise self._cache.no_room(error) from None
+                        raise self._cache.disk_full(error) from None
                     continue
                 self.size += written
                 data = data[written:]
 
     def restart(self) -> None:
-        """Forgets the bytes.
+        """Drops all bytes.
 
         Raises:
-            FileNotFoundError: Somebody else has taken them for good.
+            FileNotFoundError: Another server has completed it.
         """
         with self._lock, self._cache.locked():
             self._unlink()
@@ -88,16 +88,16 @@ class Partial:
             self.size = 0
 
     def drop(self) -> None:
-        """Removes it.
+        """Removes the file.
 
         Raises:
-            FileNotFoundError: Somebody else has taken it for good.
+            FileNotFoundError: Another server has completed it.
         """
         with self._lock, self._cache.locked():
             self._unlink()
 
     def md5(self) -> str:
-        """MD5 of the bytes, in hexadecimal."""
+        """MD5 in hexadecimal."""
         digest = hashlib.md5(usedforsecurity=False)
         with self._lock:
             offset = 0
@@ -107,22 +107,22 @@ class Partial:
         return digest.hexdigest()
 
     def sync(self) -> None:
-        """Has the bytes written to the disk, so that a loss of power does not leave others in their place."""
+        """Flushes to disk, so that a power loss leaves no wrong bytes."""
         with self._lock:
             try:
                 os.fsync(self._open())
             except OSError as error:
-                raise self._cache.no_room(error) if is_full(error) else error from None
+                raise self._cache.disk_full(error) if is_disk_full(error) else error from None
 
     def close(self) -> None:
-        """Gives it up for others to go on."""
+        """Unlocks the file for others."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
             if descriptor is not None:
                 os.close(descriptor)
 
     def _unlink(self) -> None:
-        # It is never cut off: it may be a blob by now, and linked to a model.
+        # Never truncated: it may be a blob already, linked to a model.
         if os.stat(self._path).st_ino != os.fstat(self._open()).st_ino:
             raise FileNotFoundError(errno.ENOENT, "what was fetched is gone", str(self._path))
         self._path.unlink()

@@ -1,4 +1,4 @@
-"""S3, and servers that speak its protocol, through s3fs."""
+"""S3 and compatible servers, through s3fs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from s3fs import S3FileSystem
 
 from conch_control.repository.storage.credentials import Credentials, S3Credentials
 from conch_control.repository.storage.locations import Location
-from conch_control.repository.storage.stores import BusyError, StoredObject
+from conch_control.repository.storage.stores import StoreBusyError, StoredObject
 
 _CONNECTIONS = 32
 _PASSING = (HTTPClientError, IncompleteReadError, ResponseParserError, TransportError, TimeoutError)
 
 
 class S3Store:
-    """A place in S3; a `Store`.
+    """A prefix of a bucket; a `Store`.
 
     Args:
         fs: The file system, connected.
-        root: Bucket and prefix, without a slash at the end.
+        root: Bucket and prefix, without trailing slash.
     """
 
     def __init__(self, fs: Any, root: str) -> None:
@@ -34,7 +34,7 @@ class S3Store:
         self._root = root
 
     async def list(self, prefix: str) -> list[StoredObject]:
-        """All objects whose paths begin with a prefix, with directories' placeholders."""
+        """All objects under a prefix, with directory placeholders."""
         with _errors():
             found = await self._fs._find(f"{self._root}/{prefix}".rstrip("/"), detail=True)
         start = len(self._root) + 1
@@ -47,15 +47,15 @@ class S3Store:
         return content
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections."""
         await self._fs._s3creator.__aexit__(None, None, None)
 
 
 async def open_store(location: Location, credentials: Credentials, silence_s: float) -> S3Store:
-    """Opens a place in S3."""
+    """Opens a bucket."""
     assert isinstance(credentials, S3Credentials)
     with _errors():
-        # The session reads files and may ask the machine's services who it is.
+        # The session reads files and may query the metadata service.
         session = await asyncio.to_thread(AioSession, profile=credentials.profile or None)
         anonymous = not credentials.key_id and await session.get_credentials() is None
         fs = S3FileSystem(
@@ -66,13 +66,13 @@ async def open_store(location: Location, credentials: Credentials, silence_s: fl
             use_listings_cache=False,
             **options(location, credentials, silence_s),
         )
-        fs.retries = 1  # who calls retries, and within a limit of time
+        fs.retries = 1  # `Connection` retries, with a time limit
         await fs.set_session()
     return S3Store(fs, f"{location.bucket}/{location.prefix}".rstrip("/"))
 
 
 def options(location: Location, credentials: S3Credentials, silence_s: float) -> dict[str, Any]:
-    """What s3fs is told about a location."""
+    """Arguments of s3fs for a location."""
     config: dict[str, Any] = {
         "connect_timeout": silence_s,
         "read_timeout": silence_s,
@@ -95,7 +95,7 @@ def options(location: Location, credentials: S3Credentials, silence_s: float) ->
 def _stored(info: dict[str, Any], path: str) -> StoredObject:
     etag = str(info.get("ETag", "")).strip('"')
     changed = info.get("LastModified")
-    # Objects uploaded in parts have etags with a dash, which are not the MD5 of the content.
+    # Multipart uploads have etags with a dash, which are no MD5.
     md5 = etag if len(etag) == 32 and "-" not in etag else ""
     mtime_ns = 0 if changed is None else int(changed.timestamp() * 1e9)
     return StoredObject(path, int(info["size"]), etag, mtime_ns, md5)
@@ -106,14 +106,14 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except _PASSING as error:
-        raise BusyError(str(error) or type(error).__name__) from None
+        raise StoreBusyError(str(error) or type(error).__name__) from None
     except OSError as error:
         cause = error.__cause__
         if isinstance(cause, ClientError):
             status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = cause.response.get("Error", {}).get("Code", "")
             if status == 429 or status >= 500 or code in ("SlowDown", "RequestTimeout"):
-                raise BusyError(f"the store answered {status}: {_text(error)}") from None
+                raise StoreBusyError(f"the store answered {status}: {_text(error)}") from None
             raise type(error)(_text(error)) from None
         raise
     except (BotoCoreError, ClientError, ValueError) as error:

@@ -1,4 +1,15 @@
-"""Brings models from an object store into directories, and keeps them there while they are in use."""
+"""Stages models from an object store: lists, fetches missing blobs, links them into a tree.
+
+| step    | event                                         | next                                  |
+|---------|-----------------------------------------------|---------------------------------------|
+| list    | a tree of this state is in use                | share the tree, done                  |
+| list    | otherwise                                     | link present blobs, fetch the rest    |
+| fetch   | fails although the listing is unchanged       | error; partial data stays             |
+| fetch   | done or failed, and the listing has changed   | drop changed blobs, list (5 times)    |
+| fetch   | done, and the listing is unchanged            | link, share the tree, done            |
+
+Owns: trees in use, with their user counts. Locks: `_lock` guards them. Used by: `ObjectRepository`.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +30,13 @@ from conch_control.repository.storage.cache import Blob, ModelCache, Tree
 from conch_control.repository.storage.connection import Connection
 from conch_control.repository.storage.fetch import Checksums, Fetch, FetchItem
 from conch_control.repository.storage.listing import Contents
-from conch_control.repository.storage.partial import is_full
-from conch_control.repository.storage.stores import BusyError, StoredObject
+from conch_control.repository.storage.partial import is_disk_full
+from conch_control.repository.storage.stores import StoreBusyError, StoredObject
 
 log = logging.getLogger(__name__)
 
 _STARTS = 5
-"""How often a stage begins anew as objects change under it."""
+"""Attempts to stage a model that changes meanwhile."""
 
 _LOOK_S = 0.1
 _LOG_S = 5.0
@@ -34,7 +45,7 @@ _END_S = 10.0
 
 @dataclass(eq=False, slots=True)
 class _InUse:
-    """A tree, and how many have it."""
+    """A tree with its user count."""
 
     tree: Tree
     users: int = 0
@@ -44,9 +55,9 @@ class StagedModel:
     """A model in the cache; a `Staged`.
 
     Args:
-        stager: Whose it is.
-        key: What the stager knows it by.
-        directory: Where it is.
+        stager: Its stager.
+        key: Key in the stager.
+        directory: Its directory.
     """
 
     def __init__(self, stager: Stager, key: tuple[str, Fingerprint], directory: Path) -> None:
@@ -57,11 +68,11 @@ class StagedModel:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The state of the source that is in the directory."""
+        """State of the source in the directory."""
         return self._key[1]
 
     def release(self) -> None:
-        """Says that nothing of the model is served from the directory any more; again, it does nothing."""
+        """Ends the use of the directory; repeated calls do nothing."""
         if not self._released:
             self._released = True
             self._stager._release(self._key)
@@ -71,9 +82,9 @@ class Stager:
     """Stages the models of one repository.
 
     Args:
-        connection: The way to its store.
-        cache: Where they are put.
-        clock: Time in seconds, for how often progress is logged.
+        connection: The store.
+        cache: The cache.
+        clock: Seconds, for progress logs.
     """
 
     def __init__(
@@ -83,28 +94,28 @@ class Stager:
         self._cache = cache
         self._clock = clock
         self._checksums = Checksums()
-        self._lock = threading.Lock()  # guards the next
+        self._lock = threading.Lock()  # guards the next attribute
         self._in_use: dict[tuple[str, Fingerprint], _InUse] = {}
 
     def blob(self, item: StoredObject) -> Blob:
-        """What an object in its present state is in the cache."""
+        """Blob of an object in its current state."""
         key = repr((self._connection.location.text, item.entry(item.path)))
         return Blob(hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest(), item.size)
 
     def stage(
         self, name: str, look: Callable[[], Contents], progress: Progress, cancelled: Callable[[], bool]
     ) -> StagedModel:
-        """Has a model's directory filled, or finds the one that is.
+        """Stages a model, or shares the tree in use.
 
         Args:
             name: The model.
-            look: Lists what it consists of now.
-            progress: Is told how far it is.
-            cancelled: Asked now and then whether to give up.
+            look: Lists its current content.
+            progress: Receives the progress.
+            cancelled: Returns True to give up; polled.
 
         Raises:
-            OSError: The files can't be had; what was fetched stays for the next try.
-            CancelledError: It was told to give up.
+            OSError: The files can't be fetched; partial data stays for a retry.
+            CancelledError: `cancelled` returned True.
         """
         for _ in range(_STARTS):
             contents = look()
@@ -127,7 +138,9 @@ class Stager:
                 done = self._fill(name, tree, contents, look, progress, cancelled)
             except OSError as error:
                 tree.remove()
-                raise self._cache.no_room(error) if is_full(error) and error.filename else error from None
+                raise (
+                    self._cache.disk_full(error) if is_disk_full(error) and error.filename else error
+                ) from None
             except BaseException:
                 tree.remove()
                 raise
@@ -149,7 +162,7 @@ class Stager:
         progress: Progress,
         cancelled: Callable[[], bool],
     ) -> bool:
-        """Fills a tree; says whether it holds what was asked for, which may have changed meanwhile."""
+        """Fills a tree; returns False if the model changed meanwhile."""
         blobs = {path: self.blob(item) for path, item in contents.files.items()}
         missing = tree.begin(contents.directories, blobs)
         total = sum(blobs[path].size for path in missing)
@@ -161,17 +174,17 @@ class Stager:
         fetch = Fetch(self._connection, self._cache, files, self._checksums)
         try:
             self._wait(name, fetch, len(files), total, progress, cancelled)
-        except BusyError:
+        except StoreBusyError:
             raise
         except OSError as error:
-            if is_full(error) or _same(contents, look(), missing):
+            if is_disk_full(error) or _same(contents, look(), missing):
                 raise
             return False
-        # What was asked for is what there was all the time: objects never go back to an old state.
+        # Unchanged at the end means unchanged all the time: objects never return to an old state.
         if not _same(contents, look(), missing):
             self._forget(files)
             return False
-        with suppress(FileNotFoundError):  # another server with less room may have evicted it
+        with suppress(FileNotFoundError):  # another server may have evicted a blob
             tree.finish({path: blobs[path] for path in missing})
             progress(total, total)
             return True
@@ -207,11 +220,11 @@ class Stager:
             raise OSError(f"model repository '{self._connection.location}' has been closed") from None
         finally:
             future.cancel()
-            if fetch.begun:  # else it was given up before
+            if fetch.begun:  # else it was cancelled before
                 fetch.ended.wait(_END_S)
 
     def _forget(self, files: dict[str, FetchItem]) -> None:
-        """Drops what was fetched of objects that have changed meanwhile: it may be of either state."""
+        """Drops partial data of changed objects, which may mix both states."""
         for wanted in files.values():
             with suppress(OSError):
                 partial = self._cache.partial(wanted.blob)
@@ -225,7 +238,7 @@ class Stager:
         with self._lock:
             shared = self._in_use.setdefault(key, _InUse(tree))
             shared.users += 1
-        if shared.tree is not tree:  # somebody else was faster
+        if shared.tree is not tree:  # another thread was faster
             tree.remove()
         return StagedModel(self, key, shared.tree.directory)
 
@@ -240,5 +253,5 @@ class Stager:
 
 
 def _same(before: Contents, now: Contents, paths: list[str]) -> bool:
-    """Whether some objects are what they were."""
+    """True if the objects are unchanged."""
     return all(now.files.get(path) == before.files[path] for path in paths)

@@ -1,4 +1,4 @@
-"""What the control plane needs of an object store, and the way to the stores there are."""
+"""The interface of object stores, and its implementations by scheme."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Entry = tuple[str, int, int, int | str]
 """One object in a `Fingerprint`."""
 
 
-class BusyError(OSError):
-    """The store can't answer now, and may a little later."""
+class StoreBusyError(OSError):
+    """The store can't answer now; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object as a listing shows it.
+    """An object in a listing.
 
     Attributes:
-        path: Its name, without the repository's prefix.
+        path: Name without the repository's prefix.
         size: Bytes.
-        identity: Changes whenever the object does, such as its etag; empty where the store has no such thing.
-        mtime_ns: When it was last changed.
-        md5: MD5 of its content in hexadecimal, as far as the store says; some stores err there.
+        identity: Changes with the object, such as its etag; empty if the store has none.
+        mtime_ns: Last modification.
+        md5: MD5 in hexadecimal as the store reports it; not always right.
     """
 
     path: str
@@ -39,44 +39,44 @@ class StoredObject:
     md5: str = ""
 
     def entry(self, path: str) -> Entry:
-        """The object under some path in a fingerprint."""
-        # Where the identity counts, the time says nothing more.
+        """Fingerprint entry of the object under a path."""
+        # The mtime adds nothing to an identity.
         return path, self.size, 0 if self.identity else self.mtime_ns, self.identity
 
 
 class Store(Protocol):
-    """An object store, seen from its repository; to be used on one event loop.
+    """An object store, used on one event loop.
 
-    All operations raise `FileNotFoundError` for what is not there, `PermissionError`, `BusyError` where
-    another try makes sense, and `OSError` for the rest. They may take any time and can be cancelled.
+    Operations raise `FileNotFoundError`, `PermissionError`, `StoreBusyError` if a retry makes sense, else
+    `OSError`. They have no time limit and can be cancelled.
     """
 
     async def list(self, prefix: str) -> list[StoredObject]:
-        """All objects whose paths begin with a prefix, with directories' placeholders (``path/``).
+        """All objects under a prefix, with directory placeholders (``path/``).
 
         Args:
-            prefix: Empty, or ending with a slash.
+            prefix: Empty, or with a trailing slash.
         """
 
     async def read(self, path: str, start: int, end: int) -> bytes:
-        """Bytes of an object, fewer or more if the store or the way to it is broken."""
+        """Bytes of an object; may return another count if store or proxy misbehave."""
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections."""
 
 
 OpenStore = Callable[[Location, Credentials, float], Awaitable[Store]]
-"""Opens a store for which silence of so many seconds is a failure."""
+"""Opens a store; the float is the longest silence in seconds."""
 
 _MODULES = {"s3": "s3", "gs": "gcs", "as": "azure"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "as": "azure"}
 
 
 def find_store(location: Location) -> OpenStore:
-    """The way to the kind of store that a location is in.
+    """The opener for a location's scheme.
 
     Raises:
-        UnsupportedError: The package for it is not installed.
+        UnsupportedError: The package is not installed.
     """
     try:
         module = importlib.import_module(f"conch_control.repository.storage.{_MODULES[location.scheme]}")
@@ -91,6 +91,6 @@ def find_store(location: Location) -> OpenStore:
 
 
 def fingerprint_of(entries: dict[str, StoredObject], directories: set[str]) -> Fingerprint:
-    """The fingerprint of a model from its objects and directories, by their paths in it."""
+    """Fingerprint of a model from its objects and directories."""
     files = [item.entry(path) for path, item in entries.items()]
     return tuple(sorted([*files, *((f"{path}/", 0, 0, 0) for path in directories)]))

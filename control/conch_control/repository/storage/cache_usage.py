@@ -1,4 +1,4 @@
-"""What is in the directory of a model cache, and what of it may go."""
+"""Measures the cache directory: used and evictable bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file: its size, its links, when it was last used and last changed, in seconds since 1970."""
+    """A file: size, link count, atime and mtime in Unix seconds."""
 
     path: Path
     size: int
@@ -21,8 +21,8 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Survey:
-    """What is in the directory; `wanted` is what room is claimed for."""
+class CacheUsage:
+    """Content of the cache; `wanted` has reserved sizes by digest."""
 
     blobs: dict[str, Entry]
     partials: dict[str, Entry]
@@ -30,7 +30,7 @@ class Survey:
     copied: int
 
     def used(self) -> int:
-        """Bytes that are taken, or claimed."""
+        """Bytes taken or reserved."""
         return (
             sum(entry.size for entry in self.blobs.values())
             + sum(entry.size for digest, entry in self.partials.items() if digest not in self.wanted)
@@ -39,7 +39,7 @@ class Survey:
         )
 
     def unused(self) -> list[Entry]:
-        """What may be evicted."""
+        """Files that may be evicted."""
         blobs = [
             entry for digest, entry in self.blobs.items() if entry.links == 1 and digest not in self.wanted
         ]
@@ -47,7 +47,7 @@ class Survey:
 
 
 def entries_of(directory: Path) -> dict[str, Entry]:
-    """The files in a directory, by name."""
+    """Files of a directory by name."""
     found: dict[str, Entry] = {}
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -61,15 +61,15 @@ def entries_of(directory: Path) -> dict[str, Entry]:
 
 
 def files_of(owner: Path) -> list[Path]:
-    """What an owner has in its directory; nothing if it has just ended."""
+    """Files of an owner; empty if it has just ended."""
     try:
         return list(owner.iterdir())
     except OSError:
         return []
 
 
-def is_alive(owner: Path) -> bool:
-    """Whether an owner still holds its lock."""
+def owner_is_alive(owner: Path) -> bool:
+    """True if an owner holds its lock."""
     try:
         descriptor = os.open(owner / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -84,7 +84,7 @@ def is_alive(owner: Path) -> bool:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; -1 if there is none."""
+    """Bytes of a file; -1 if it is missing."""
     try:
         return path.stat().st_size
     except OSError:
