@@ -26,7 +26,7 @@ from conch.core.request_log import RequestLog
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
-from conch.frontends.grpc.server import GrpcFrontEnd, GrpcOptions
+from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, GrpcOptions
 from conch.frontends.http.loop import LoopThread
 from conch.frontends.http.server import HttpFrontEnd, HttpOptions
 from conch.frontends.operations.operation_handlers import Services

@@ -19,8 +19,8 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.frontends.access_policy import parse_restricted_apis, parse_restricted_protocols
 from conch.frontends.grpc.adapter import TlsOptions
-from conch.frontends.grpc.forward import HeaderForwarder
-from conch.frontends.grpc.server import ConnectionLimits, GrpcOptions, KeepAlive
+from conch.frontends.grpc.grpc_front_end import ConnectionLimits, GrpcOptions, KeepAlive
+from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.http.infer.forward import forwarder
 from conch.frontends.http.origins import ANY_ORIGIN
 from conch.frontends.http.server import HttpOptions, HttpTls
@@ -188,7 +188,7 @@ def _log(settings: Settings) -> LogOptions:
         format=settings.log_format,
         json=settings.log_json,
         file=settings.log_file,
-        most_alike=settings.log_rate_limit,
+        repeat_limit=settings.log_rate_limit,
         escape=os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES") != "0",
     )
 

@@ -22,8 +22,8 @@ from conch.cli.control_connection import (
     failure,
 )
 from conch.core.errors import ConchError
-from conch.observability.logs import configure, unconfigure
-from conch.observability.options import LogOptions
+from conch.observability.logging.log_handler import configure, unconfigure
+from conch.observability.logging.log_settings import LogOptions
 from conch_control.options import ControlOptions
 from conch_control.planner.planner_loop import Planner, PlannerOptions
 from conch_control.remote_api.client import ModelControlClient

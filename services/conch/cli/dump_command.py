@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from conch.core.stacks import FILE, SIGNAL
+from conch.core.process_setup import STACKS_FILE, STACKS_SIGNAL
 
 DONE, FAILED, USAGE = 0, 1, 2
 """Exit codes."""
 
 _PROC = Path("/proc")
-_LINK = f"/memfd:{FILE} (deleted)"
+_LINK = f"/memfd:{STACKS_FILE} (deleted)"
 _INTERVAL_S = 0.05
 _QUIET_INTERVALS = 4
 _MOST_S = 10.0
@@ -62,7 +62,7 @@ def _stacks(pid: int) -> str:
     try:
         with path.open("r+b") as file:
             file.truncate(0)
-            os.kill(pid, SIGNAL)
+            os.kill(pid, STACKS_SIGNAL)
             never = threading.Event()
             size, quiet, end = 0, 0, time.monotonic() + _MOST_S
             # Nothing marks the end of the stacks: they end when the file stops growing.

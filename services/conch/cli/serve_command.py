@@ -14,12 +14,11 @@ from conch.cli.settings.reference import help_parser
 from conch.cli.settings.resolve import read_flags
 from conch.cli.settings.resolved import Settings
 from conch.cli.settings.setting import FlagError
-from conch.core.descriptors import raise_descriptor_limit
 from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
-from conch.core.stacks import register
+from conch.core.process_setup import raise_descriptor_limit, register_stack_dump
 from conch.frontends.grpc.adapter import IncompatibleGrpcError
-from conch.observability.outputs import LogFileError, Logs, open_logs
+from conch.observability.logging.process_logs import LogFileError, Logs, open_logs
 from conch.process.allocator import keep_large_blocks, trim_when_idle
 from conch.process.banner import models_table
 from conch.process.gpu_discovery import find_gpus
@@ -59,7 +58,7 @@ def serve(settings: Settings, options: PartOptions, logs: Logs) -> int:
     if settings.response_cache_byte_size is not None:
         log.warning("--response-cache-byte-size is deprecated: use --cache-config=local,size=<bytes>")
     keep_large_blocks()
-    register()
+    register_stack_dump()
     trim_when_idle()
     raise_descriptor_limit()
     capability = settings.min_supported_compute_capability

@@ -1,1 +1,1 @@
-"""What the server tells of itself: logs; metrics and traces later."""
+"""Logs, metrics and trace settings of the server."""

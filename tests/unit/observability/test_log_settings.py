@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnsupportedError
-from conch.observability.options import LogOptions
-from conch.observability.settings import LogControl
-from conch.observability.trace import TraceSettings
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
 
 START = {
     "log_file": "",
@@ -135,7 +134,7 @@ def test_asking_of_models_keeps_nothing() -> None:
     traces = TraceSettings()
     for number in range(10):
         traces.update({"bogus": ["x"]}, str(number))
-    assert traces._changed == {}
+    assert traces.models == []
 
 
 @pytest.mark.parametrize(

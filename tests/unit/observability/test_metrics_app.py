@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from conch.observability.metrics.app import MetricsApp
-from conch.observability.metrics.exposition import Format
+from conch.observability.metrics.metrics_app import MetricsApp
+from conch.observability.metrics.metrics_exposition import Format
 
 
 class Rendered:

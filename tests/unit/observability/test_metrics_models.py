@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,17 +13,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tests.support.core import make_request, make_spec
 from tests.support.metrics import Samples, families, of_model, samples, value
 
-from conch.core.loads import LoadStatistics
+from conch.core.load_statistics import LoadStatistics
+from conch.core.model_statistics import ModelStatistics
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import WorkerStatus
 from conch.core.spec import InstanceGroup
-from conch.core.stats import ModelStatistics
-from conch.observability.metrics.breaks import Breaks
-from conch.observability.metrics.exposition import Exposition, Format
-from conch.observability.metrics.models import ModelMetrics
-from conch.observability.metrics.state import StateMetrics
-from conch.observability.metrics.text import Family, sample
+from conch.observability.metrics.metrics_exposition import Exposition, Format, GilYielder, Source
+from conch.observability.metrics.model_metrics import ModelMetrics
+from conch.observability.metrics.sample_text import Family, sample
+from conch.observability.metrics.server_metrics import StateMetrics
 
 
 class Served:
@@ -49,15 +48,21 @@ class Served:
 class Site:
     """Metrics of some models."""
 
-    def __init__(self, *models: Served, counters: bool = True, gpu_uuids: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *models: Served,
+        counters: bool = True,
+        gpu_uuids: tuple[str, ...] = (),
+        sources: Sequence[Source] = (),
+    ) -> None:
         self.registry = Registry()
         self.loads = LoadStatistics()
         self.others = CollectorRegistry()
         for model in models:
             self.publish(model)
-        metrics = ModelMetrics(self.registry, self.loads.snapshot, counters, gpu_uuids=gpu_uuids)
+        self.models = ModelMetrics(self.registry, self.loads.snapshot, counters, gpu_uuids=gpu_uuids)
         state = StateMetrics(self.registry, self.loads.snapshot)
-        self.exposition = Exposition(metrics, [state], self.others)
+        self.exposition = Exposition(self.models, [*sources, state], self.others)
 
     def publish(self, model: Served) -> None:
         entry = Entry({1: model}, {1: VersionState("READY")})  # type: ignore[dict-item]
@@ -232,9 +237,8 @@ def test_one_source_that_fails_does_not_take_the_others_with_it(caplog: pytest.L
     class Broken:
         collect: Callable[[], None] = staticmethod(broken)
 
-    site = Site(Served("m"))
-    site.others._collector_to_names[Broken()] = []  # type: ignore[index]
-    site.exposition._sources = [broken, *site.exposition._sources]  # type: ignore[list-item]
+    site = Site(Served("m"), sources=[broken])  # type: ignore[list-item]
+    site.others.register(Broken())  # type: ignore[arg-type]
     found = site.samples()
     assert of_model(found, "m", "nv_inference_count") == 0
     assert value(found, "conch_model_versions", state="READY") == 1
@@ -242,9 +246,8 @@ def test_one_source_that_fails_does_not_take_the_others_with_it(caplog: pytest.L
 
 
 def test_what_is_no_text_does_not_take_the_others_with_it() -> None:
-    site = Site(Served("m"))
     strange = Family("strange", "gauge", "half a \ud800 character")
-    site.exposition._sources = [lambda: [(strange, [sample("strange", 1, {"a": "\udfff"})])]]
+    site = Site(Served("m"), sources=[lambda: [(strange, [sample("strange", 1, {"a": "\udfff"})])]])
     found = site.samples()
     assert value(found, "strange", a="?") == 1
     assert of_model(found, "m", "nv_inference_count") == 0
@@ -263,14 +266,14 @@ def test_a_thread_that_renders_steps_back_now_and_then() -> None:
         waits.append(seconds)
         now += 500_000
 
-    breaks = Breaks(lambda: now, wait)
+    yielder = GilYielder(lambda: now, wait)
     now = 10**9
-    breaks.begin()
-    breaks.step()
+    yielder.begin()
+    yielder.yield_if_due()
     assert waits == []
     for _ in range(10):
         now += 700_000
-        breaks.step()
+        yielder.yield_if_due()
     assert len(waits) == 3, "each time after 2 ms of work"
 
 
@@ -282,7 +285,7 @@ def test_every_model_is_an_occasion_to_step_back() -> None:
         nonlocal steps
         steps += 1
 
-    site.exposition._models.render(step)
+    site.models.render(step)
     assert steps == 20
 
 

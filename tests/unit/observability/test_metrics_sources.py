@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 from tests.support.metrics import samples, value
 
-from conch.core.loads import LoadStatistics
+from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Registry
 from conch.core.response_cache.local_cache import LocalCache
-from conch.observability.metrics.exposition import Format
-from conch.observability.metrics.gpus import open_gpus
-from conch.observability.metrics.machine import CpuTimes, MachineMetrics, parse_cpu_times, parse_memory
-from conch.observability.metrics.negotiation import wanted_format
-from conch.observability.metrics.options import MetricsOptions, MetricsSettings, read_settings
-from conch.observability.metrics.polled import Polled, Source
-from conch.observability.metrics.state import StateMetrics
+from conch.observability.metrics.gpu_metrics import open_gpus
+from conch.observability.metrics.machine_metrics import (
+    CpuTimes,
+    MachineMetrics,
+    parse_cpu_times,
+    parse_memory,
+)
+from conch.observability.metrics.metrics_app import wanted_format
+from conch.observability.metrics.metrics_exposition import Format, Polled, Source
+from conch.observability.metrics.metrics_options import MetricsOptions, MetricsSettings, read_settings
+from conch.observability.metrics.server_metrics import StateMetrics
 
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"

@@ -15,9 +15,20 @@ from prometheus_client.registry import Collector
 from tests.support.metrics import families, samples
 
 from conch.core.custom_metrics import label_name
-from conch.observability.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
-from conch.observability.metrics.families import histogram_samples, seconds
-from conch.observability.metrics.text import Family, ModelLabels, Template, number, sample
+from conch.observability.metrics.model_families import histogram_samples, seconds
+from conch.observability.metrics.sample_text import (
+    EXPONENTS,
+    SIZES,
+    Family,
+    ModelLabels,
+    Template,
+    bounds,
+    in_seconds,
+    number,
+    sample,
+    sizes,
+    times,
+)
 
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0\1\2"), max_size=20)
 

@@ -1,1 +1,1 @@
-"""Metrics: what the server counts, in Prometheus' text format and in OpenMetrics."""
+"""Metrics in Prometheus' text format and in OpenMetrics."""

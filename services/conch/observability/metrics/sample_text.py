@@ -1,8 +1,7 @@
-"""Families of metrics and the text they become; pure.
+"""Metric families, histogram buckets and their text; pure.
 
-prometheus_client renders some 4 µs a sample. A server with hundreds of models has tens of thousands of
-samples, so those of models are rendered here, whole families at a time: `Template` holds all samples of a
-family for one model, with the model's labels and the values left out.
+prometheus_client takes about 4 µs a sample, and a server with hundreds of models has tens of thousands. So
+`Template` renders whole families: it holds all samples of a family, without a model's labels and values.
 """
 
 from __future__ import annotations
@@ -10,11 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from conch.core.custom_metrics import label_name
 
 Kind = Literal["counter", "gauge", "histogram", "summary", "unknown"]
+
+EXPONENTS = (*range(15, 31), 32, 34, 36)
+"""Bounds of times are these powers of two in nanoseconds: 33 µs to 1.1 s, then 4.3, 17, 69 s."""
+LONG_EXPONENTS = tuple(range(20, 42, 2))
+"""The same for long times: 1 ms to 18 minutes in steps of four."""
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Bounds of batch sizes."""
 
 _TOTAL = "_total"
 _BEFORE, _AFTER, _ALL = "\0", "\1", "\2"
@@ -24,11 +31,7 @@ _BEFORE, _AFTER, _ALL = "\0", "\1", "\2"
 class Family:
     """A family of metrics.
 
-    Attributes:
-        name: Its name; samples of counters have just this name, which ends in ``_total`` unless it is
-            Triton's.
-        kind: Its type.
-        help: What it says, in a line.
+    The name of a counter ends in ``_total`` unless it is Triton's; its samples have the same name.
     """
 
     name: str
@@ -36,10 +39,10 @@ class Family:
     help: str
 
     def header(self, openmetrics: bool) -> str:
-        """The two lines in front of its samples.
+        """The two lines before the samples.
 
-        In OpenMetrics the names of counters must end in ``_total``. Triton's do not, and must stay what they
-        are in either format, so there they are of no known type.
+        OpenMetrics requires names of counters to end in ``_total``. Triton's do not and must stay, so their
+        type is unknown there.
         """
         name, kind = self.name, self.kind
         if openmetrics and kind == "counter":
@@ -51,22 +54,22 @@ class Family:
 
 
 def escaped_help(text: str) -> str:
-    """Help as both formats have it."""
+    """A help text, escaped for both formats."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def escaped(value: str) -> str:
-    """The value of a label as both formats have it, without the quotes."""
+    """A label value, escaped for both formats, without quotes."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def labels(pairs: Mapping[str, str]) -> str:
-    """Labels by name, in alphabetical order, without the braces."""
+    """Labels in alphabetical order, without braces."""
     return ",".join(f'{name}="{escaped(value)}"' for name, value in sorted(pairs.items()))
 
 
 def number(value: float) -> str:
-    """A value as both formats have it."""
+    """A value in both formats."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -80,19 +83,13 @@ def sample(name: str, value: float, pairs: Mapping[str, str] | None = None) -> s
 
 
 def model_labels(name: str, namespace: str) -> dict[str, str]:
-    """What tells a model from others: its name, and its namespace where names are not unique."""
+    """The labels that identify a model: name, and namespace if names are not unique."""
     return {"model": name, "namespace": namespace} if namespace else {"model": name}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLabels:
-    """The labels of one model version, rendered once.
-
-    Attributes:
-        before: Those up to the model's name and its namespace.
-        after: The version.
-        all: Both.
-    """
+    """The rendered labels of a model version: up to name and namespace, the version, and both."""
 
     before: str
     after: str
@@ -106,10 +103,10 @@ class ModelLabels:
 
         Args:
             name: Model name.
-            version: Its version.
-            tags: What its config tags it with; the labels are named as the keys, with a ``_`` in front.
-            namespace: What tells the model from others of its name; empty where names are unique.
-            gpu_uuid: The GPU that all its instances are on; empty for none, or several.
+            version: Model version.
+            tags: ``metric_tags`` of the config; label names are the keys with ``_`` in front.
+            namespace: Namespace of the model; empty if names are unique.
+            gpu_uuid: The one GPU of all instances; empty for none or several.
         """
         own = {label_name(f"_{key}"): value for key, value in tags.items()}
         if gpu_uuid:
@@ -120,14 +117,13 @@ class ModelLabels:
 
 
 class Template:
-    """All samples of one family that a model version has, but for its labels and the values.
+    """The samples of one family of a model version, without its labels and values.
 
-    Labels of the samples' own stand where Triton has them: in alphabetical order, but ``le`` and ``quantile``
-    last.
+    Own labels of samples are placed as in Triton: in alphabetical order, ``le`` and ``quantile`` last.
 
     Args:
         family: The family.
-        samples: Suffix of the name, own label and its value (empty for none), in the order of the values.
+        samples: Name suffix, own label and its value (empty for none), in the order of the values.
     """
 
     def __init__(self, family: Family, samples: Iterable[tuple[str, str, str]] = (("", "", ""),)) -> None:
@@ -137,13 +133,8 @@ class Template:
         self._apart = _BEFORE in self._text
 
     def render(self, model: ModelLabels, values: Sequence[object]) -> str:
-        """The samples of a model version.
-
-        Args:
-            model: Its labels.
-            values: One for each sample.
-        """
-        # The labels last: they may hold a percent sign.
+        """The samples of a model version, with a value for each."""
+        # Labels last: they may contain a percent sign.
         text = (self._text % (*values,)).replace(_ALL, model.all)
         return text.replace(_BEFORE, model.before).replace(_AFTER, model.after) if self._apart else text
 
@@ -157,3 +148,30 @@ def _sample(name: str, label: str, value: str) -> str:
     else:
         inside = f"{_BEFORE},{own},{_AFTER}"
     return f"{name}{{{inside}}} %s\n"
+
+
+def bounds(upper: Sequence[float]) -> tuple[str, ...]:
+    """Upper bounds as labels, ``+Inf`` included; numbers as prometheus-cpp, and so Triton, writes them."""
+    return (*(f"{bound:.16g}" for bound in upper), "+Inf")
+
+
+def in_seconds(exponents: Sequence[int]) -> tuple[float, ...]:
+    """Bounds in seconds."""
+    return tuple(2**exponent / 1e9 for exponent in exponents)
+
+
+def times(places: Sequence[int], exponents: Sequence[int] = EXPONENTS) -> list[int]:
+    """Cumulative counts of times: one for each bound, 2**exponent nanoseconds, and one for all.
+
+    Place n counts times from 2**(n-1) to below 2**n ns, so a time of exactly a bound is in the next bucket.
+    """
+    below = list(accumulate(places))
+    return [*(below[exponent] for exponent in exponents), below[-1]]
+
+
+def sizes(executions: Mapping[int, int]) -> list[int]:
+    """Cumulative counts of batch sizes from executions by size: one for each bound and one for all."""
+    return [
+        *(sum(count for size, count in executions.items() if size <= bound) for bound in SIZES),
+        sum(executions.values()),
+    ]

@@ -1,11 +1,15 @@
-"""All metrics as one text, in either format."""
+"""Renders all metrics as one text, in Prometheus' or OpenMetrics format.
+
+Threads: one at a time. Used by `MetricsApp`.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+import threading
 import zlib
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import prometheus_client
@@ -14,11 +18,10 @@ from prometheus_client import exposition as plain
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.custom_metrics import family_names
-from conch.observability.metrics.breaks import Breaks
-from conch.observability.metrics.models import ModelMetrics
-from conch.observability.metrics.polled import Source
-from conch.observability.metrics.text import Family
+from conch.observability.metrics.model_metrics import ModelMetrics
+from conch.observability.metrics.sample_text import Family
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +30,19 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _END = b"# EOF\n"
 _FAST = 1
 _GZIP = zlib.MAX_WBITS | 16
+_SLICE_NS = 2_000_000
+_BREAK_S = 0.0005
 _WHOLE_BOUND = re.compile(r'([{,]le="[0-9]+)"} ')
-"""A bound that OpenMetrics wants with a fraction (``1.0``) and Triton writes without (``1``)."""
+"""A whole bound: ``1.0`` in OpenMetrics, ``1`` in Triton."""
+
+
+Source = Callable[[], list[tuple[Family, list[str]]]]
+"""Returns families with their samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a client wants the metrics as.
-
-    Attributes:
-        openmetrics: Whether in OpenMetrics; else in Prometheus' text format.
-        compressed: Whether with gzip.
-    """
+    """The format of a response: OpenMetrics or Prometheus' text, with gzip or without."""
 
     openmetrics: bool = False
     compressed: bool = False
@@ -49,13 +53,52 @@ class Format:
         return OPENMETRICS_TYPE if self.openmetrics else TEXT_TYPE
 
 
-class Exposition:
-    """Renders all metrics; one thread at a time may.
+class GilYielder:
+    """Makes a computing thread yield the GIL every 2 ms.
 
-    Args:
-        models: Those of models.
-        sources: Others of the server.
-        registry: Those of prometheus_client: of the process, and whatever models define with it.
+    Python switches from a computing thread only after 5 ms, each time another thread becomes runnable, which
+    happens several times in a request. A short wait costs a scrape a few milliseconds and delays no request.
+    """
+
+    def __init__(self, clock: Clock = monotonic_ns, wait: Callable[[float], object] | None = None) -> None:
+        self._clock = clock
+        self._wait = threading.Event().wait if wait is None else wait
+        self._since = clock()
+
+    def begin(self) -> None:
+        """Starts a computation."""
+        self._since = self._clock()
+
+    def yield_if_due(self) -> None:
+        """Yields after 2 ms; call between short pieces of work."""
+        if self._clock() - self._since >= _SLICE_NS:
+            self._wait(_BREAK_S)
+            self._since = self._clock()
+
+
+class Polled:
+    """Caches a source: a scrape reads it again once the last result is older than the interval."""
+
+    def __init__(self, source: Source, interval_ns: int, clock: Clock = monotonic_ns) -> None:
+        self._source = source
+        self._interval_ns = interval_ns
+        self._clock = clock
+        self._found: list[tuple[Family, list[str]]] | None = None
+        self._read_ns = 0
+
+    def __call__(self) -> list[tuple[Family, list[str]]]:
+        """The families with their samples."""
+        now = self._clock()
+        if self._found is None or now - self._read_ns >= self._interval_ns:
+            self._found = self._source()
+            self._read_ns = now
+        return self._found
+
+
+class Exposition:
+    """Renders the metrics of models, of other sources and of prometheus_client's registry.
+
+    That registry holds the metrics of the process and of models that use prometheus_client.
     """
 
     def __init__(
@@ -67,12 +110,12 @@ class Exposition:
         self._models = models
         self._sources = sources
         self._registry = registry
-        self._breaks = Breaks()
+        self._yielder = GilYielder()
         self._left_out: set[str] = set()
 
     def render(self, wanted: Format) -> list[bytes]:
-        """All metrics, in pieces: to join megabytes would hold up all threads for milliseconds."""
-        self._breaks.begin()
+        """All metrics in pieces; joining megabytes would block all threads for milliseconds."""
+        self._yielder.begin()
         taken: set[str] = set()
         parts = [*self._own(wanted.openmetrics, taken)]
         parts.append(self._others(wanted.openmetrics, taken))
@@ -81,34 +124,33 @@ class Exposition:
         return _compressed(parts) if wanted.compressed else parts
 
     def _own(self, in_openmetrics: bool, taken: set[str]) -> Iterable[bytes]:
-        found = self._models.render(self._breaks.step)
+        found = self._models.render(self._yielder.yield_if_due)
         for source in self._sources:
             try:
                 found += source()
-            except Exception:  # one that fails must not take the others with it
+            except Exception:  # a failed source must not hide the others
                 log.exception("some metrics can't be had")
         for family, pieces in found:
             taken |= family_names(family.name, family.kind)
             if pieces:
                 yield _text(family, pieces, in_openmetrics)
-                self._breaks.step()
+                self._yielder.yield_if_due()
 
     def _others(self, in_openmetrics: bool, taken: Set[str]) -> bytes:
         generate = openmetrics.generate_latest if in_openmetrics else plain.generate_latest
         try:
-            return bytes(generate(_Others(self._registry, taken, self._left_out))).removesuffix(_END)
-        except Exception:  # a collector of a model's, for instance
+            return bytes(generate(_RegistryFamilies(self._registry, taken, self._left_out))).removesuffix(
+                _END
+            )
+        except Exception:  # such as a model's collector
             log.exception("the metrics in prometheus_client's registry can't be had")
             return b""
 
 
-class _Others:
-    """What there is in a registry but families that have names of ours: nobody could tell them apart.
+class _RegistryFamilies:
+    """The families of a registry without those whose name is taken by a family of conch.
 
-    Args:
-        registry: The registry.
-        taken: Our names.
-        left_out: Names of families that have been left out before; others are told of.
+    Logs each left-out family once; `left_out` remembers their names.
     """
 
     def __init__(self, registry: Collector, taken: Set[str], left_out: set[str]) -> None:
@@ -138,5 +180,5 @@ def _text(family: Family, pieces: Sequence[str], in_openmetrics: bool) -> bytes:
     text = "".join(pieces)
     if in_openmetrics and family.kind == "histogram":
         text = _WHOLE_BOUND.sub(r'\1.0"} ', text)
-    # What a model says of its own metrics may not even be text.
+    # Help and labels of a model's metrics may not be valid text.
     return (family.header(in_openmetrics) + text).encode(errors="replace")

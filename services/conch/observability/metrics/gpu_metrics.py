@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's management library sees them, if it and its Python binding are there."""
+"""GPU metrics from NVIDIA's management library, if it and `pynvml` are installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from conch.observability.metrics.text import Family, sample
+from conch.observability.metrics.sample_text import Family, sample
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +23,7 @@ GPU_FAMILIES = (_UTILIZATION, _TOTAL, _USED, _POWER, _LIMIT, _ENERGY)
 
 
 class GpuMetrics:
-    """Reads all GPUs; a value that a GPU does not give is left out.
-
-    Args:
-        nvml: The binding, initialised.
-    """
+    """Reads all GPUs through an initialised binding; leaves out values that a GPU does not give."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -55,14 +51,14 @@ class GpuMetrics:
         return list(found.items())
 
     def close(self) -> None:
-        """Lets go of the library."""
+        """Closes the library."""
         self._nvml.nvmlShutdown()
 
     def _value(self, read: Callable[[Any], Any], gpu: Any) -> Any:
         try:
             return read(gpu)
         except self._nvml.NVMLError:
-            return None  # not every GPU can tell everything
+            return None  # this GPU does not support it
 
     def _utilization(self, gpu: Any) -> float:
         return float(self._nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
@@ -102,4 +98,4 @@ def open_gpus() -> GpuMetrics | None:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # older bindings give bytes
+    return value.decode() if isinstance(value, bytes) else value  # older bindings return bytes

@@ -1,4 +1,8 @@
-"""The metrics of model versions: those that serve, and nothing of those that do not any more."""
+"""Metrics of the model versions that serve.
+
+Owns a cache of rendered text by model version, renewed when its statistics change. Threads: one at a time.
+Used by `Exposition`.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.loads import LoadCounts
+from conch.core.load_statistics import LoadCounts
+from conch.core.model_statistics import ModelStatistics
 from conch.core.registry import Registry
 from conch.core.servable import Servable
 from conch.core.spec import InstanceGroup, ModelSpec
-from conch.core.stats import ModelStatistics
-from conch.observability.metrics.families import (
+from conch.observability.metrics.model_families import (
     FIRST_RESPONSE,
     IN_MODEL,
     LOAD_SECONDS,
@@ -25,8 +29,8 @@ from conch.observability.metrics.families import (
     Counted,
     first_responses,
 )
-from conch.observability.metrics.summaries import SummaryMetrics
-from conch.observability.metrics.text import Family, ModelLabels
+from conch.observability.metrics.sample_text import Family, ModelLabels
+from conch.observability.metrics.summary_metrics import SummaryMetrics
 
 _COUNTED = (*TRITON, *OURS)
 _FAMILIES = (*(family.template.family for family in _COUNTED), FIRST_RESPONSE)
@@ -37,13 +41,12 @@ _NOTHING = ModelStatistics().snapshot()
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """The text of what is counted of one model version.
+    """The rendered counters of one model version.
 
     Attributes:
-        mark: That of the statistics that it says.
-        groups: Its instances then: where they are is among the labels.
-        labels: The labels.
-        chunks: The samples of each family, that of first responses last; empty where the version has none.
+        mark: Mark of the rendered statistics.
+        groups: The instance groups at that time; labels depend on their GPUs.
+        chunks: The samples of each family, first responses last; empty for a family without samples.
     """
 
     mark: tuple[int, ...]
@@ -53,15 +56,15 @@ class _Rendered:
 
 
 class ModelMetrics:
-    """Renders the metrics of all model versions that serve; one thread at a time may.
+    """Renders the metrics of all model versions that serve; one thread at a time.
 
     Args:
         registry: The models.
-        loads: What is counted of loads.
-        counters: Whether Triton's counters count; else they stay at 0.
-        quantiles: Those of Triton's summaries; empty for no summaries.
+        loads: Gives the counts of loads.
+        counters: Whether Triton's counters count; else they stay 0.
+        quantiles: Quantiles of Triton's summaries; empty for no summaries.
         clock: Monotonic time in nanoseconds.
-        gpu_uuids: The UUIDs of GPUs by their numbers; empty where they are not known.
+        gpu_uuids: UUIDs of GPUs by number; empty if unknown.
     """
 
     def __init__(
@@ -79,15 +82,11 @@ class ModelMetrics:
         self._summaries = SummaryMetrics(quantiles) if quantiles else None
         self._loads = loads
         self._counters = counters
-        # Not by model: one that is unloaded must not stay until the next scrape, which may never come.
+        # Keyed by identity, not by model: must not keep an unloaded model alive until the next scrape.
         self._rendered: Mapping[object, _Rendered] = {}
 
     def render(self, step: Callable[[], None]) -> list[tuple[Family, list[str]]]:
-        """The families with their samples, as pieces of text.
-
-        Args:
-            step: Called after each model.
-        """
+        """The families with their samples as pieces of text; calls `step` after each model."""
         seconds = self._loads().seconds
         rendered: dict[object, _Rendered] = {}
         live: list[list[str]] = [[] for _ in (*_LIVE, *_WORKERS)]
@@ -125,7 +124,7 @@ class ModelMetrics:
         return [*found, *((each.family, pieces) for each, pieces in zip(templates, live, strict=True))]
 
     def _summed(self, summaries: SummaryMetrics, model: Servable, labels: ModelLabels) -> list[str]:
-        """A model version's samples of the summaries; what they say of late changes without any request."""
+        """A model version's samples of the summaries, which change also without requests."""
         statistics = model.statistics
         quantiles = statistics.quantiles(self._clock(), summaries.quantiles)
         if quantiles is None:
@@ -139,7 +138,7 @@ class ModelMetrics:
 
     def _counted(self, model: Servable) -> _Rendered:
         statistics = model.statistics
-        mark = statistics.mark  # before the snapshot: what comes in between is rendered again
+        mark = statistics.mark  # before the snapshot: changes in between are rendered again
         before = self._rendered.get(statistics.identity)
         spec = model.spec
         if before is not None and before.mark == mark and before.groups is spec.instance_groups:
@@ -163,7 +162,7 @@ class ModelMetrics:
         tags = spec.config.get("metric_tags")
         gpus = {gpu for group in spec.instance_groups for gpu in (group.gpus or (-1,))}
         number = gpus.pop() if len(gpus) == 1 else -1
-        # What is counted is counted for all instances together: there is no telling GPUs apart.
+        # Counts are those of all instances together, so only a single GPU can be a label.
         gpu = self._gpu_uuids[number] if 0 <= number < len(self._gpu_uuids) else ""
         tagged = tags if isinstance(tags, Mapping) else {}
         return ModelLabels.of(spec.name, spec.version, tagged, spec.namespace, gpu)

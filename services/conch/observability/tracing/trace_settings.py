@@ -1,6 +1,6 @@
-"""Trace settings as a Triton has them that was started without a trace file: kept, but nothing is traced.
+"""Trace settings of the protocols, as in a Triton started without a trace file.
 
-So rates and counts can be read and changed, and a level that would begin to trace is refused.
+Rates and counts can be read and changed; a level that would start tracing is refused. Nothing is traced.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ _TRACING = ("TIMESTAMPS", "TENSORS")
 
 
 class TraceSettings:
-    """Reads and changes trace settings, global ones and those of models; from any thread."""
+    """Global and per-model trace settings; from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed: dict[str, dict[str, tuple[str, ...]]] = {}  # by model, "" for the global ones
 
-    def settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
-        """The values of all settings, by name.
+    @property
+    def models(self) -> list[str]:
+        """The models with settings of their own."""
+        return [model for model in self._changed if model]
 
-        Args:
-            model: Whose; empty for the global ones. A model has these where it has none of its own.
-        """
+    def settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
+        """All settings of a model, or the global ones; a model inherits unset ones."""
         with self._lock:
             return self._settings(model)
 
@@ -47,16 +48,16 @@ class TraceSettings:
         """Changes settings: all of them, or none if one is wrong.
 
         Args:
-            changes: Values by name; no value gives a setting back, a model's to the global one and that to
-                what it was at the start. Other names are left out of account, as Triton does.
-            model: Whose settings; empty for the global ones.
+            changes: Values by name; an empty one resets a model's setting to the global one, and a global one
+                to its default. Like Triton, ignores unknown names.
+            model: The model; empty for the global settings.
 
         Returns:
-            All settings then.
+            All settings in effect.
 
         Raises:
             UnsupportedError: A setting can't be changed.
-            InvalidArgumentError: A value is not what its setting expects.
+            InvalidArgumentError: A value is invalid.
         """
         if "trace_file" in changes:
             raise UnsupportedError("trace file location can not be updated through network protocol")
@@ -76,7 +77,7 @@ class TraceSettings:
 
 
 def _checked(changes: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...] | None]:
-    """New values by name; None for one to be given back."""
+    """New values by name; None for a reset."""
     checked: dict[str, tuple[str, ...] | None] = {}
     tracing = False
     if "trace_level" in changes:
@@ -102,7 +103,7 @@ def _number(name: str, values: Sequence[str]) -> tuple[str, ...] | None:
     if not re.fullmatch("[+-]?[0-9]+", text, re.ASCII):
         raise InvalidArgumentError(f"Unable to parse '{name}', got: {text}")
     least, most = _RANGES[name]
-    # Python refuses to read numbers of thousands of digits, and none that long is in a range.
+    # Python refuses to parse thousands of digits; no such number is in range.
     value = int(text) if len(text.lstrip("+-0")) <= len(str(most)) else most + 1
     if name == "trace_count" and -(2**31) <= value < least:
         raise InvalidArgumentError(f"Unable to parse '{name}'. Expecting value >= -1, got: {text}")

@@ -1,16 +1,29 @@
-"""The metrics of the server as a whole: its models' states, loads, response cache and client regions."""
+"""Metrics of the server as a whole, and the metrics that Python models define.
+
+The server's: model states, loads, response cache, shared-memory regions. Used by `MetricsPort`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from conch.core.loads import LoadCounts, Spread
+from conch.core.custom_metrics import FAMILIES, CustomFamilies, FamilySnapshot, Histogram, MetricSnapshot
+from conch.core.load_statistics import LoadCounts, Spread
 from conch.core.registry import Registry
-from conch.core.response_cache.local import LocalCacheStatistics
-from conch.observability.metrics.buckets import LONG_EXPONENTS, bounds, in_seconds, times
-from conch.observability.metrics.families import histogram_samples, seconds
-from conch.observability.metrics.text import Family, labels, model_labels, sample
+from conch.core.response_cache.local_cache import LocalCacheStatistics
+from conch.observability.metrics.model_families import histogram_samples, seconds
+from conch.observability.metrics.sample_text import (
+    LONG_EXPONENTS,
+    Family,
+    bounds,
+    in_seconds,
+    labels,
+    model_labels,
+    sample,
+    times,
+)
 
 Found = list[tuple[Family, list[str]]]
 
@@ -94,19 +107,11 @@ _REGIONS = Family(
 
 
 RegionSizes = Callable[[], Mapping[str, Sequence[int]]]
-"""Gives the sizes of the regions of clients by kind: ``system`` and ``cuda``."""
+"""Gives the sizes of clients' regions by kind: ``system`` and ``cuda``."""
 
 
 class StateMetrics:
-    """Reads what the server as a whole is in.
-
-    Args:
-        registry: The models.
-        loads: What is counted of loads.
-        cache: What a local response cache counts; None without one.
-        regions: The sizes of clients' regions; None without any.
-        ready: Whether the server is ready.
-    """
+    """Reads the state of the server; `cache` and `regions` are None if the server has none."""
 
     def __init__(
         self,
@@ -124,7 +129,7 @@ class StateMetrics:
 
     def __call__(self) -> Found:
         """The families with their samples."""
-        found = [(family, [sample(family.name, 0)]) for family in _POOLS]  # there is no such pool
+        found = [(family, [sample(family.name, 0)]) for family in _POOLS]  # conch has no such pool
         found.append((_READY, [sample(_READY.name, int(self._ready()))]))
         found += [*self._models(), *self._load_families()]
         if self._cache is not None:
@@ -174,3 +179,51 @@ def _region_families(sizes: Mapping[str, Sequence[int]]) -> Found:
         ),
         (_REGIONS, [sample(_REGIONS.name, len(each), {"kind": kind}) for kind, each in sizes.items()]),
     ]
+
+
+class CustomMetrics:
+    """The families of a server's models, from ``MetricFamily``.
+
+    Families that models make after their load belong to the process; each of its servers shows them.
+    """
+
+    def __init__(self, families: CustomFamilies = FAMILIES) -> None:
+        self._families = families
+
+    def __call__(self) -> list[tuple[Family, list[str]]]:
+        """The families, by name."""
+        return [
+            (
+                Family(family.name, family.kind, family.description),
+                [_samples(family.name, metric) for metric in family.metrics],
+            )
+            for family in self._snapshot()
+        ]
+
+    def _snapshot(self) -> list[FamilySnapshot]:
+        own = self._families.snapshot()
+        if self._families is FAMILIES:
+            return own
+        found = {family.name: family for family in own}
+        for family in FAMILIES.snapshot():
+            known = found.get(family.name)
+            if known is None:
+                found[family.name] = family
+            elif known.kind == family.kind:
+                labels = [metric.labels for metric in known.metrics]
+                others = [metric for metric in family.metrics if metric.labels not in labels]
+                found[family.name] = replace(known, metrics=(*known.metrics, *others))
+        return [found[name] for name in sorted(found)]
+
+
+def _samples(name: str, metric: MetricSnapshot) -> str:
+    own = metric.labels
+    value = metric.value
+    if not isinstance(value, Histogram):
+        return sample(name, value, own)
+    counts = value.cumulative()
+    lines = [
+        f"{name}_bucket{{{labels({**own, 'le': bound})}}} {count}\n"
+        for bound, count in zip(bounds(value.bounds), counts, strict=True)
+    ]
+    return "".join((*lines, sample(f"{name}_sum", value.sum, own), sample(f"{name}_count", counts[-1], own)))

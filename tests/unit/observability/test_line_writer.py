@@ -15,8 +15,8 @@ import pytest
 from tests.support.core import WAIT_S
 from tests.support.servers import ROOT, eventually
 
-from conch.observability.sinks import DescriptorSink, FileSink, Sink
-from conch.observability.writer import LineWriter
+from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.log_sinks import DescriptorSink, FileSink, Sink
 
 
 class Place:
@@ -179,8 +179,8 @@ import subprocess
 import sys
 import sys
 from pathlib import Path
-from tests.unit.observe.test_writer import writing
-from conch.observability.sinks import FileSink
+from tests.unit.observability.test_line_writer import writing
+from conch.observability.logging.log_sinks import FileSink
 
 with writing(FileSink(Path(sys.argv[1]))) as writer:
     writer.put("parent", 1)
@@ -230,7 +230,7 @@ def test_a_pipe_without_a_reader() -> None:
         with writing(DescriptorSink(end)) as writer:
             writer.put("nobody hears", 1)
             assert writer.flush(WAIT_S)
-            eventually(lambda: writer._dropped == 1, "it is counted")
+            eventually(lambda: writer.dropped == 1, "it is counted")
     finally:
         os.close(end)
 

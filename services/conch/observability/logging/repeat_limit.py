@@ -1,7 +1,13 @@
-"""Which messages are logged and which only counted, where a place in the code has much of the same to say.
+"""Limits repeated messages per second and place in the code.
 
-A pure state machine: told what comes when, it says what becomes of it. Windows of a second begin with a
-place's first message; what goes beyond the limit is counted, and told in one line when the second is over.
+A state machine without I/O. A window of one second begins with a place's first message:
+
+    messages 1 to `most`            LOGGED
+    the first one beyond            COUNTED_FIRST, kept for the summary
+    further ones                    COUNTED
+    end of a window with counts     `due` returns one `Repeats`
+
+Locks: one, reentrant. Used by `LogHandler`.
 """
 
 from __future__ import annotations
@@ -15,14 +21,14 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 WINDOW_NS = 1_000_000_000
-"""How long messages of one place are counted together."""
+"""Length of a window."""
 
 _MOST_PLACES = 1000
-"""With more, those whose window is over are forgotten."""
+"""Number of places from which ended windows are discarded."""
 
 
 class Fate(Enum):
-    """What becomes of a message."""
+    """The outcome for a message."""
 
     LOGGED = "logged"
     COUNTED_FIRST = "the first of its window that is only counted"
@@ -39,34 +45,27 @@ class _Window(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Repeats(Generic[T]):
-    """How many messages of a window were only counted, and the first of them."""
+    """The suppressed messages of a window: the first one and their number."""
 
     first: T
     count: int
 
 
 class RepeatLimit(Generic[T]):
-    """Lets so many messages of a place through in a second; from any thread.
-
-    Args:
-        most: How many; 0 for all.
-    """
+    """Passes `most` messages per place and second, all if 0; from any thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._lock = threading.RLock()  # again by the thread that is in it: finalizers log too
+        self._lock = threading.RLock()  # reentrant: finalizers log too
         self._windows: dict[Hashable, _Window[T]] = {}
-        self._over: list[Repeats[T]] = []
-        self._counting: dict[Hashable, _Window[T]] = {}  # those with something to tell
+        self._ended: list[Repeats[T]] = []
+        self._counting: dict[Hashable, _Window[T]] = {}  # windows with suppressed messages
+
+    def __len__(self) -> int:
+        return len(self._windows)
 
     def admit(self, place: Hashable, message: Callable[[], T], now_ns: int) -> Fate:
-        """Says what becomes of a message.
-
-        Args:
-            place: What all messages of a kind have in common.
-            message: Gives the message to keep, if it is the first of its window that is only counted.
-            now_ns: When it came.
-        """
+        """Decides on a message; calls `message` for the object to keep if it is COUNTED_FIRST."""
         if not self._most:
             return Fate.LOGGED
         with self._lock:
@@ -87,25 +86,25 @@ class RepeatLimit(Generic[T]):
             return Fate.COUNTED_FIRST
 
     def next_ns(self) -> int | None:
-        """When there is something to tell; None for never as things stand."""
+        """Time of the next summary; None if none is pending."""
         with self._lock:
-            if self._over:
+            if self._ended:
                 return 0
             return min((window.end_ns for window in self._counting.values()), default=None)
 
     def due(self, now_ns: int | None) -> list[Repeats[T]]:
-        """Takes out what is to be told of windows that are over; of all windows at None."""
+        """Removes and returns the summaries of ended windows; of all windows if `now_ns` is None."""
         with self._lock:
             for place, window in list(self._counting.items()):
                 if now_ns is None or now_ns >= window.end_ns:
                     self._end(place)
-            over, self._over = self._over, []
-            return over
+            ended, self._ended = self._ended, []
+            return ended
 
     def _end(self, place: Hashable) -> None:
         window = self._counting.pop(place, None)
         if window is not None and window.first is not None:
-            self._over.append(Repeats(window.first, window.counted))
+            self._ended.append(Repeats(window.first, window.counted))
             del self._windows[place]
 
     def _forget(self, now_ns: int) -> None:

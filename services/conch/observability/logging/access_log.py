@@ -1,4 +1,7 @@
-"""The access log: one line for each request that was answered, written where nobody waits for it."""
+"""The access log: one line for each answered request.
+
+Threads: `conch-access-log` writes the lines. Implements `RequestLog` of the core.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +15,45 @@ from typing import TextIO
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.request_log import RunTimes
 from conch.core.servable import Servable
-from conch.core.watch import RunTimes, watch_of
-from conch.observability.options import AccessLogOptions
-from conch.observability.quoting import quoted
-from conch.observability.sinks import FileSink, Sink, sink_of
-from conch.observability.writer import LineWriter
+from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.log_handler import quoted
+from conch.observability.logging.log_settings import AccessLogOptions
+from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
 
 log = logging.getLogger(__name__)
 
 OK = "OK"
-_BYTES = 512  # what a record takes up, roughly
+_RECORD_BYTES = 512  # approximate size of a record
 _GATHER_S = 0.05
-_PATIENCE_S = 2.0
+_CLOSE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRecord:
-    """What is told of a request; the fields of a line, in its order.
+    """The fields of a line, in order.
 
     Attributes:
-        ts: When it was answered, in seconds since 1970.
-        protocol: ``http``, ``grpc``, ``grpc-stream``, ``ensemble-step`` for what an ensemble has asked of one
-            of its models, or ``model-call`` for what a model has asked of another one.
+        ts: Time of the last response, in seconds since 1970.
+        protocol: ``http``, ``grpc``, ``grpc-stream``, ``ensemble-step`` for a step of an ensemble, or
+            ``model-call`` for a BLS request.
         client: Address of the client.
-        id: The client's request id, or empty.
-        model: Name of the model, or empty if the request could not be read.
-        version: The version that served it; if none has, the one that was asked for, or empty.
-        code: ``OK``, or Triton's name of the error's code.
-        error: The error's text, or empty.
+        id: Request id, or empty.
+        model: Name of the model; empty for an unreadable request.
+        version: Version that served the request, else the requested one, or empty.
+        code: ``OK``, or Triton's name of the error code.
+        error: Error text, or empty.
         rows: Rows of the request.
-        batch_size: Rows of the batch that it ran in; 0 if it did not run, as what was refused or cached.
-        responses: How many responses its client was sent, errors included.
-        bytes_in: Size of the request as it came.
-        bytes_out: Size of the responses, where the front end says so; of what it has yet to make, that of its
-            tensors.
+        batch_size: Rows of its batch; 0 if it did not run, such as a refused or cached one.
+        responses: Number of responses sent, errors included.
+        bytes_in: Size of the request as received.
+        bytes_out: Size of the responses if the front end reports it; size of the tensors of unencoded ones.
         queue_us: Microseconds in the queue.
-        compute_input_us: Microseconds to prepare its batch.
+        compute_input_us: Microseconds to prepare the batch.
         compute_infer_us: Microseconds in the model.
-        compute_output_us: Microseconds to make the responses of the model's results.
-        total_us: Microseconds from receipt until the last response was handed over to be sent.
+        compute_output_us: Microseconds to make the responses.
+        total_us: Microseconds from receipt to the hand-over of the last response to the transport.
     """
 
     ts: float
@@ -75,12 +77,12 @@ class AccessRecord:
 
 
 class AccessLog:
-    """Watches over requests and writes a line for each; see `RequestLog`.
+    """Writes a line for each request; see `RequestLog`.
 
     Args:
-        options: Where to, and how.
-        steps: Whether what ensembles ask of their models is told too, asked for each request of an ensemble.
-        stream: Where to, unless the options name a file; standard output if None.
+        options: File and format.
+        steps: Whether to log ensemble steps and BLS requests; called for each of them.
+        stream: Output if the options name no file; standard output if None.
         clock: Monotonic time in nanoseconds.
 
     Raises:
@@ -101,21 +103,21 @@ class AccessLog:
             "conch-access-log",
             sink,
             json_line if options.json else text_line,
-            _tell_dropped,
-            _tell_failed,
+            _log_dropped,
+            _log_reopen_failure,
             gather_s=_GATHER_S,
         )
 
     def begin(
         self, request: InferenceRequest, model: Servable, protocol: str, client: str, bytes_in: int
     ) -> None:
-        """Watches over a request; see `RequestLog`."""
+        """Starts the entry of a request; see `RequestLog`."""
         model.statistics.watched = True
         entry = _Entry(self, protocol, client, bytes_in, model.version_text)
         request.watch = entry
-        # Behind regions: outputs may fail on their way there, and go there directly if nobody is in between.
-        uses = getattr(request, "uses", None)
-        (request if uses is None else uses).intercept(entry.before)
+        # Between model and regions: copying outputs to a region may fail, and needs the direct way.
+        bindings = request.region_bindings
+        (request if bindings is None else bindings).wrap_responder(entry.before)
 
     def refuse(
         self,
@@ -126,35 +128,30 @@ class AccessLog:
         bytes_in: int,
         received_ns: int,
     ) -> None:
-        """Tells of a request that was not let in; see `RequestLog`."""
-        entry = None if request is None else watch_of(request)
+        """Logs a refused request; see `RequestLog`."""
+        entry = None if request is None else request.watch
         if entry is None:
             entry = _Entry(self, protocol, client, bytes_in, "" if request is None else request.model_version)
         if request is None:
-            request = InferenceRequest("", "", {}, _nobody, received_ns)
+            request = InferenceRequest("", "", {}, _no_responder, received_ns)
         entry.refused(request, error)
 
     def add(self, record: AccessRecord) -> None:
-        """Has a record written."""
-        texts = (
-            record.error,
-            record.id,
-            record.model,
-            record.version,
-        )  # clients make them as long as they like
-        self._writer.put(record, _BYTES + sum(map(len, texts)))
+        """Queues a record for writing."""
+        texts = (record.error, record.id, record.model, record.version)  # of any length
+        self._writer.put(record, _RECORD_BYTES + sum(map(len, texts)))
 
     def reopen(self) -> None:
-        """Has the file opened anew; may be called from a signal handler."""
+        """Reopens the file soon; signal-safe."""
         self._writer.reopen()
 
     def close(self) -> bool:
-        """Writes what there is and ends; False if the file did not take it in time."""
-        return self._writer.close(_PATIENCE_S)
+        """Writes queued records and ends; False on a timeout of the file."""
+        return self._writer.close(_CLOSE_TIMEOUT_S)
 
 
 class _Entry:
-    """Watches over one request; see `Watch`."""
+    """The entry of one request; see `Watch`."""
 
     __slots__ = ("_bytes_in", "_client", "_done", "_log", "_protocol", "_responder", "_responses", "_version",
                  "bytes_out", "times")  # fmt: skip
@@ -173,7 +170,7 @@ class _Entry:
         self.times: RunTimes | None = None
 
     def before(self, responder: Responder) -> Responder:
-        """Itself, in front of a responder."""
+        """Puts itself in front of a responder."""
         self._responder = responder
         return self
 
@@ -187,16 +184,16 @@ class _Entry:
                 error = None if response is None else response.error
                 code = OK if error is None else error.code
                 if request.cancelled and error is None:
-                    code = "CANCELLED"  # the model went on to its end, and nobody got what it said
+                    code = "CANCELLED"  # the model finished, but the result was discarded
                 self._end(request, code, "" if error is None else error.message)
 
     def step(self, request: InferenceRequest, model: Servable, kind: str = "ensemble-step") -> None:
-        """Watches over a request that is made for this one, if such are to be told; see `Watch`."""
+        """Starts the entry of a subrequest if those are logged; see `Watch`."""
         if self._log.steps():
             self._log.begin(request, model, kind, self._client, 0)
 
     def refused(self, request: InferenceRequest, error: ConchError) -> None:
-        """Tells that it was answered with an error by whoever submitted it; see `Watch`."""
+        """Logs an error that did not pass the responder; see `Watch`."""
         if not self._done:
             self._responses += 1
             self._end(request, error.code, error.message)
@@ -244,7 +241,7 @@ class _Entry:
 
 
 def json_line(record: AccessRecord) -> str:
-    """A record as one line of JSON; an empty `error` is left out."""
+    """A record as one line of JSON, without an empty `error`."""
     fields = {name: getattr(record, name) for name in AccessRecord.__slots__}
     fields["ts"] = _time(record.ts)
     if not record.error:
@@ -267,7 +264,7 @@ def text_line(record: AccessRecord) -> str:
 
 
 def _word(text: str) -> str:
-    """A client's text as one word: quoted unless it is one, so that no client writes words of its own."""
+    """A client's text as one word, quoted if needed, so that clients can't forge fields."""
     plain = text and all(char.isalnum() or char in "-_.:+[]%" for char in text)
     return text if plain else quoted(text)
 
@@ -276,13 +273,13 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")
 
 
-def _tell_dropped(count: int) -> None:
+def _log_dropped(count: int) -> None:
     log.warning("lines of the access log were dropped, as they could not be written: %d", count)
 
 
-def _tell_failed(error: OSError) -> None:
+def _log_reopen_failure(error: OSError) -> None:
     log.warning("the access log could not be opened anew, the old file is written to: %s", error)
 
 
-def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """The responder of a request that could not be read."""
+def _no_responder(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of an unreadable request."""

@@ -25,15 +25,16 @@ from tests.support.core import (
 from tests.support.sharing import shared_object
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching
 from conch.core.tensor import Tensor
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
-from conch.observability.access import AccessLog, AccessRecord, json_line, text_line
-from conch.observability.options import AccessLogOptions
+from conch.observability.logging.access_log import AccessLog, AccessRecord, json_line, text_line
+from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.log_settings import AccessLogOptions
 
 
 class Clock:
@@ -53,8 +54,8 @@ class Place:
     def __init__(self, model: Model, clock: Clock, steps: bool = False) -> None:
         self.model = model
         self.clock = clock
-        self._stream = io.StringIO()
-        self.access = AccessLog(AccessLogOptions(), lambda: steps, self._stream, clock)
+        self.stream = io.StringIO()
+        self.access = AccessLog(AccessLogOptions(), lambda: steps, self.stream, clock)
 
     def submit(self, request: InferenceRequest, client: str = "c") -> InferenceRequest:
         """Submits a request as a front end does, and runs what there is."""
@@ -71,7 +72,7 @@ class Place:
     def lines(self) -> list[dict[str, Any]]:
         """All lines, at the end."""
         assert self.access.close()
-        return [json.loads(line) for line in self._stream.getvalue().splitlines()]
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
 
 
 @contextmanager
@@ -91,7 +92,7 @@ def serving(
 def test_what_waits_is_as_large_as_clients_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     with serving() as place:
-        monkeypatch.setattr(place.access._writer, "put", lambda record, size: sizes.append(size))
+        monkeypatch.setattr(LineWriter, "put", lambda writer, record, size: sizes.append(size))
         long = "x" * 100_000
         place.submit(make_request(id=long))
         unknown = InferenceRequest(long, long, {}, lambda *answer: None, 0)
@@ -204,7 +205,7 @@ def test_a_request_with_many_responses_has_one_line() -> None:
                 place.clock.now_ns += 1_000_000
                 tensor = Tensor.from_array("OUT", request.inputs["IN"].numpy())
                 request.respond(InferenceResponse([tensor]), False)
-            assert not place._stream.getvalue()
+            assert not place.stream.getvalue()
             request.respond(None, True)
 
     with serving(execute, decoupled=True) as place:

@@ -1,4 +1,7 @@
-"""The metrics port as an ASGI application."""
+"""ASGI application of the metrics port, with content negotiation.
+
+Threads: the event loop answers; `conch-metrics` renders, one text at a time. Used by `MetricsPort`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from conch.observability.metrics.exposition import TEXT_TYPE, Format
-from conch.observability.metrics.negotiation import wanted_format
+from conch.observability.metrics.metrics_exposition import TEXT_TYPE, Format
 
 log = logging.getLogger(__name__)
 
+_OPENMETRICS = "application/openmetrics-text"
+_TEXT = ("text/plain", "text/*", "*/*")
+_ANY_CODING = "*"
 _PATHS = ("/metrics", "/metrics/")
 _WRONG_METHOD = b'{"error":"Method Not Allowed"}'
 _FAILED = b"the metrics can't be rendered; the server's log says why\n"
@@ -23,10 +28,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 class MetricsApp:
     """Answers ``GET /metrics``; other paths get an empty answer, as in Triton.
 
-    The text is made on a thread of its own, one at a time: all who ask before it is begun get the same.
-
-    Args:
-        render: Makes the text, in pieces.
+    Requests that arrive before a rendering begins share its text.
     """
 
     def __init__(self, render: Callable[[Format], Sequence[bytes]]) -> None:
@@ -46,7 +48,7 @@ class MetricsApp:
             await self._metrics(_format(scope), send)
 
     def close(self) -> None:
-        """Ends the thread, once nobody asks any more."""
+        """Ends the thread; call without open requests."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _metrics(self, wanted: Format, send: Send) -> None:
@@ -56,7 +58,7 @@ class MetricsApp:
             future = self._next[wanted] = loop.create_future()
             self._thread.submit(self._run, wanted, loop, future)
         try:
-            text = await asyncio.shield(future)  # a client that goes away must not take it from the others
+            text = await asyncio.shield(future)  # a disconnect must not cancel it for others
         except Exception:
             log.exception("the metrics can't be rendered")
             await _answer(send, 500, "text/plain", [_FAILED])
@@ -66,7 +68,7 @@ class MetricsApp:
     def _run(
         self, wanted: Format, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Sequence[bytes]]
     ) -> None:
-        """Makes the text for all who have asked by now; on the thread."""
+        """Renders for all requests up to now; on the thread."""
         del self._next[wanted]
         try:
             text = self._render(wanted)
@@ -95,3 +97,34 @@ async def _answer(
     for part in body:
         await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+def wanted_format(accept: str, accept_encoding: str) -> Format:
+    """The format for the headers ``Accept`` and ``Accept-Encoding``, each possibly empty."""
+    types = _qualities(accept)
+    openmetrics = types.get(_OPENMETRICS, 0.0)
+    text = next((types[name] for name in _TEXT if name in types), 0.0)
+    codings = _qualities(accept_encoding)
+    gzip = codings.get("gzip", codings.get(_ANY_CODING, 0.0))
+    return Format(openmetrics > 0 and openmetrics >= text, gzip > 0)
+
+
+def _qualities(header: str) -> dict[str, float]:
+    """The quality of each value of a header; the highest of repeated ones."""
+    found: dict[str, float] = {}
+    for item in header.split(","):
+        name, *parameters = (part.strip().lower() for part in item.split(";"))
+        if name:
+            found[name] = max(found.get(name, 0.0), _quality(parameters))
+    return found
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0

@@ -1,17 +1,46 @@
-"""The logs of a server process: opened together, opened anew at SIGHUP, closed together."""
+"""The logs of a server process: opens and closes them together, and reopens their files at SIGHUP."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from contextlib import ExitStack
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType, TracebackType
+from typing import Protocol
 
-from conch.observability.access import AccessLog
-from conch.observability.hangup import Reopenable, reopened_at_hangup
-from conch.observability.logs import LogHandler, configure, unconfigure
-from conch.observability.options import AccessLogOptions, LogOptions
-from conch.observability.settings import LogControl
+from conch.observability.logging.access_log import AccessLog
+from conch.observability.logging.log_handler import LogHandler, configure, unconfigure
+from conch.observability.logging.log_settings import AccessLogOptions, LogControl, LogOptions
+
+
+class Reopenable(Protocol):
+    """A log with a file."""
+
+    def reopen(self) -> None:
+        """Reopens the file; called from a signal handler."""
+
+
+@contextmanager
+def reopened_at_hangup(logs: Sequence[Reopenable]) -> Iterator[None]:
+    """Reopens the files of logs at each SIGHUP while the block runs; for the main thread.
+
+    Without logs the signal keeps its handler.
+    """
+    if not logs:
+        yield
+        return
+
+    def on_hangup(number: int, frame: FrameType | None) -> None:
+        for each in logs:
+            each.reopen()
+
+    before = signal.signal(signal.SIGHUP, on_hangup)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class LogFileError(Exception):
@@ -19,18 +48,14 @@ class LogFileError(Exception):
 
 
 class Logs:
-    """The logs of a process, for the main thread to enter and leave.
+    """The logs of a process, entered and left by the main thread.
 
     Args:
-        handler: The log, in use.
-        control: Its settings.
+        handler: The installed log handler.
+        control: Settings of the log.
         access: The access log; None for none.
-        files: Those of them that have files.
+        files: The logs with files.
         in_file: Whether the log is a file.
-
-    Attributes:
-        control: The settings of the log.
-        access: The access log; None for none.
     """
 
     def __init__(
@@ -49,7 +74,7 @@ class Logs:
         self.access = access
 
     def announce(self, text: str, level: int = logging.INFO) -> None:
-        """Writes text for people to the log, in its order; where the log is a file, to standard error too."""
+        """Writes text for people to the log in order, and to standard error if the log is a file."""
         self._handler.announce(text, level)
         self._handler.flush()
         if self._in_file:
@@ -58,15 +83,11 @@ class Logs:
 
     @property
     def only_json(self) -> bool:
-        """Whether people see nothing but lines of JSON."""
+        """Whether standard error has only lines of JSON."""
         return self._handler.json and not self._in_file
 
-    def settle(self) -> None:
-        """Has what was logged so far written, so that what is printed next comes after it."""
-        self._handler.flush()
-
     def flush(self) -> None:
-        """Has everything written, for a process that ends at once."""
+        """Writes everything and closes the logs, for a process that ends at once."""
         if self.access is not None:
             self.access.close()
         self._handler.close()
@@ -74,7 +95,7 @@ class Logs:
     def __enter__(self) -> Logs:
         self._stack.callback(unconfigure, self._handler)
         if self.access is not None:
-            self._stack.callback(self.access.close)  # first: what it has dropped is logged
+            self._stack.callback(self.access.close)  # first: it logs its dropped lines
         self._stack.enter_context(reopened_at_hangup(self._files))
         return self
 
@@ -85,7 +106,7 @@ class Logs:
 
 
 def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
-    """Opens the logs; from here on what is logged goes there.
+    """Opens the logs and installs the handler.
 
     Raises:
         LogFileError: One of them can't be opened.
@@ -99,11 +120,11 @@ def open_logs(options: LogOptions, access: AccessLogOptions | None) -> Logs:
     if access is None:
         return Logs(handler, control, None, tuple(files), bool(files))
     try:
-        # Steps of ensembles are verbose; asked anew each time, as that can be changed meanwhile.
-        requests = AccessLog(access, lambda: control.verbose)
+        # Ensemble steps are verbose; read each time, as verbosity can change.
+        access_log = AccessLog(access, lambda: control.verbose)
     except OSError as error:
         unconfigure(handler)
         raise LogFileError(f"--access-log can't be opened: {error}") from None
     if access.file is not None:
-        files.append(requests)
-    return Logs(handler, control, requests, tuple(files), options.file is not None)
+        files.append(access_log)
+    return Logs(handler, control, access_log, tuple(files), options.file is not None)

@@ -1,4 +1,4 @@
-"""The machine's processors and memory, read from /proc."""
+"""Metrics of the machine's processors and memory, from /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from conch.observability.metrics.text import Family, sample
+from conch.observability.metrics.sample_text import Family, sample
 
 UTILIZATION = Family("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]")
 TOTAL = Family("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes")
@@ -15,18 +15,18 @@ USED = Family("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in by
 
 _T = TypeVar("_T")
 _IDLE = slice(3, 5)  # idle and iowait, among the times of the first line
-_TIMES = slice(0, 8)  # what follows them, the time of guests, is part of them
+_TIMES = slice(0, 8)  # the times of guests that follow are included in these
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Time that all processors together have spent, in ticks, since the machine was started."""
+    """Time of all processors since boot, in ticks."""
 
     idle: int
     total: int
 
     def utilization_since(self, before: CpuTimes) -> float:
-        """The share of the time between two moments that they were busy; 0 where none has passed."""
+        """The busy share of the time since `before`; 0 if no time has passed."""
         total = self.total - before.total
         if total <= 0:
             return 0.0
@@ -34,11 +34,7 @@ class CpuTimes:
 
 
 def parse_cpu_times(stat: str) -> CpuTimes:
-    """Reads the first line of ``/proc/stat``.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Parses the first line of ``/proc/stat``; raises ValueError for other text."""
     name, *texts = stat.partition("\n")[0].split()
     if name != "cpu" or len(texts) < 5:
         raise ValueError("no line of times of all processors")
@@ -47,11 +43,7 @@ def parse_cpu_times(stat: str) -> CpuTimes:
 
 
 def parse_memory(meminfo: str) -> tuple[int, int]:
-    """Total and used memory in bytes, from ``/proc/meminfo``.
-
-    Raises:
-        ValueError: It says nothing of them.
-    """
+    """Total and used memory in bytes from ``/proc/meminfo``; raises ValueError without them."""
     values = {}
     for line in meminfo.splitlines():
         name, _, rest = line.partition(":")
@@ -63,11 +55,7 @@ def parse_memory(meminfo: str) -> tuple[int, int]:
 
 
 class MachineMetrics:
-    """Reads the processors and the memory; utilisation is that since the last time.
-
-    Args:
-        proc: Where the kernel shows them.
-    """
+    """Reads processors and memory; utilisation is the share since the last read."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._stat = proc / "stat"
@@ -75,7 +63,7 @@ class MachineMetrics:
         self._before = _if_readable(self._cpu_times)
 
     def __call__(self) -> list[tuple[Family, list[str]]]:
-        """The families with their samples; those that can't be read have none."""
+        """The families with their samples, without unreadable ones."""
         now, memory = _if_readable(self._cpu_times), _if_readable(self._memory)
         found: list[tuple[Family, list[str]]] = []
         if now is not None and self._before is not None:
@@ -100,4 +88,4 @@ def _if_readable(read: Callable[[], _T]) -> _T | None:
     try:
         return read()
     except (OSError, ValueError):
-        return None  # another kernel, or a container that hides it
+        return None  # another kernel, or hidden by a container

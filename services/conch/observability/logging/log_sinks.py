@@ -1,4 +1,4 @@
-"""Where lines go: a file that can be opened anew, a descriptor, or a stream of Python's."""
+"""Outputs of log lines: a reopenable file, a descriptor, or a Python stream. Used by `LineWriter`."""
 
 from __future__ import annotations
 
@@ -9,39 +9,35 @@ from typing import Protocol, TextIO
 
 
 class Sink(Protocol):
-    """Takes text; one thread at a time uses it."""
+    """An output for text; one thread at a time uses it."""
 
     def write(self, text: str) -> None:
-        """Writes all of a text, and returns when that is done, however long it takes.
+        """Writes a whole text; blocks as long as needed.
 
         Raises:
             OSError: It can't be written.
         """
 
     def reopen(self) -> None:
-        """Opens the file by its name anew, after it was renamed; goes on with the old one if it can't.
+        """Reopens the file by name after a rename; keeps the old one on failure.
 
         Raises:
             OSError: It can't be opened.
         """
 
     def close(self) -> None:
-        """Closes what it has opened."""
+        """Closes the file."""
 
 
 class DescriptorSink:
-    """Writes to a file descriptor, without a buffer that others could be made to wait for.
-
-    Args:
-        descriptor: The descriptor; others may use it too.
-    """
+    """Writes unbuffered to a descriptor that it does not own."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._torn = False  # the last text ends in the middle of a line, as there was no room for the rest
+        self._torn = False  # the last write ended within a line
 
     def write(self, text: str) -> None:
-        """Writes all of a text; see `Sink`."""
+        """Writes a whole text; see `Sink`."""
         if self._torn:
             text = "\n" + text
         data = text.encode(errors="backslashreplace")
@@ -50,34 +46,27 @@ class DescriptorSink:
             try:
                 left = left[os.write(self._descriptor, left) :]
                 self._torn = bool(left) and data[-len(left) - 1 : -len(left)] != b"\n"
-            except BlockingIOError:  # somebody who shares the descriptor has made it so
+            except BlockingIOError:  # a sharer of the descriptor made it non-blocking
                 waiting = select.poll()
                 waiting.register(self._descriptor, select.POLLOUT)
                 waiting.poll()
 
     def reopen(self) -> None:
-        """Does nothing: it has no name."""
+        """Does nothing: there is no file name."""
 
     def close(self) -> None:
-        """Does nothing: it belongs to others."""
+        """Does nothing: the output has another owner."""
 
 
 class FileSink(DescriptorSink):
-    """Appends to a file.
-
-    Args:
-        path: Its name.
-
-    Raises:
-        OSError: It can't be opened.
-    """
+    """Appends to a file; raises OSError if it can't be opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
         super().__init__(self._open())
 
     def reopen(self) -> None:
-        """Opens the file by its name anew; see `Sink`."""
+        """Reopens the file by name; see `Sink`."""
         before, self._descriptor = self._descriptor, self._open()
         os.close(before)
 
@@ -90,28 +79,28 @@ class FileSink(DescriptorSink):
 
 
 class StreamSink:
-    """Writes to a stream that has no descriptor."""
+    """Writes to a stream without a descriptor."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Writes all of a text; see `Sink`."""
+        """Writes a whole text; see `Sink`."""
         self._stream.write(text)
         self._stream.flush()
 
     def reopen(self) -> None:
-        """Does nothing: it has no name."""
+        """Does nothing: there is no file name."""
 
     def close(self) -> None:
-        """Does nothing: it belongs to others."""
+        """Does nothing: the output has another owner."""
 
 
 def sink_of(stream: TextIO) -> Sink:
-    """A sink for a stream, past its buffer where it has a descriptor."""
+    """A sink for a stream; bypasses its buffer if it has a descriptor."""
     try:
         descriptor = stream.fileno()
     except (OSError, AttributeError, ValueError):
         return StreamSink(stream)
-    stream.flush()  # what was printed before comes before
+    stream.flush()  # keeps earlier prints in order
     return DescriptorSink(descriptor)

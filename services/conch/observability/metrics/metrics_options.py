@@ -1,4 +1,4 @@
-"""Settings of the metrics."""
+"""Options of the metrics port, and the parser of ``--metrics-config``."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _QUANTILES: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
-    """Settings of the metrics.
+    """Options of the metrics port.
 
     Attributes:
-        address: Host to listen on.
         port: Port to listen on; 0 for any free one.
-        cpu: Whether those of the machine's processors and memory are among them.
-        gpu: Whether those of its GPUs are.
-        interval_ms: How often those two are read at most, in milliseconds.
-        counters: Whether Triton's counters count.
-        first_responses: Whether there is Triton's histogram of first responses.
-        quantiles: Those of Triton's summaries; empty for no summaries.
-        tls: Makes the context to serve over TLS, or None for plain text.
+        cpu: Whether to include processors and memory of the machine.
+        gpu: Whether to include GPUs.
+        interval_ms: Minimum milliseconds between reads of those two.
+        counters: Whether Triton's counters count; else they stay 0.
+        first_responses: Whether to include Triton's histogram of first responses.
+        quantiles: Quantiles of Triton's summaries; empty for no summaries.
+        tls: Makes the TLS context; None for plain text.
     """
 
     address: str = "0.0.0.0"
@@ -44,7 +43,7 @@ class MetricsOptions:
 
     @property
     def reuse_port(self) -> bool:
-        """Other processes may not listen on the same port."""
+        """Always false: the port is not shared."""
         return False
 
     @property
@@ -56,13 +55,7 @@ class MetricsOptions:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What ``--metrics-config`` says.
-
-    Attributes:
-        counters: Whether Triton's counters count.
-        first_responses: Whether there is Triton's histogram of first responses.
-        quantiles: Those of Triton's summaries; empty for no summaries.
-    """
+    """The values of ``--metrics-config``, as in `MetricsOptions`."""
 
     counters: bool = True
     first_responses: bool = False
@@ -70,10 +63,7 @@ class MetricsSettings:
 
 
 def read_settings(settings: Iterable[str]) -> MetricsSettings:
-    """Reads Triton's ``--metrics-config``.
-
-    Args:
-        settings: Each of the form ``<setting>=<value>``.
+    """Parses Triton's ``--metrics-config``, texts of the form ``<setting>=<value>``.
 
     Raises:
         ValueError: One is malformed or unknown; the text says which.
@@ -100,7 +90,7 @@ def read_settings(settings: Iterable[str]) -> MetricsSettings:
 
 
 def _read_quantiles(value: str) -> tuple[float, ...]:
-    """The quantiles of pairs of a quantile and its error; what we tell is nearer than any error asked for."""
+    """The quantiles of ``<quantile>:<error>`` pairs; conch's error is below any requested one."""
     found: set[float] = set()
     for pair in value.split(","):
         quantile, _, error = pair.partition(":")
@@ -114,6 +104,6 @@ def _read_quantiles(value: str) -> tuple[float, ...]:
 
 
 def _leading_number(text: str) -> float:
-    """The number that a text begins with, as C++ reads it (``0.0.1`` is 0.0); -1 where there is none."""
+    """The number at the start of a text, as C++ parses it (``0.0.1`` is 0.0); -1 for none."""
     found = _NUMBER.match(text)
     return -1.0 if found is None else float(found[0])

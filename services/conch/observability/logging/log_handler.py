@@ -1,34 +1,41 @@
-"""Log output: JSON for machines, Triton's line format for people."""
+"""The server log: JSON for machines, Triton's line format for people.
+
+Threads: the logging thread formats, `conch-log` writes. Used by `conch serve` and `conch control`.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
 from datetime import UTC, datetime
 from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.verbose import REQUESTS
-from conch.observability.options import LogOptions
-from conch.observability.quoting import on_one_line, quoted
-from conch.observability.repeats import Fate, RepeatLimit
-from conch.observability.sinks import FileSink, Sink, sink_of
-from conch.observability.writer import LineWriter
+from conch.core.request_log import REQUESTS
+from conch.observability.logging.line_writer import LineWriter
+from conch.observability.logging.log_settings import LogOptions
+from conch.observability.logging.log_sinks import FileSink, Sink, sink_of
+from conch.observability.logging.repeat_limit import Fate, RepeatLimit
 
 VERBOSE = 5
 """Level of verbose messages, below Python's DEBUG."""
 
 MODELS = "conch.python_model"
-"""The logger that `pb_utils.Logger` writes to."""
+"""Logger of `pb_utils.Logger`."""
 
 ANNOUNCEMENTS = "conch.announcements"
-"""The logger that announcements name in JSON."""
+"""Logger name of announcements in JSON."""
 
-_LINE_BYTES = 64  # what a line takes up besides its text
-_PATIENCE_S = 2.0
+_LINE_BYTES = 64  # overhead of a queued line
+_FLUSH_TIMEOUT_S = 2.0
 _PACKAGES = ("conch", "conch_control")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+# Valid in JSON, but line breaks or control characters to some readers and terminals.
+_BREAKING = re.compile("[\x7f-\x9f\u2028\u2029]")
+_CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")  # all but tab
 _LETTER = {"DEBUG": "I", "INFO": "I", "WARNING": "W", "ERROR": "E", "CRITICAL": "E"}
 
 
@@ -58,7 +65,7 @@ class TextFormatter(logging.Formatter):
         self._escape = escape
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line, with the traceback of an exception on indented lines below."""
+        """The record as one line, followed by the indented traceback of an exception."""
         time = datetime.fromtimestamp(record.created, UTC)
         letter = _LETTER.get(record.levelname, "I")
         place = f"{record.process} {record.filename}:{record.lineno}]"
@@ -68,20 +75,14 @@ class TextFormatter(logging.Formatter):
         head = f"{time:%Y-%m-%dT%H:%M:%SZ} {letter}" if self._iso else f"{letter}{time:%m%d %H:%M:%S.%f}"
         line = f"{head} {place} {message}"
         if record.exc_info:
-            # Indented and escaped: an exception may quote a client, whose text must not look like a line.
+            # Indented and escaped: an exception may quote a client, whose text must not forge a line.
             trace = self.formatException(record.exc_info).split("\n")
             line += "".join(f"\n    {on_one_line(each)}" for each in trace)
         return line
 
 
 class LogHandler(logging.Handler):
-    """Formats records on the thread that logs, and leaves the lines to another one to write.
-
-    Args:
-        options: What is logged and how.
-        sink: Where to.
-        as_json: Whether lines are JSON.
-        clock: Monotonic time in nanoseconds.
+    """Formats records on the logging thread and queues the lines for a writing thread.
 
     Attributes:
         json: Whether lines are JSON.
@@ -92,7 +93,7 @@ class LogHandler(logging.Handler):
         self.json = as_json
         self._clock = clock
         self._wanted: dict[int, bool] = {}
-        self._limit = RepeatLimit[logging.LogRecord](options.most_alike)
+        self._limit = RepeatLimit[logging.LogRecord](options.repeat_limit)
         self._process = os.getpid()
         self._writer = LineWriter(
             "conch-log", sink, _same, self._dropped, self._failed, _Summaries(self), clock=clock
@@ -100,11 +101,11 @@ class LogHandler(logging.Handler):
         self.apply(options)
 
     def createLock(self) -> None:
-        """Makes none: nothing here needs it, and a process that is forked could find it held for ever."""
+        """Makes no lock: none is needed, and a forked process could inherit a held one."""
         self.lock = None
 
     def apply(self, options: LogOptions) -> None:
-        """Makes changed options those in effect: levels and formats."""
+        """Applies changed levels and formats."""
         iso = options.format == "ISO8601"
         self.setFormatter(JsonFormatter() if self.json else TextFormatter(iso, options.escape))
         self._wanted = {
@@ -118,15 +119,15 @@ class LogHandler(logging.Handler):
         REQUESTS.on = options.verbose > 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a record; never waits and never raises."""
+        """Queues a record; never blocks and never raises."""
         if not self._wanted.get(record.levelno, True):
             return
         if record.levelno >= logging.WARNING or record.name == MODELS:
-            # Informational messages of the server itself come one for each thing that was done.
+            # Not informational messages of the server: each reports another event.
             place = (record.pathname, record.lineno, record.msg if isinstance(record.msg, str) else "")
             fate = Fate.LOGGED
             if os.getpid() == self._process:
-                fate = self._limit.admit(place, lambda: _shown(record), self._clock())
+                fate = self._limit.admit(place, lambda: _detached(record), self._clock())
             if fate is not Fate.LOGGED:
                 if fate is Fate.COUNTED_FIRST:
                     self._writer.nudge()
@@ -135,43 +136,40 @@ class LogHandler(logging.Handler):
         self._writer.put(line, _LINE_BYTES + len(line))
 
     def announce(self, text: str, level: int = logging.INFO) -> None:
-        """Writes text for people at any log level: as it is, or as a message where lines are JSON."""
+        """Writes text for people at any log level: verbatim, or as a JSON message."""
         if self.json:
             text = self.format(logging.LogRecord(ANNOUNCEMENTS, level, __file__, 0, text, None, None))
         self._writer.put(text, _LINE_BYTES + len(text))
 
     def reopen(self) -> None:
-        """Has the log file opened anew; may be called from a signal handler."""
+        """Reopens the log file soon; signal-safe."""
         self._writer.reopen()
 
     def flush(self) -> None:
-        """Waits until everything logged before is written, but not for a file that takes nothing."""
-        self._writer.flush(_PATIENCE_S)
+        """Waits until earlier records are written, up to a timeout."""
+        self._writer.flush(_FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
-        """Writes what there is and ends, but does not wait for a file that takes nothing.
-
-        Levels become what they were without it: this may be somebody else's program.
-        """
+        """Writes queued lines, up to a timeout, and resets the levels of conch's loggers."""
         for package in _PACKAGES:
             logging.getLogger(package).setLevel(logging.NOTSET)
         REQUESTS.on = False
-        self._writer.close(_PATIENCE_S)
+        self._writer.close(_FLUSH_TIMEOUT_S)
         super().close()
 
     def summaries(self, now_ns: int | None) -> list[str]:
-        """Lines for the messages that were only counted; see `Delayed`."""
+        """Summary lines of suppressed messages; see `Delayed`."""
         return [self._line(_summary(repeats.first, repeats.count)) for repeats in self._limit.due(now_ns)]
 
     @property
     def summary_ns(self) -> int | None:
-        """When there is to be one; see `Delayed`."""
+        """Time of the next summary; see `Delayed`."""
         return self._limit.next_ns()
 
     def _line(self, record: logging.LogRecord) -> str:
         try:
             return self.format(record)
-        except Exception as error:  # a message and arguments that do not fit, written by a model perhaps
+        except Exception as error:  # a model's message may not fit its arguments
             text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
             broken = f"a message could not be formatted, {type(error).__name__}: {text}"
             place = record.name, record.levelno, record.pathname, record.lineno
@@ -190,29 +188,26 @@ class LogHandler(logging.Handler):
 
 
 class _Summaries:
-    """The lines that a handler makes by itself."""
+    """The summaries of a handler, as `Delayed` items."""
 
     def __init__(self, handler: LogHandler) -> None:
         self._handler = handler
 
     def next_ns(self) -> int | None:
-        """When there is to be one; see `Delayed`."""
+        """Time of the next summary; see `Delayed`."""
         return self._handler.summary_ns
 
     def due(self, now_ns: int | None) -> list[str]:
-        """Those whose time has come; see `Delayed`."""
+        """Summaries that are due; see `Delayed`."""
         return self._handler.summaries(now_ns)
 
 
 def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
-    """Sends the logs of conch where the options say.
+    """Installs a handler for conch's logs; `unconfigure` removes it.
 
     Args:
-        options: What and how.
-        stream: Where to, unless the options name a file; standard error if None.
-
-    Returns:
-        The handler, for `unconfigure`.
+        options: Options of the log.
+        stream: Output if the options name no file; standard error if None.
 
     Raises:
         OSError: The log file can't be opened.
@@ -231,7 +226,7 @@ def configure(options: LogOptions, stream: TextIO | None = None) -> LogHandler:
 
 
 def unconfigure(handler: logging.Handler) -> None:
-    """Takes a handler back and closes it."""
+    """Removes and closes a handler."""
     for package in _PACKAGES:
         logger = logging.getLogger(package)
         logger.removeHandler(handler)
@@ -240,15 +235,15 @@ def unconfigure(handler: logging.Handler) -> None:
 
 
 def _summary(record: logging.LogRecord, count: int) -> logging.LogRecord:
-    """A record that stands for further ones from the place of this one."""
+    """A record that summarises further ones from the same place."""
     return _changed(record, msg=f"... {count:,} more like this: {record.msg}", suppressed=count)
 
 
-def _shown(record: logging.LogRecord) -> logging.LogRecord:
-    """A copy that keeps nothing alive: the message as text, and no exception."""
+def _detached(record: logging.LogRecord) -> logging.LogRecord:
+    """A copy with the message as text and no exception, so it keeps no objects alive."""
     try:
         text = record.getMessage()
-    except Exception:  # arguments that do not fit
+    except Exception:  # arguments do not fit
         text = str(record.msg)
     return _changed(record, msg=text, args=None, exc_info=None, exc_text=None)
 
@@ -259,3 +254,18 @@ def _changed(record: logging.LogRecord, **changes: object) -> logging.LogRecord:
 
 def _same(line: str) -> str:
     return line
+
+
+def quoted(value: object) -> str:
+    """A value as JSON on one line with readable text; other types become their `str`."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return _BREAKING.sub(_escaped, text)
+
+
+def on_one_line(text: str) -> str:
+    """A text with its line breaks and control characters escaped."""
+    return _CONTROLS.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"

@@ -1,14 +1,17 @@
-"""The log settings that can be read and changed while the server runs; names and texts are Triton's."""
+"""Options of the logs, and `LogControl`, which changes them while the server runs.
+
+Names and error texts of settings are Triton's. Used by `conch.server_options` and by the front ends.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from conch.core.errors import InvalidArgumentError, UnsupportedError
-from conch.observability.options import FORMATS, LogOptions
 
 Setting = bool | int | str
 """A value of a setting."""
@@ -16,14 +19,55 @@ Setting = bool | int | str
 _SWITCHES = ("log_info", "log_warning", "log_error")
 _MOST_VERBOSE = 2**32 - 1
 
+FORMATS = ("default", "ISO8601")
+"""The time formats of text lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options of the server log.
+
+    Attributes:
+        verbose: 0 for no verbose messages.
+        format: One of `FORMATS`, the time format of text lines.
+        json: Whether lines are JSON; None for JSON unless the output is a terminal.
+        file: File to append to; None for standard error.
+        repeat_limit: Maximum warnings or errors per second of one place in the code, or messages of one place
+            in a Python model; further ones are counted. 0 for no limit.
+        escape: Whether the message of a text line is quoted and escaped as in JSON.
+    """
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+    format: str = "default"
+    json: bool | None = None
+    file: Path | None = None
+    repeat_limit: int = 100
+    escape: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLogOptions:
+    """Options of the access log.
+
+    Attributes:
+        file: File to append to; None for standard output.
+        json: Whether lines are JSON, else text.
+    """
+
+    file: Path | None = None
+    json: bool = True
+
 
 class LogControl:
     """Reads and changes the log settings; from any thread.
 
     Args:
-        options: The settings at the start.
-        apply: Makes changed settings those in effect. None where the program around the server has its own
-            logging: then nothing can be changed.
+        options: The initial settings.
+        apply: Applies changed settings; None if logging belongs to the program around the server, which makes
+            settings read-only.
     """
 
     def __init__(self, options: LogOptions, apply: Callable[[LogOptions], None] | None) -> None:
@@ -52,15 +96,14 @@ class LogControl:
         """Changes settings: all of them, or none if one is wrong.
 
         Args:
-            changes: New values by name; None for one that came without a value. Names that are none of the
-                settings' are left out of account, as Triton does.
+            changes: New values by name, None for a missing value; unknown names are ignored, as in Triton.
 
         Returns:
-            All settings in effect then.
+            All settings in effect.
 
         Raises:
             UnsupportedError: One of them can't be changed.
-            InvalidArgumentError: A value is not what its setting expects; the text is that of Triton's gRPC.
+            InvalidArgumentError: A value is invalid; the text is that of Triton's gRPC.
         """
         if "log_file" in changes:
             raise UnsupportedError("log file location can not be updated through network protocol")
@@ -76,7 +119,7 @@ class LogControl:
 
 
 def _checked(changes: Mapping[str, Setting | None]) -> dict[str, Any]:
-    """Changes of `LogOptions` by name of the attribute."""
+    """The changes, checked, by attribute of `LogOptions`."""
     checked: dict[str, Any] = {}
     for name in _SWITCHES:
         if name in changes:

@@ -125,9 +125,9 @@ def test_the_text_of_an_exception_forges_no_line(breaking: str) -> None:
 @pytest.mark.parametrize(
     ("form", "escape", "pattern"),
     [
-        ("default", True, r'I\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_logs\.py:\d+\] "one\\n\\"two\\""\n'),
-        ("ISO8601", True, r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I PID test_logs\.py:\d+\] "one\\n\\"two\\""\n'),
-        ("default", False, r'I\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_logs\.py:\d+\] one\n"two"\n'),
+        ("default", True, r'I\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_log_handler\.py:\d+\] "one\\n\\"two\\""\n'),
+        ("ISO8601", True, r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I PID test_log_handler\.py:\d+\] "one\\n\\"two\\""\n'),
+        ("default", False, r'I\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_log_handler\.py:\d+\] one\n"two"\n'),
     ],
 )
 def test_text_lines_are_tritons(form: str, escape: bool, pattern: str) -> None:
@@ -155,11 +155,11 @@ def test_settings_change_what_is_logged() -> None:
         assert logged() == ""
         control.update({"log_error": True, "log_format": "ISO8601"})
         assert logged() == "E"
-        assert re.search(r"Z E \d+ test_logs", output.text)
+        assert re.search(r"Z E \d+ test_log_handler", output.text)
 
 
 def test_many_of_the_same_are_counted() -> None:
-    with logging_to(most_alike=3) as output:
+    with logging_to(repeat_limit=3) as output:
         for number in range(10):
             log.error("failed: %d", number, exc_info=ValueError("x"))
             log.warning("another place")
@@ -180,7 +180,7 @@ def test_many_of_the_same_are_counted() -> None:
 
 def test_the_count_comes_by_itself() -> None:
     """No further message is needed, nor anybody who asks: the writing thread sees to it."""
-    with logging_to(most_alike=1) as output:
+    with logging_to(repeat_limit=1) as output:
         output.now = lambda: 100 * time.monotonic_ns()
         for _ in range(100):
             log.error("failed")
@@ -194,7 +194,7 @@ def test_the_count_comes_by_itself() -> None:
 
 
 def test_what_was_counted_is_told_at_the_end() -> None:
-    with logging_to(most_alike=1) as output:
+    with logging_to(repeat_limit=1) as output:
         for _ in range(1235):
             log.error("failed")
     assert output.written.splitlines()[-1].endswith(
@@ -203,14 +203,14 @@ def test_what_was_counted_is_told_at_the_end() -> None:
 
 
 def test_information_is_never_counted_away() -> None:
-    with logging_to(most_alike=1) as output:
+    with logging_to(repeat_limit=1) as output:
         for number in range(500):
             log.info("successfully loaded '%d'", number)
         assert len(output.lines) == 500
 
 
 def test_models_log_through_the_server() -> None:
-    with logging_to(most_alike=2, verbose=1) as output:
+    with logging_to(repeat_limit=2, verbose=1) as output:
         for _ in range(3):
             Logger.log_info("from a model")
         Logger.log_verbose("closely")

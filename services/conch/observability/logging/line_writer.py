@@ -1,7 +1,8 @@
-"""Lines on their way out: whoever has one leaves it in a queue of bounded size, and one thread writes.
+"""Writes lines on one thread from a bounded queue, so that logging never blocks on a full disk or pipe.
 
-So nobody ever waits for a full disk, or for a pipe that nobody reads. What finds the queue full is dropped
-and counted, and the count is told once there is room.
+Items that find the queue full are dropped and counted; the count is written once there is room.
+Owns the queue and the sink. Threads: `put` from any thread and from signal handlers; one writing thread.
+After a fork the child has no writing thread and writes directly. Used by `LogHandler` and `AccessLog`.
 """
 
 from __future__ import annotations
@@ -13,49 +14,48 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from conch.core.clock import Clock, monotonic_ns
-from conch.observability.sinks import Sink
+from conch.observability.logging.log_sinks import Sink
 
 T = TypeVar("T")
-Given_co = TypeVar("Given_co", covariant=True)
+Item_co = TypeVar("Item_co", covariant=True)
 
 CAPACITY = 16 * 2**20
-"""How much may wait, in bytes."""
+"""Capacity of the queue in bytes."""
 
 _MOST_AT_ONCE = 256
 _SHORTEST_WAIT_S = 0.001
 
 
-class Delayed(Protocol[Given_co]):
-    """Gives items of its own accord when their time has come."""
+class Delayed(Protocol[Item_co]):
+    """A source of items with a due time."""
 
     def next_ns(self) -> int | None:
-        """No item is due before this time; None while there is none to come."""
+        """A lower bound of the next due time; None if no item is pending."""
 
-    def due(self, now_ns: int | None) -> Iterable[Given_co]:
-        """Takes out the items whose time has come; all of them at None, as nothing is written later."""
+    def due(self, now_ns: int | None) -> Iterable[Item_co]:
+        """Removes and returns the due items; all items if `now_ns` is None."""
 
 
 class _Nudge:
-    """Makes the thread look at what it has been told; `done` is set when it has."""
+    """Wakes the writing thread, which sets `done` after a round."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
 
 
 class LineWriter(Generic[T]):
-    """Writes lines on a thread of its own.
+    """Writes lines on its own thread.
 
     Args:
         name: Name of the thread.
-        sink: Where to; it is closed with the writer.
-        render: Makes the line, without its end, of an item; runs on the thread.
-        dropped: Called with how many items were dropped since the last call, on the thread, when one could be
-            written again; gives an item to write, or None.
-        failed: Called with what is wrong when the file could not be opened anew; gives an item, or None.
-        delayed: Items that come by themselves; None for none.
-        capacity: How much may wait, in bytes.
-        gather_s: How long to let items gather before the next ones are written: with many small ones, waking
-            up for each costs more than writing it.
+        sink: Output, closed with the writer.
+        render: Makes an item's line, without its end, on the thread.
+        dropped: Called on the thread with the number of dropped items when writing works again; gives an item
+            to write, or None.
+        failed: Called with the error of a failed reopening; gives an item to write, or None.
+        delayed: Source of delayed items, or None.
+        capacity: Capacity of the queue in bytes.
+        gather_s: Seconds to gather items before the next write: waking up costs more than writing one.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -73,38 +73,38 @@ class LineWriter(Generic[T]):
     ) -> None:
         self._sink = sink
         self._render = render
-        self._tell_dropped = dropped
-        self._tell_failed = failed
+        self._on_dropped = dropped
+        self._on_reopen_failure = failed
         self._delayed = delayed
         self._capacity = capacity
         self._gather_s = gather_s
         self._clock = clock
-        # Both may be entered again by the thread that is in them, as signal handlers and finalizers log too.
+        # Both are reentrant: signal handlers and finalizers log too.
         self._queue: queue.SimpleQueue[tuple[T, int] | _Nudge] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # guards the numbers
+        self._lock = threading.RLock()  # guards the counts
         self._held = 0
         self._dropped = 0
         self._reopen = False
         self._closing = False
-        self._hurry = threading.Event()  # there is no time to gather
+        self._hurry = threading.Event()  # skip gathering
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, item: T, size: int) -> None:
-        """Leaves an item to be written; never waits. After `close` nothing is taken any more.
+    @property
+    def dropped(self) -> int:
+        """Items dropped and not reported yet."""
+        return self._dropped
 
-        Args:
-            item: The item.
-            size: How many bytes it takes up, roughly.
-        """
+    def put(self, item: T, size: int) -> None:
+        """Queues an item of about `size` bytes; never blocks. Ignored after `close`."""
         if os.getpid() != self._process:
-            line = self._line(item)  # after a fork the thread is not there
+            line = self._line(item)  # a forked child has no thread
             self._out([] if line is None else [line])
             return
         with self._lock:
             if self._closing:
-                return  # it ends; whoever closes it has said all that matters
+                return
             if self._held and self._held + size > self._capacity:
                 self._dropped += 1
                 return
@@ -112,16 +112,16 @@ class LineWriter(Generic[T]):
         self._queue.put((item, size))
 
     def nudge(self) -> None:
-        """Has the thread look at its delayed items."""
+        """Makes the thread check its delayed items."""
         self._queue.put(_Nudge())
 
     def reopen(self) -> None:
-        """Has the file opened anew, soon; may be called from a signal handler."""
+        """Reopens the file soon; signal-safe."""
         self._reopen = True
         self.nudge()
 
     def flush(self, timeout_s: float) -> bool:
-        """Waits until all that was put before has been written; False if it was not in time."""
+        """Waits until earlier items are written; False on timeout."""
         if os.getpid() != self._process or not self._thread.is_alive():
             return True
         nudge = _Nudge()
@@ -130,11 +130,7 @@ class LineWriter(Generic[T]):
         return nudge.done.wait(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Writes what there is and ends.
-
-        Returns:
-            Whether it was done in time. If not, the thread is left to itself and keeps no process alive.
-        """
+        """Writes queued items and ends; on timeout returns False and leaves the daemon thread running."""
         if os.getpid() != self._process:
             return True
         with self._lock:
@@ -154,7 +150,7 @@ class LineWriter(Generic[T]):
             items, size, nudges = self._gather()
             if self._reopen:
                 self._reopen = False
-                self._open_anew()
+                self._reopen_sink()
             if self._delayed is not None:
                 items += self._delayed.due(None if self._closing else self._clock())
             self._write(items)
@@ -171,12 +167,12 @@ class LineWriter(Generic[T]):
                     self._hurry.clear()
 
     def _gather(self) -> tuple[list[T], int, list[_Nudge]]:
-        """Waits until there is something to do, and takes it."""
+        """Waits for work and takes it from the queue."""
         items: list[T] = []
         nudges: list[_Nudge] = []
         size = 0
         try:
-            found = self._queue.get(timeout=self._patience_s())
+            found = self._queue.get(timeout=self._wait_s())
             while True:
                 if isinstance(found, _Nudge):
                     nudges.append(found)
@@ -190,7 +186,7 @@ class LineWriter(Generic[T]):
             pass
         return items, size, nudges
 
-    def _patience_s(self) -> float | None:
+    def _wait_s(self) -> float | None:
         next_ns = None if self._delayed is None else self._delayed.next_ns()
         return None if next_ns is None else max((next_ns - self._clock()) / 1e9, _SHORTEST_WAIT_S)
 
@@ -201,14 +197,14 @@ class LineWriter(Generic[T]):
             self._dropped += len(items) - (len(lines) if written else 0)
             count = self._dropped if written else 0
         if count:
-            item = self._tell_dropped(count)
+            item = self._on_dropped(count)
             line = None if item is None else self._line(item)
             if line is None or self._out([line]):
                 with self._lock:
                     self._dropped -= count
 
     def _out(self, lines: list[str]) -> bool:
-        """Writes lines; False if there are none, or they can't be written."""
+        """Writes lines; False if there are none or writing fails."""
         if not lines:
             return False
         try:
@@ -221,12 +217,12 @@ class LineWriter(Generic[T]):
         try:
             return self._render(item) + "\n"
         except Exception:
-            return None  # it is counted among the dropped
+            return None  # counted as dropped
 
-    def _open_anew(self) -> None:
+    def _reopen_sink(self) -> None:
         try:
             self._sink.reopen()
         except OSError as error:
-            item = self._tell_failed(error)
+            item = self._on_reopen_failure(error)
             if item is not None:
                 self._write([item])

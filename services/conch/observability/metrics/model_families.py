@@ -1,4 +1,4 @@
-"""The families that every model version has samples of: Triton's, and ours. Tables, and what fills them."""
+"""The metric families of model versions: Triton's and conch's, with the functions for their values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from conch.core.latencies import FirstResponseCounts, LatencyCounts
-from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, StatisticsSnapshot
-from conch.observability.metrics.buckets import EXPONENTS, SIZES, bounds, in_seconds, sizes, times
-from conch.observability.metrics.text import Family, ModelLabels, Template
+from conch.core.model_statistics import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, StatisticsSnapshot
+from conch.observability.metrics.sample_text import (
+    EXPONENTS,
+    SIZES,
+    Family,
+    ModelLabels,
+    Template,
+    bounds,
+    in_seconds,
+    sizes,
+    times,
+)
 
 _PER_SECOND = 1_000_000_000
 _BOUNDS = bounds(in_seconds(EXPONENTS))
@@ -19,11 +28,10 @@ Values = Callable[[StatisticsSnapshot], Sequence[object]]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A family whose samples change only when something is counted.
+    """A family whose samples change only with the statistics of a model version.
 
     Attributes:
-        template: Its samples.
-        values: What they are.
+        values: Gives the values of the template's samples.
         triton: Whether it is Triton's.
         cached_only: Whether only models with a response cache have it.
     """
@@ -52,13 +60,13 @@ def _us(ns: int) -> int:
 
 
 def seconds(ns: int) -> str:
-    """Nanoseconds as seconds, exactly."""
+    """Nanoseconds as exact seconds."""
     whole, rest = divmod(ns, _PER_SECOND)
     return f"{whole}.{rest:09d}"
 
 
 def histogram_samples(labels: Sequence[str]) -> list[tuple[str, str, str]]:
-    """The samples of a histogram: its buckets, by the labels of their bounds, the sum and the count."""
+    """The samples of a histogram for `Template`: a bucket for each bound, the sum and the count."""
     return [*(("_bucket", "le", label) for label in labels), ("_sum", "", ""), ("_count", "", "")]
 
 
@@ -229,14 +237,14 @@ OURS = (
         lambda s: (s.bytes_copied,),
     ),
 )
-"""Our own counters and histograms."""
+"""conch's counters and histograms."""
 
 FIRST_RESPONSE = Family(
     "nv_inference_first_response_histogram_ms",
     "histogram",
     "Duration from request to first response in milliseconds",
 )
-"""Triton's histogram, whose buckets each model may choose."""
+"""Triton's histogram; each model may set its buckets."""
 
 
 @lru_cache(maxsize=64)
@@ -245,7 +253,7 @@ def _first_response_template(bounds_ms: Sequence[float]) -> Template:
 
 
 def first_responses(model: ModelLabels, counted: FirstResponseCounts) -> str:
-    """The samples of that histogram of a model version."""
+    """The samples of `FIRST_RESPONSE` of a model version."""
     template = _first_response_template(tuple(counted.bounds_ms))
     return template.render(model, (*counted.counts, counted.ms, counted.counts[-1]))
 

@@ -1,4 +1,4 @@
-"""Triton's summaries of model versions: quantiles of times of late, and all that there were."""
+"""Triton's summaries of model versions: quantiles of recent times, with total sum and count."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conch.core import summaries as stages
-from conch.core.durations import Duration
-from conch.core.stats import StatisticsSnapshot
-from conch.observability.metrics.text import Family, ModelLabels, Template, number
+from conch.core.model_statistics import StatisticsSnapshot
+from conch.core.statistics_snapshot import Duration
+from conch.observability.metrics.sample_text import Family, ModelLabels, Template, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,9 @@ class _Summary:
     """One family.
 
     Attributes:
-        template: Its samples.
-        stage: Whose times they are.
-        total: How many there were, and how long they took together.
-        cached: Whether models with a response cache have it, those without, or both (None).
+        stage: The stage whose times it summarises.
+        total: Gives their number and sum.
+        cached: True for models with a response cache only, False for models without, None for both.
     """
 
     template: Template
@@ -77,11 +76,7 @@ _TOTALS: Sequence[tuple[str, str, int, Callable[[StatisticsSnapshot], Duration]]
 
 
 class SummaryMetrics:
-    """Renders summaries.
-
-    Args:
-        quantiles: Which quantiles they have, from 0 to 1.
-    """
+    """Renders the summaries with the given quantiles, from 0 to 1."""
 
     def __init__(self, quantiles: Sequence[float]) -> None:
         self.quantiles = tuple(quantiles)
@@ -107,13 +102,9 @@ class SummaryMetrics:
         quantiles: Sequence[Sequence[float]],
         cached: bool,
     ) -> list[str]:
-        """The samples of a model version, by family; empty for those that it has none of.
+        """The samples of a model version by family, empty for a family without samples.
 
-        Args:
-            labels: Its labels.
-            counted: What is counted of it.
-            quantiles: The quantiles of each stage, in nanoseconds.
-            cached: Whether it has a response cache.
+        `quantiles` has the quantiles of each stage in nanoseconds; `cached` tells if it has a response cache.
         """
         pieces: list[str] = []
         for summary in self._families:

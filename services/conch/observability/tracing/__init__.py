@@ -1,0 +1,1 @@
+"""Trace settings of the protocols; requests are not traced yet."""
