@@ -18,14 +18,14 @@ from statistics import median
 import numpy as np
 
 from bench.facts import machine, revision, versions
+from conch.core.admission import Admission
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.dispatch import Dispatcher
 from conch.core.execution.placement import Placement
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.scheduling.base import Batch
-from conch.core.servable import Leadable
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import InlineClaim
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec
 from conch.core.tensor import Tensor
 
@@ -55,7 +55,7 @@ def _models(
     batching: DynamicBatching | None = None,
     sequence: SequenceBatching | None = None,
     instances: int = 1,
-) -> tuple[Dispatcher, list[Model]]:
+) -> tuple[Admission, list[Model]]:
     """Models named ``m0``, ``m1``, … in a registry of their own."""
     registry = Registry()
     models = []
@@ -80,7 +80,7 @@ def _models(
         entries[spec.name] = Entry({1: models[-1]}, {1: VersionState("READY")})
     for name, entry in entries.items():
         registry.publish(name, entry)
-    return Dispatcher(registry), models
+    return Admission(registry), models
 
 
 def _request(name: str, responder: Responder) -> InferenceRequest:
@@ -117,11 +117,11 @@ class _Counter:
 
 def thread_pair(requests: int) -> Callable[[], None]:
     """One thread submits, the model's own thread batches and answers; at most a window is in flight."""
-    dispatcher, _ = _models(1, DynamicBatching())
+    admission, _ = _models(1, DynamicBatching())
 
     def run() -> None:
         counter = _Counter(_WINDOW)
-        submit = dispatcher.submit
+        submit = admission.admit
         for sent in range(1, requests + 1):
             submit(_request("m0", counter))
             if sent - counter.done >= _WINDOW:
@@ -133,16 +133,16 @@ def thread_pair(requests: int) -> Callable[[], None]:
 
 def many_models(models: int, requests: int) -> Callable[[], None]:
     """One thread submits to each model in turn and leads it: every request is a batch of its own."""
-    dispatcher, _ = _models(models, DynamicBatching())
+    admission, _ = _models(models, DynamicBatching())
     names = [f"m{number}" for number in range(models)]
 
     def run() -> None:
         counter = _Counter(1)
-        submit = dispatcher.submit
+        submit = admission.admit
         for sent in range(requests):
-            leadable = submit(_request(names[sent % models], counter), True)
-            assert leadable is not None
-            leadable.lead(None)
+            claim = submit(_request(names[sent % models], counter), True)
+            assert claim is not None
+            claim.run_inline(None)
         assert counter.done == requests
 
     return run
@@ -150,20 +150,20 @@ def many_models(models: int, requests: int) -> Callable[[], None]:
 
 def deep_queue(depth: int, requests: int) -> Callable[[], None]:
     """So many requests wait all the time; each step adds a batch of them and runs one."""
-    dispatcher, _ = _models(1, DynamicBatching())
+    admission, _ = _models(1, DynamicBatching())
 
     def run() -> None:
         counter = _Counter(1)
-        submit = dispatcher.submit
-        leadable: Leadable | None = None
+        submit = admission.admit
+        claim: InlineClaim | None = None
         for _ in range(depth):
-            leadable = submit(_request("m0", counter), True) or leadable
-        assert leadable is not None
+            claim = submit(_request("m0", counter), True) or claim
+        assert claim is not None
         for _ in range(requests // _BATCH):
             for _ in range(_BATCH):
                 submit(_request("m0", counter), True)
-            leadable.lead(0)  # one batch; what is left stays promised
-        while leadable.lead(None):
+            claim.run_inline(0)  # one batch; what is left stays promised
+        while claim.run_inline(None):
             pass
 
     return run
@@ -173,24 +173,26 @@ def rounds_of_requests(
     requests: int, sequence: SequenceBatching | None, instances: int = 1
 ) -> Callable[[], None]:
     """A thousand callers with a request each, time and again; with or without sequences."""
-    dispatcher, _ = _models(1, None if sequence else DynamicBatching(), sequence, instances)
+    admission, _ = _models(1, None if sequence else DynamicBatching(), sequence, instances)
     first = True
 
     def run() -> None:
         nonlocal first
         counter = _Counter(1)
-        submit = dispatcher.submit
+        submit = admission.admit
         for _ in range(requests // _SEQUENCES):
-            leadable: Leadable | None = None
+            claim: InlineClaim | None = None
             for number in range(1, _SEQUENCES + 1):
                 request = _request("m0", counter)
                 if sequence is not None:
                     request.correlation_id = number
                     request.sequence_start = first
-                leadable = submit(request, True) or leadable
+                claim = submit(request, True) or claim
             first = False
-            assert leadable is not None
-            leadable.lead(_HOUR_NS)  # with a limit, so that no other thread is woken for the other instances
+            assert claim is not None
+            claim.run_inline(
+                _HOUR_NS
+            )  # with a limit, so that no other thread is woken for the other instances
         assert counter.done == requests // _SEQUENCES * _SEQUENCES
 
     return run

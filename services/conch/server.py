@@ -1,4 +1,9 @@
-"""The composition of a server: core, control plane and front ends, started and stopped in order."""
+"""Composes a server from core, control plane and front ends, and starts and stops them in order.
+
+Owns the registry, the agent, the response cache, the regions and the event loop of everything over HTTP.
+Threads: `start` and `stop` may run on different threads; a stop also cancels a start.
+Used by `conch serve` and `conch.Server`.
+"""
 
 from __future__ import annotations
 
@@ -51,34 +56,29 @@ from conch_control.repository.source import Repository
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.02
+_SEQUENCE_INTERVAL_S = 0.02
 _PLANNER_STOP_S = 1.0
 
 
 class Server:
     """A whole server in this process.
 
+    Options of a part are None if it is off.
+
     Args:
-        options: Settings of the server.
-        control: Settings of the control plane.
-        grpc: Settings of the gRPC front end; None for none.
-        planner: Settings of the planner; None for none.
-        control_port: Settings of the control port; None for none.
-        logs: The log settings; None where they belong to the program around the server.
-        request_log: What front ends tell of requests; None for nothing. It is not closed with the server.
-        http: Settings of the REST front end; None for none.
-        metrics: Settings of the metrics; None for none.
+        logs: The log settings; None if logging belongs to the program around the server.
+        request_log: Logs requests; None for no log. The caller closes it.
         get_backend: Finds a backend by name.
-        repositories: More repositories than the settings of the control plane name.
-        families: Where models make metrics of their own while they are loaded.
+        repositories: Repositories besides those of `control`.
+        families: Receives the metrics that models define while they load.
 
     Attributes:
-        failures: The models of the start that could not be loaded, once it has started.
-        exposure: One sentence on what is open to which clients.
-        models_at_failure: The index when the start failed because of them; empty if it did not.
+        failures: The startup models that failed to load, set by `start`.
+        exposure: A sentence on what is open to which clients.
+        models_at_failure: The index of a start that failed because of models; else empty.
 
     Raises:
-        ConchError: The settings can't work, such as a repository that is not a directory.
+        ConchError: The options can't work, such as a repository that is not a directory.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Server:
         if control_port is not None:
             control_port.check()
         if metrics is not None:
-            # What its histograms are made of.
+            # Histograms and summaries need these counts.
             control = replace(
                 control,
                 keep_latencies=True,
@@ -151,7 +151,7 @@ class Server:
             else GrpcFrontEnd(self.core, grpc, logs=self.logs, traces=self.traces, regions=self.regions)
         )
         self.grpc_port: int | None = None
-        self._loop = LoopThread()  # of everything that is served over HTTP
+        self._loop = LoopThread()  # shared by the HTTP and metrics ports
         services = Services(self.regions, self.logs, self.traces, guarded_agent.check_changes)
         self._http = None if http is None else HttpFrontEnd(self.core, http, self._loop, services)
         self.http_port: int | None = None
@@ -175,21 +175,20 @@ class Server:
         )
         self.metrics_port: int | None = None
         self.control_port: int | None = None
-        self._waiting = threading.Event()  # never set: what a stop waits on
-        self._start_lock = threading.Lock()  # held while the server starts
+        self._waiting = threading.Event()  # never set: a stop sleeps on it
+        self._start_lock = threading.Lock()  # held during the start
 
     def start(self) -> None:
-        """Loads the models of the start, then listens; or the other way round, if the options say so.
+        """Loads the startup models, then listens; with `listen_while_loading` the other way round.
 
         Raises:
-            ConchError: A port is taken, or a model failed and the options say that this is an error, or the
-                server was stopped meanwhile.
+            ConchError: A port is taken, a model failed with `exit_on_error`, or the server was stopped.
         """
         with self._start_lock:
             try:
                 self._start()
             except BaseException:
-                if self.core.stages.stage is not Stage.STOPPING:  # else `stop` waits to do it, in good order
+                if self.core.stages.stage is not Stage.STOPPING:  # else `stop` closes everything in order
                     self._stop_listening(0.0)
                     self.agent.close(0.0)
                     self._stop_control(0.0)
@@ -209,9 +208,9 @@ class Server:
         if self._planner is not None:
             self._planner.remember()
         if self._control is not None:
-            # Before the models: their loading can be watched.
+            # Before the models, so that clients can follow their loads.
             self.control_port = self._control.start()
-            self._keep_from_forks(self._control_options, self.control_port)
+            self._close_in_forks(self._control_options, self.control_port)
         if self._options.listen_while_loading:
             self._listen()
         wrong = list(filter(None, map(repository_hint, self._locations)))
@@ -242,7 +241,7 @@ class Server:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """Where it listens now."""
+        """The open ports and sockets."""
         found = []
         grpc, http, metrics, control = (
             self._grpc_options,
@@ -272,21 +271,19 @@ class Server:
         return found
 
     def banner(self) -> str:
-        """What is loaded and where it is served, for people."""
+        """The loaded models and the endpoints, for people."""
         return banner(self.agent.index(False), self.endpoints, [self.exposure])
 
     def drain(self) -> None:
-        """Makes the server not ready, so that nobody sends it more; it goes on answering what comes."""
+        """Makes the server not ready; it goes on answering requests."""
         if self.core.drain():
             log.info("the server is draining: it is not ready any more, and goes on answering")
 
     def stop(self) -> bool:
-        """Ends readiness, serves on for the drain delay, finishes what is in flight, unloads.
-
-        The exit timeout begins when the drain delay is over. A server that still starts gives that up.
+        """Drains for the drain delay, finishes open requests within the exit timeout, unloads; cancels a start.
 
         Returns:
-            Whether everything in flight was finished in time.
+            Whether all open requests were finished in time.
         """
         stages = self.core.stages
         if stages.stage is not Stage.STARTING:
@@ -301,21 +298,21 @@ class Server:
 
         if self._control is not None:
             self._control.refuse_changes()
-        self.agent.stop_loads()  # or a client's load would use up the time that requests have
+        self.agent.stop_loads()  # else a client's load would use up the time of open requests
         if self._start_lock.locked():
             self.agent.close(left())
         if not self._start_lock.acquire(timeout=left()):
             return False
         self._start_lock.release()
         if self._planner is not None:
-            self._planner.stop(0.0)  # nothing begins any more; loads under way are ended with the agent
+            self._planner.stop(0.0)  # starts no more loads; the agent ends running ones
         self._finish_sequences(end)
         ended = self._stop_listening(left())
         ended = self.agent.close(left()) and ended
         if self._planner is not None:
-            # One that hangs with the storage holds nothing that has to be finished.
+            # A planner that hangs in storage holds nothing to finish.
             self._planner.stop(min(_PLANNER_STOP_S, left()))
-        ended = self._stop_control(left()) and ended  # last: operators see what the others do
+        ended = self._stop_control(left()) and ended  # last, so operators can follow the stop
         ended = self._stop_metrics(left()) and ended
         self.regions.close()
         self._close_cache()
@@ -324,20 +321,20 @@ class Server:
     def _listen(self) -> None:
         if self._grpc is not None and self.grpc_port is None:
             self.grpc_port = self._grpc.start()
-            self._keep_from_forks(self._grpc_options, self.grpc_port)
+            self._close_in_forks(self._grpc_options, self.grpc_port)
         if self._http is not None and self.http_port is None:
             self.http_port = self._http.start()
-            self._keep_from_forks(self._http_options, self.http_port)
+            self._close_in_forks(self._http_options, self.http_port)
         if self._metrics is not None and self.metrics_port is None:
             self.metrics_port = self._metrics.start()
-            self._keep_from_forks(self._metrics_options, self.metrics_port)
+            self._close_in_forks(self._metrics_options, self.metrics_port)
 
-    def _keep_from_forks(self, options: _Target | None, port: int) -> None:
-        assert options is not None, "it has been started with them"
+    def _close_in_forks(self, options: _Target | None, port: int) -> None:
+        assert options is not None
         self._addresses.add(options.target, port)
 
     def _stop_listening(self, grace_s: float) -> bool:
-        """Stops all front ends at the same time: each of them has the whole grace."""
+        """Stops all front ends in parallel, each with the whole grace period."""
         stops: list[Callable[[float], bool]] = []
         if self._grpc is not None and self.grpc_port is not None:
             stops.append(self._grpc.stop)
@@ -347,11 +344,11 @@ class Server:
             return all(list(threads.map(lambda stop: stop(grace_s), stops)))
 
     def _finish_sequences(self, end: float) -> None:
-        """Has live sequences end, or be given up as idle, before connections are closed: that ends them."""
+        """Waits for live sequences to end or to become idle; closed connections would break them off."""
         if self.core.sequences:
             self.core.refuse_new()
         while self.core.sequences and time.monotonic() < end:
-            self._waiting.wait(_LOOK_S)
+            self._waiting.wait(_SEQUENCE_INTERVAL_S)
 
     def _stop_control(self, grace_s: float) -> bool:
         return self._control is None or self._control.stop(grace_s)
@@ -377,7 +374,7 @@ def _cache_service(options: ServerOptions) -> CacheService | None:
 
 
 def _listening(target: str, port: int) -> str:
-    """An address with the port that is in use, where any free one was asked for."""
+    """An address with the port in use, also if any free port was requested."""
     return f"{target.rpartition(':')[0]}:{port}"
 
 
@@ -386,7 +383,7 @@ def _security(tls: object | None) -> str:
 
 
 class _Target(Protocol):
-    """Where something listens."""
+    """Options with an address."""
 
     @property
     def target(self) -> str:
@@ -394,7 +391,7 @@ class _Target(Protocol):
 
 
 class _Address(_Target, Protocol):
-    """Where something is to listen."""
+    """Options with host and port."""
 
     @property
     def address(self) -> str:
@@ -406,14 +403,14 @@ class _Address(_Target, Protocol):
 
     @property
     def reuse_port(self) -> bool:
-        """Whether others may listen there too."""
+        """Whether other processes may listen on the port too."""
 
 
 def check_free(options: _Address) -> None:
-    """Checks that an address can be listened on, before models are loaded for minutes.
+    """Checks that an address is free before models are loaded, which may take minutes.
 
     Raises:
-        UnavailableError: It can't; the text is Triton's.
+        UnavailableError: The address is not free or unknown; the text is Triton's.
     """
     if options.address.startswith("unix:") or options.port == 0 or getattr(options, "reuse_port", False):
         return

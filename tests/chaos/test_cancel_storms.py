@@ -20,14 +20,14 @@ from tests.support.servers import WAIT_S, RawClient, eventually, write_model
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import ConchError, UnavailableError
-from conch.core.model import Model
+from conch.core.model_statistics import StatisticsSnapshot
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Servable
 from conch.core.spec import DynamicBatching, QueuePolicy
-from conch.core.stats import StatisticsSnapshot
 from conch.core.tensor import Tensor
-from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.server import Server
 from conch.server_options import ServerOptions
 from conch_control.options import ControlOptions

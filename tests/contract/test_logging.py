@@ -141,7 +141,7 @@ def test_verbose_lines_of_requests(tmp_path: Path) -> None:
         eventually(lambda: "[request id: r2] released" in server.errors, "the second one is logged")
         client.update_log_settings({"log_verbose_level": 0})
         probe(client, request_id="quiet")
-        lines = [line["message"] for line in server.logs() if line["logger"] == "conch.core.verbose"]
+        lines = [line["message"] for line in server.logs() if line["logger"] == "conch.core.request_log"]
     prepared = (
         "prepared: model: probe, requested version: -1, actual version: 1, correlation id: 0, batch size: 1, "
         "priority: 0, timeout (us): 0, inputs: IN, type: FP32, shape: [1, 4], requested outputs: all"

@@ -13,7 +13,7 @@ from tests.support.core import WAIT_S, echo
 from conch.core.backend import BackendInstance, BackendModel, Outcome
 from conch.core.errors import CancelledError
 from conch.core.execution.placement import Placement
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec

@@ -11,7 +11,7 @@ import numpy as np
 
 from conch.core.backend import BackendInstance, BackendModel
 from conch.core.execution.placement import Placement
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, SequenceBatching, TensorSpec

@@ -14,7 +14,7 @@ from typing import Any
 from tests.support.core import WAIT_S, Answers, make_spec
 
 from conch.core.backend import Outcome
-from conch.core.calls import ServerCalls, Waiter
+from conch.core.bls import ServerCalls, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, NotFoundError, UnavailableError
 from conch.core.execution.placement import Placement

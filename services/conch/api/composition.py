@@ -18,7 +18,7 @@ from conch.cli.settings.setting import FlagError
 from conch.core.backend import Backend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.execution.placement import Devices
-from conch.core.verbose import REQUESTS
+from conch.core.request_log import REQUESTS
 from conch.observability.logging.access_log import AccessLog
 from conch.process.gpu_discovery import find_gpus
 from conch.server import Server

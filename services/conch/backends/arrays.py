@@ -1,8 +1,9 @@
-"""The base of backends that map arrays to arrays: batches are gathered, run once and scattered here.
+"""Base of backends that map arrays to arrays.
 
-Such a backend is about thirty lines: a class with a `default_model_file` and an `open` that returns a
-function from named arrays to named arrays. Everything about requests stays in this module, in `gather` and
-in `scatter`.
+A batch is gathered to one array per input, run once and scattered to responses. Such a backend is about
+thirty lines: a class with `default_model_file` and an `open` that returns a function of named arrays.
+
+Used by: `onnxruntime`, and backends outside conch.
 """
 
 from __future__ import annotations
@@ -25,26 +26,25 @@ from conch.core.tensor import Array
 
 
 class ArrayFunction(Protocol):
-    """Computes outputs from inputs; one call at a time per instance, on any thread.
+    """Computes outputs from inputs; called once at a time per instance, on any thread.
 
-    A function that holds something may have a method ``close()``, called once when its instance goes. One
-    that can use the memory of a GPU may also be a `conch.backends.device_arrays.DeviceFunction`.
+    A function with resources may have ``close()``, called once when its instance goes. One that uses GPU
+    memory may also be a `conch.backends.device_arrays.DeviceFunction`.
     """
 
     def __call__(self, inputs: dict[str, Array], outputs: tuple[str, ...], /) -> Mapping[str, Array]:
         """Runs the model once.
 
         Args:
-            inputs: An array for each input the requests have, batch dimension first where the model has
-                one and ragged ones flat, and for each that the server makes of them. They may be the
-                requests' own memory, so they are read-only. BYTES come as object arrays of `bytes`. Optional
-                inputs that were left out are absent. Controls and states of a sequence batcher are inputs
-                like all others.
-            outputs: The outputs somebody wants, in the config's order; others would be thrown away. The
-                states of a sequence batcher are always wanted.
+            inputs: An array per input of the requests (batch dimension first where the model has one, ragged
+                inputs flat) and per input that the server makes, such as controls and states of a sequence
+                batcher. Read-only: they may be the requests' own memory. BYTES are object arrays of `bytes`.
+                Optional inputs that were left out are absent.
+            outputs: The requested outputs in the config's order; states of a sequence batcher are always
+                requested.
 
         Returns:
-            At least the outputs wanted. Their memory must not be written again by a later call.
+            At least the requested outputs. A later call must not write to their memory.
         """
 
 
@@ -53,14 +53,14 @@ class ArrayBackend(Backend):
 
     @abstractmethod
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
-        """Makes the function of one instance.
+        """Creates the function of one instance.
 
         Raises:
-            ConchError: The model can't be loaded there; the text says why.
+            ConchError: The model cannot be loaded there; the text says why.
         """
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model version whose instances share nothing; override where they do."""
+        """Loads a model version whose instances share nothing; override it where they do."""
         return _Model(self, spec)
 
 
@@ -89,14 +89,14 @@ class ArrayInstance(BackendInstance):
         self._in_place = InPlaceOutputs(spec, function) if isinstance(function, WritesInPlace) else None
 
     def execute(self, batch: Batch) -> Sequence[InferenceResponse]:
-        """Gathers, runs and scatters; requests that can't share a call get one each."""
+        """Gathers, runs and scatters; requests of a model without batching run one by one."""
         requests = batch.requests
         if self._batches or len(requests) == 1:
             return self._run(batch, requests)
         return [response for request in requests for response in self._run(batch, [request])]
 
     def close(self) -> None:
-        """Closes the function, if it can be closed."""
+        """Closes the function if it has `close`."""
         close = getattr(self._function, "close", None)
         if close is not None:
             close()
@@ -117,7 +117,7 @@ class ArrayInstance(BackendInstance):
     def _run_near(
         self, near: DeviceGatherer, batch: Batch, requests: list[InferenceRequest], wanted: tuple[str, ...]
     ) -> list[InferenceResponse]:
-        """Runs on a device where inputs may be already, and outputs may be wanted."""
+        """Runs with inputs and outputs in device memory where possible."""
         function = cast(DeviceFunction, self._function)
         inputs = near.inputs(batch, requests)
         places = near.places(requests, wanted)
@@ -132,7 +132,7 @@ class ArrayInstance(BackendInstance):
         return places
 
     def _wanted(self, requests: list[InferenceRequest]) -> tuple[str, ...]:
-        """The outputs any of the requests wants, in the config's order."""
+        """Outputs that any of the requests asks for, in the config's order."""
         first = requests[0].requested
         if first is None:
             return self._all

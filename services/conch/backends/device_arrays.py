@@ -1,6 +1,6 @@
-"""Batches for functions that take and give tensors in the memory of their device.
+"""Batches for functions that read and write tensors in the memory of their device.
 
-What is there already stays there; what is in host memory goes there with the framework's own copy, as ever.
+Tensors that are on the device stay there; those in host memory are copied by the framework as usual.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import POSITIONS, Array
 
 ALIGNMENT = 256
-"""What addresses of inputs and outputs have to be multiples of: frameworks have kernels that read many
-elements at once, and count on memory being where their own allocators would have it."""
+"""Required alignment of addresses, in bytes: kernels that read many elements at once rely on it."""
 
 Places = Mapping[str, tuple[DeviceMemory, ...]]
-"""For outputs that all requests of a batch want on the device, where each of them wants it."""
+"""Destinations on the device, one per request, of outputs that all requests of a batch want there."""
 
 
 class DeviceFunction(Protocol):
@@ -38,34 +37,29 @@ class DeviceFunction(Protocol):
         """Runs the model once.
 
         Args:
-            inputs: As for `ArrayFunction`; those that are on the device come as they are.
-            outputs: The outputs that somebody wants.
-            places: Which of them are wanted on the device. Those of a batch of one request may be written to
-                their place, where they fit exactly.
+            inputs: As for `ArrayFunction`; those on the device are passed as they are.
+            outputs: The requested outputs.
+            places: Outputs that are wanted on the device. For a batch of one request the function may write
+                to the place, where it fits exactly.
 
         Returns:
-            At least the outputs wanted; what is on the device has been computed.
+            At least the requested outputs; computation on the device has finished.
         """
 
 
 class DeviceGatherer:
-    """Gathers batches for the device of a function.
-
-    Args:
-        spec: The model.
-        device_id: Number of the device.
-    """
+    """Gathers batches for the device of a function."""
 
     def __init__(self, spec: ModelSpec, device_id: int) -> None:
         self._device_id = device_id
         self._gather = gather_for(spec)
-        # Padded and ragged inputs, and those made of others, are made in host memory.
+        # Padded, ragged and derived inputs are built in host memory.
         self._joins = not needs_host_arrays(spec)
-        # Outputs that are cut or split, or kept for a sequence, are not what goes to the client.
+        # Outputs that are split, or kept as sequence state, differ from what the client gets.
         self._leaves = self._joins and not (spec.batch_outputs or spec.sequence)
 
     def inputs(self, batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array | DeviceTensor]:
-        """The inputs of a batch; those that are on the device, or partly, in memory of the device."""
+        """The inputs of a batch; those at least partly on the device are joined there."""
         near: dict[str, DeviceTensor] = {}
         if self._joins:
             for name in requests[0].inputs:
@@ -82,7 +76,7 @@ class DeviceGatherer:
         return values
 
     def places(self, requests: list[InferenceRequest], outputs: tuple[str, ...]) -> Places:
-        """The outputs that all requests want on the device, with their places."""
+        """Places of the outputs that all requests want on this device."""
         places: dict[str, tuple[DeviceMemory, ...]] = {}
         if not self._leaves or any(request.region_bindings is None for request in requests):
             return places
@@ -99,7 +93,7 @@ class DeviceGatherer:
         return places
 
     def _joined(self, batch: Batch, requests: list[InferenceRequest], name: str) -> DeviceTensor | None:
-        """One input in memory of the device; None if none of it is there, or there is no room."""
+        """One input in device memory; None if none of it is there or memory is short."""
         tensors = [request.inputs[name] for request in requests]
         device_id = self._device_id
         if not any(isinstance(t, DeviceTensor) and t.memory.device_id == device_id for t in tensors):
@@ -109,7 +103,8 @@ class DeviceGatherer:
             len(tensors) == 1
             and isinstance(first, DeviceTensor)
             and not first.memory.pointer % ALIGNMENT
-            and first.datatype not in POSITIONS  # which kernels check before they use them
+            and first.datatype
+            not in POSITIONS  # kernels check positions before use, so the client must not change them
         ):
             return first
         joined = concatenated(name, tensors, device_id)

@@ -1,4 +1,4 @@
-"""Outputs that a model writes directly to where its client wants them."""
+"""Finds client memory (shared-memory regions) that a model can write its outputs to directly."""
 
 from __future__ import annotations
 
@@ -11,39 +11,35 @@ from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
-_ALIGNMENT = 64  # as models' own memory has it
+_ALIGNMENT = 64  # as frameworks align their own memory
 _LEAST_BYTES = 64 * 1024
-"""From here on not copying is worth what it takes to tell a model where to write."""
+"""Smallest total output, in bytes, for which avoiding the copy pays off."""
 
 
 @runtime_checkable
 class WritesInPlace(Protocol):
-    """An array function that can write its outputs to memory that it is given."""
+    """An array function that can write its outputs to given memory."""
 
     def run_into(self, inputs: dict[str, Array], outputs: dict[str, Array]) -> None:
         """Runs the model once.
 
         Args:
             inputs: As for a call.
-            outputs: An array for each output that is wanted, of its shape, to be filled.
+            outputs: An array to fill for each requested output, of its shape.
         """
 
 
 class InPlaceOutputs:
-    """Finds the memory for the outputs of a model that can write in place.
-
-    Args:
-        spec: The model version.
-        function: The model.
+    """Finds the output memory for a model that can write in place.
 
     Attributes:
-        function: The same.
+        function: The model.
     """
 
     def __init__(self, spec: ModelSpec, function: WritesInPlace) -> None:
         self.function = function
         self._batches = spec.max_batch_size > 0
-        # What is cut, split or kept for a sequence is not what goes to the client.
+        # Outputs that are split, or kept as sequence state, differ from what the client gets.
         plain = not (spec.batch_outputs or spec.padding or spec.sequence)
         self._outputs = {
             tensor.name: (tensor.backend_dims, tensor.datatype)
@@ -52,26 +48,20 @@ class InPlaceOutputs:
             and min(tensor.backend_dims, default=0) >= 0
             and tensor.datatype in ELEMENT_SIZES
             and tensor.datatype in NUMPY_DTYPES
-            and tensor.datatype not in POSITIONS  # a model may read what it has written
+            and tensor.datatype not in POSITIONS  # the model may read back what it wrote
         }
 
     def places(
         self, request: InferenceRequest, wanted: tuple[str, ...], inputs: dict[str, Array]
     ) -> dict[str, Array] | None:
-        """Where all outputs of a request are to be written; None if not all of them can be.
-
-        Args:
-            request: The one request of a batch, with uses of shared memory.
-            wanted: The outputs that it wants.
-            inputs: What the model is given.
-        """
+        """Where all outputs of a batch's only request are to be written; None unless all of them can be."""
         uses = request.region_bindings
-        # Whoever else looks at the response on its way, such as a cache, must not see memory of the client.
+        # Another consumer of the response, such as a cache, must not see client memory.
         if uses is None or request.responder is not uses:
             return None
         first = next(iter(request.inputs.values()), None)
         if self._batches and first is None:
-            return None  # all inputs are optional: nothing says how many rows there are
+            return None  # all inputs are optional, so the row count is unknown
         rows = (first.shape[0],) if self._batches and first is not None else ()
         places: dict[str, Array] = {}
         total = 0
@@ -88,7 +78,7 @@ class InPlaceOutputs:
             place = np.frombuffer(buffer, NUMPY_DTYPES[datatype]).reshape(shape)
             if place.__array_interface__["data"][0] % _ALIGNMENT:
                 return None
-            # A model may read its inputs after it has begun to write.
+            # The model may read inputs after it starts to write outputs.
             others = (*inputs.values(), *places.values())
             if any(np.may_share_memory(place, other) for other in others):
                 return None

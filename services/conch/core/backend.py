@@ -7,33 +7,61 @@ and is about thirty lines; one that wants to see requests implements `Backend` i
 
 from __future__ import annotations
 
+import logging
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from conch.core.execution.placement import Placement
-from conch.core.notes import Notes
-from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
-from conch.core.workers import WorkerStatus
 
 if TYPE_CHECKING:
-    from conch.core.calls import ServerCalls
+    from conch.core.bls import ServerCalls
+
+log = logging.getLogger(__name__)
+
+_MOST_NOTES = 64
+_MOST_NOTE_CHARACTERS = 1_000
 
 Outcome = Sequence[InferenceResponse | None] | BaseException | None
 """What `BackendInstance.execute` returns, or raises."""
 
 
-class Awaited(Protocol):
-    """A batch whose outcome a thread may receive itself; see `BackendInstance.begin_here`."""
+class ConfigNotes:
+    """Deviations of a served version from its config: logged once, shown in the index; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: list[str] = []
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The notes, oldest first."""
+        with self._lock:
+            return tuple(self._texts)
+
+    def add(self, text: str) -> None:
+        """Logs and keeps a note, unless it is a duplicate."""
+        text = text[:_MOST_NOTE_CHARACTERS]
+        with self._lock:
+            if text in self._texts or len(self._texts) >= _MOST_NOTES:
+                return
+            self._texts.append(text)
+        log.warning("%s", text)
+
+
+class AwaitableOutcome(Protocol):
+    """A batch whose outcome a thread may receive itself; see `BackendInstance.start_awaitable`."""
 
     def wait(self, timeout_ns: int) -> None:
         """Receives it, unless it takes longer than that; where it has not come then, it comes elsewhere."""
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Has it come elsewhere. Either of the two is to be called, once, from any thread."""
 
 
@@ -47,8 +75,8 @@ class BackendInstance(ABC):
         readiness: A check that it makes of itself when somebody asks whether it is ready, or None.
     """
 
-    leads: ClassVar[bool] = True
-    begins: ClassVar[bool] = False
+    allows_inline: ClassVar[bool] = True
+    starts_async: ClassVar[bool] = False
     readiness: Readiness | None = None
 
     @abstractmethod
@@ -68,7 +96,7 @@ class BackendInstance(ABC):
             Exception: The batch failed; every request in it is answered with the error.
         """
 
-    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Begins a batch and returns at once: for instances that run somewhere else, as in another process.
 
         Called with no lock held, by any thread, also one that must not be held up. May set `on_cancel` of
@@ -82,7 +110,7 @@ class BackendInstance(ABC):
         """
         raise NotImplementedError
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
+    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
         """As `begin`, but has the outcome come to a thread that waits for it, if there is such a way.
 
         For threads that have time: the detour over another thread costs more than a quick batch.
@@ -94,7 +122,7 @@ class BackendInstance(ABC):
         Returns:
             What the caller is to wait with soon, or to leave; None where the outcome comes as for `begin`.
         """
-        self.begin(batch, done)
+        self.start(batch, done)
         return None
 
     def available(self, again: Callable[[], None]) -> bool:
@@ -108,7 +136,7 @@ class BackendInstance(ABC):
         """
         return True
 
-    def warm_again(self, warm_up: Callable[[BackendInstance], None]) -> None:
+    def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
         """Says how it was warmed up; for instances that lose what that was for, and go on after a new start.
 
         Args:
@@ -128,13 +156,13 @@ class BackendModel(ABC):
     """A model version loaded by a backend; what its instances share.
 
     Attributes:
-        makes_together: Whether several threads may make instances at the same time. What takes long asks
-            `load_stopped`.
+        creates_in_parallel: Whether several threads may make instances at the same time. What takes long asks
+            `load_cancelled`.
         notes: What it does against its config; None where the backend takes none.
     """
 
-    makes_together: ClassVar[bool] = False
-    notes: Notes | None = None
+    creates_in_parallel: ClassVar[bool] = False
+    notes: ConfigNotes | None = None
 
     @abstractmethod
     def create_instance(self, placement: Placement) -> BackendInstance:

@@ -13,6 +13,10 @@ from typing import ClassVar
 NO_MESSAGE = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 """What is shown of an exception that can't say what it is; Triton's text."""
 
+_MOST_DETAILS = 4096
+"""In bytes, percent-encoded as they are sent."""
+_PERCENT = ord("%")
+
 
 class ConchError(Exception):
     """An error with a message for the client.
@@ -194,3 +198,15 @@ def without_traceback(error: ConchError) -> ConchError:
 def error_text(error: ConchError) -> str:
     """An error as Triton prints it for operators: ``Unavailable - text``."""
     return f"{error.label} - {error.message}"
+
+
+def status_details(details: str) -> bytes:
+    """An error text as gRPC status details, cut to 4 KiB: clients refuse larger trailers."""
+    encoded = details.encode(errors="replace")
+    left = _MOST_DETAILS
+    if 3 * len(encoded) > left:
+        for position, byte in enumerate(encoded):
+            left -= 1 if 0x20 <= byte < 0x7F and byte != _PERCENT else 3  # as %XX
+            if left < 0:
+                return encoded[:position].decode(errors="ignore").encode() + " …".encode()
+    return encoded

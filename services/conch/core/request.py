@@ -1,4 +1,7 @@
-"""Requests and responses: what front ends hand in, what schedulers queue, what backends answer."""
+"""Inference requests and responses.
+
+Front ends create requests, schedulers queue them, backends respond to them.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,26 @@ from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
     from conch.core.device import DeviceMemory
+    from conch.core.request_log import Watch
     from conch.core.scheduling.sequence.table import LiveSequence
     from conch.core.servable import Servable
-    from conch.core.watch import Watch
 
 Parameter = bool | int | float | str
 """A value of a request or response parameter."""
 
 
 class Kept(ABC):
-    """What a backend keeps of a rescheduled request that may still be sent responses of its last run."""
+    """State of a rescheduled request whose last run may still send responses."""
 
     __slots__ = ()
 
     @abstractmethod
     def end(self, request: InferenceRequest, error: ConchError) -> None:
-        """Ends the request, which does not run again after all, behind those responses."""
+        """Ends the request after those responses, as it will not run again."""
 
 
 class RequestState(IntEnum):
-    """Where a request is; only the thread that moves it from one state to the next may answer it."""
+    """State of a request; only the thread that changes it may answer the request."""
 
     NEW = 0
     QUEUED = 1
@@ -43,13 +46,7 @@ _NEW, _QUEUED, _DONE = RequestState.NEW, RequestState.QUEUED, RequestState.DONE
 
 
 class InferenceResponse:
-    """One answer to a request: tensors, or an error.
-
-    Attributes:
-        outputs: Output tensors in the order the model made them; empty with an error.
-        error: What went wrong, or None.
-        parameters: Response parameters for the client.
-    """
+    """One response to a request: outputs in the model's order, or an error; and response parameters."""
 
     __slots__ = ("error", "outputs", "parameters")
 
@@ -65,88 +62,88 @@ class InferenceResponse:
 
 
 Responder = Callable[["InferenceRequest", InferenceResponse | None, bool], None]
-"""Takes (request, response, final); the response is None for a final flag with nothing to say.
+"""Takes (request, response, final); the response is None for a final flag alone.
 
-It may block the threads of a decoupled model until a client that reads slowly has caught up.
+May block the threads of a decoupled model until a slow client has caught up.
 """
 
 
-class MemoryUses(Protocol):
-    """What a request uses of memory that it shares with its client; stands before its responder."""
+class MemoryBindings(Protocol):
+    """The shared-memory regions of a request; wraps its responder once attached."""
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Takes a response on its way to the responder."""
+        """Places the outputs of a response and passes it on."""
+
+    def attach(self, request: InferenceRequest) -> None:
+        """Wraps the responder of a complete request."""
 
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
-        """Memory to which an output can be written directly; None where there is none, or not enough."""
+        """Memory for an output to be written to directly; None if there is none, or too little."""
 
     def device(self, name: str) -> DeviceMemory | None:
-        """Where an output goes in the memory of a device; None if it goes elsewhere."""
+        """The device memory of an output; None if it goes elsewhere."""
 
-    def intercept(self, between: Callable[[Responder], Responder]) -> None:
-        """Puts something between it and the responder."""
+    def wrap_responder(self, between: Callable[[Responder], Responder]) -> None:
+        """Wraps the inner responder."""
 
     def release(self) -> None:
-        """Gives it up: the request is never submitted."""
+        """Releases the regions."""
 
 
 class InferenceRequest:
     """One request for one model.
 
-    The responder may be called from any thread. `respond` lets exactly one final call through;
-    decoupled models respond any number of times before it.
+    The responder may be called from any thread. `respond` lets exactly one final call through; decoupled
+    models respond any number of times before it.
 
     Attributes:
-        model: The model that serves the request, once resolved.
+        model: The version that serves the request, once it has taken it.
         model_name: Name as the client gave it.
         model_version: Version as the client gave it; empty for the newest ready one.
         id: The client's request id, or empty.
         inputs: Input tensors by name, in the client's order.
         requested: Names of the outputs the client wants, or None for all of them.
-        classes: For outputs wanted as classes, how many of them.
+        classes: Number of classes of outputs that are wanted as classifications.
         parameters: Custom request parameters.
         priority: Priority level, 0 for the model's default.
         timeout_us: Queue timeout in microseconds, 0 for the model's default.
         correlation_id: Sequence the request belongs to; 0 or empty for none.
         sequence_start: Whether it opens its sequence.
         sequence_end: Whether it ends its sequence.
-        deadline_ns: Monotonic time after which nobody waits for the answer, or None.
-        empty_final: Whether a decoupled request wants a final response even where it says nothing.
+        deadline_ns: Monotonic time after which the client no longer waits, or None.
+        empty_final: Whether a decoupled request wants a final response even if it is empty.
         batch_size: Rows it adds to a batch; 1 for models without batching.
-        batch_key: Requests share a batch only where their keys are equal.
+        batch_key: Requests share a batch only if their keys are equal.
         received_ns: Monotonic time at which the request reached the server.
         queued_ns: Monotonic time at which the scheduler took it.
         cancelled: Set when the client no longer waits.
-        context: Whatever the front end needs to send the answer.
-        sequence: What the scheduler knows of the sequence the request belongs to; None for none.
-        rescheduled: Set by a model that wants to run the request again instead of ending it.
+        context: What the front end needs to send the response.
+        sequence: The scheduler's state of the request's sequence; None for none.
+        rescheduled: Set by a model that runs the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
-        failed: Set where a model answers with an error by itself; unset before it is used.
-        kept: What a backend keeps of a rescheduled request until it runs again, a `Kept` if that is to end
-            it; unset before it is used.
-        state: Where it is.
-        responses_wait: Whether its responses may be kept for a while before they are sent: arrays in them
-            that the model may change meanwhile have to be copied.
-        signature: The same object for requests that differ in nothing but their id and their tensors'
-            bytes, so that what was found out about one holds for the others; None where nobody knows.
-        uses: What it uses of memory that it shares with its client; unset where it uses none.
-        watch: Who logs the request; unset where nobody does.
-        on_cancel: What an instance that begins its batches wants called, once, when the request is cancelled
-            while it runs; set in `begin`, unset before. Called from any thread with no lock held, possibly
-            when the request has just been answered.
-        filler: Whether it only fills a row of a batch that no client's request has; nobody counts it, and
-            nobody gets its responses.
+        failed: Set if a model itself answers with an error; unset before.
+        kept: A backend's state of a rescheduled request until it runs again, a `Kept` if it ends the
+            request; unset before.
+        responses_wait: Whether responses may be held before they are sent, so that arrays which the model
+            may change have to be copied.
+        signature: The same object for requests that differ only in their id and their tensors' bytes, so
+            that validation results can be shared; None if unknown.
+        region_bindings: The shared-memory regions of the request; None for none.
+        watch: The log entry of the request; None if it is not logged.
+        on_cancel: Set by an asynchronous instance: called once if the request is cancelled while it runs,
+            from any thread with no lock held, possibly just after the request was answered.
+        filler: Whether the request only fills a row of a batch; it is not counted, its responses go nowhere.
     """
 
     filler: ClassVar[bool] = False
 
     __slots__ = (
         "_responder",
-        "answered",
         "batch_key",
         "batch_size",
         "cancelled",
         "classes",
+        "completed",
         "context",
         "correlation_id",
         "deadline_ns",
@@ -163,6 +160,7 @@ class InferenceRequest:
         "priority",
         "queued_ns",
         "received_ns",
+        "region_bindings",
         "requested",
         "rescheduled",
         "responses_wait",
@@ -172,15 +170,12 @@ class InferenceRequest:
         "signature",
         "state",
         "timeout_us",
-        "uses",
         "watch",
     )
 
     failed: bool
     kept: object
     on_cancel: Callable[[], None]
-    uses: MemoryUses
-    watch: Watch
 
     def __init__(
         self,
@@ -216,74 +211,68 @@ class InferenceRequest:
         self.state = _NEW
         self.signature: object = None
         self.context: object = None
+        self.region_bindings: MemoryBindings | None = None
+        self.watch: Watch | None = None
         self.sequence: LiveSequence | None = None
         self.rescheduled = False
-        self.answered = False
+        self.completed = False
         self.responses_wait = False
         self._responder = responder
 
     def respond(self, response: InferenceResponse | None, final: bool = True) -> None:
-        """Hands one response to whoever made the request.
-
-        A call after the final one does nothing: the request has been answered.
+        """Sends one response; a call after the final one does nothing.
 
         Args:
-            response: The response, or None to end a decoupled request without another one.
-            final: Whether this is the last call for the request.
+            response: The response; None ends a decoupled request without another one.
+            final: Whether this is the last response.
         """
-        if self.answered:
+        if self.completed:
             return
         if final:
-            self.answered = True
-            # One that waits to run again leaves its queue when the scheduler comes to it.
+            self.completed = True
+            # A rescheduled request leaves its queue when the scheduler reaches it.
             if self.state is not _QUEUED:
                 self.state = _DONE
         self._responder(self, response, final)
 
     @property
     def responder(self) -> Responder:
-        """What responses are handed to now."""
+        """The outermost responder."""
         return self._responder
 
-    def intercept(self, between: Callable[[Responder], Responder], waits: bool = False) -> None:
-        """Puts something between the request and its responder.
-
-        Args:
-            between: Makes it of the responder that there is.
-            waits: Whether it may keep responses for a while; see `responses_wait`.
-        """
+    def wrap_responder(self, between: Callable[[Responder], Responder], waits: bool = False) -> None:
+        """Wraps the responder; `waits` tells that the wrapper may hold responses, see `responses_wait`."""
         self._responder = between(self._responder)
         self.responses_wait |= waits
 
     def discard(self) -> None:
-        """Gives up what it holds, for a request that is never submitted, or not taken."""
-        uses = getattr(self, "uses", None)
-        if uses is not None:
-            uses.release()
+        """Releases the regions of a request that was not admitted."""
+        if self.region_bindings is not None:
+            self.region_bindings.release()
 
     def is_abandoned(self, now_ns: int) -> bool:
-        """Whether nobody waits for the answer any more: it was cancelled, or its deadline has passed."""
+        """Whether the request is cancelled or its deadline has passed."""
         return self.cancelled or (self.deadline_ns is not None and now_ns >= self.deadline_ns)
 
-    def tell_cancelled(self) -> None:
+    def notify_cancelled(self) -> None:
         """Calls `on_cancel`, if it is set and has not been called."""
         try:
             on_cancel = self.on_cancel
-            del self.on_cancel  # of several threads only the one that takes it out calls it
+            del self.on_cancel  # only the thread whose `del` succeeds calls it
         except AttributeError:
             return
         on_cancel()
 
     def fail(self, error: ConchError) -> None:
-        """Answers the request with an error, finally."""
+        """Sends an error as the final response."""
         self.respond(InferenceResponse([], error), True)
 
     @property
     def log_prefix(self) -> str:
-        """What comes before messages about this request; nothing if its client has given it no id."""
+        """Prefix of messages about this request; empty without a request id."""
         return id_prefix(self.id)
 
 
 def id_prefix(request_id: str) -> str:
-    """What comes before messages about a request with an id; Triton has it for those without, too."""
+    """Prefix of messages about a request; unlike in Triton, empty without an id."""
     return f"[request id: {request_id}] " if request_id else ""

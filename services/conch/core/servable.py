@@ -1,36 +1,73 @@
-"""What a loaded model version looks like to those who send it requests."""
+"""The interface of a loaded model version, or ensemble version, that serves requests.
+
+Used by: admission, front ends and the control plane; implemented by `Model`, `CachedModel` and `Ensemble`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from conch.core.errors import ConchError
-from conch.core.readiness import Readiness
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
-from conch.core.stats import ModelStatistics
-from conch.core.workers import WorkerStatus
 
 
 class ClosedError(Exception):
-    """The model version takes no more requests; whoever submits looks its successor up."""
+    """The model version takes no more requests; `Admission` resolves its successor."""
 
 
-class Leadable(Protocol):
+class Readiness(Protocol):
+    """A readiness check of one instance, which runs on its own thread with a time limit."""
+
+    def start(self) -> None:
+        """Starts a check, unless one is running."""
+
+    def result(self) -> bool:
+        """Waits for the check; False if it fails or times out."""
+
+
+def all_ready(checks: Iterable[Readiness]) -> bool:
+    """Runs checks in parallel; True if all succeed."""
+    started = list(checks)
+    for check in started:
+        check.start()
+    return all([check.result() for check in started])
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """State of an instance's worker process.
+
+    Attributes:
+        state: ``starting``, ``serving``, ``lost``, ``waiting`` for its next start, or ``closed``.
+        restarts: Number of restarts.
+        pid: Process id; None while there is no process.
+        reason: Why the worker does not serve; empty if it does.
+    """
+
+    state: str
+    restarts: int
+    pid: int | None
+    reason: str
+
+
+class InlineClaim(Protocol):
     """A model with requests that a thread has promised to see to."""
 
     @property
     def fast(self) -> bool:
         """Whether a batch is short enough to be run while nobody polls."""
 
-    def lead(self, budget_ns: int | None = None) -> bool:
+    def run_inline(self, budget_ns: int | None = None) -> bool:
         """Runs batches until nothing is left, or the budget is used up: then True."""
 
-    def lead_one(self) -> bool:
+    def run_batch_inline(self) -> bool:
         """Runs one batch if one is ready, and has others see to the rest; True if something is left then."""
 
-    def hand_over(self) -> None:
+    def release(self) -> None:
         """Leaves the requests to the model's own threads."""
 
 
@@ -69,12 +106,12 @@ class Servable(Protocol):
     def notes(self) -> Sequence[str]:
         """What it does against its config, though it is served."""
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         """Checks and takes a request; the responder gets every outcome except those raised here.
 
         Args:
             request: The request.
-            may_lead: Whether the caller is willing to run batches soon.
+            may_claim: Whether the caller is willing to run batches soon.
 
         Returns:
             What the caller has to lead or hand over soon, only if it may lead; else None.

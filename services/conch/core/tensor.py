@@ -7,13 +7,12 @@ by their length as a little-endian 32-bit integer, in row-major order.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from conch.core.buffers import copied
 from conch.core.errors import InvalidArgumentError, UnsupportedError
 
 Array = npt.NDArray[Any]
@@ -63,6 +62,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 _DATATYPE_OF: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_DTYPES.items()}
 _LENGTH = struct.Struct("<I")
 _MOST_PARTS = 64 * 1024
+_QUICK_BYTES = 4 << 20
 
 
 class Tensor:
@@ -233,11 +233,11 @@ def encode_bytes(elements: Iterable[Any]) -> bytes:
     """BYTES elements in wire form; `str` elements are encoded as UTF-8."""
     pack = _LENGTH.pack
     parts: list[bytes] = []
-    joined: list[bytes] = []
+    chunks: list[bytes] = []
     for element in elements:
         if len(parts) > _MOST_PARTS:
             # To join, and to free, millions at once would hold up all other threads.
-            joined.append(b"".join(parts))
+            chunks.append(b"".join(parts))
             parts.clear()
         if isinstance(element, str):
             value = element.encode()
@@ -247,7 +247,7 @@ def encode_bytes(elements: Iterable[Any]) -> bytes:
             value = str(element).encode()
         parts.append(pack(len(value)))
         parts.append(value)
-    return b"".join([*joined, *parts])
+    return b"".join([*chunks, *parts])
 
 
 def decode_bytes(data: Buffer) -> Array:
@@ -273,3 +273,33 @@ def decode_bytes(data: Buffer) -> Array:
     for start in range(0, len(elements), _MOST_PARTS):  # all at once would hold up all other threads
         array[start : start + _MOST_PARTS] = elements[start : start + _MOST_PARTS]
     return array
+
+
+def copied(data: bytes | bytearray | memoryview) -> bytes | memoryview:
+    """A private copy of the bytes; `bytes` is returned as it is.
+
+    Large copies go through numpy, which releases the interpreter lock; `bytes` would hold it throughout.
+    """
+    if isinstance(data, bytes):
+        return data
+    if not len(data):
+        return b""
+    view = np.frombuffer(data, np.uint8)
+    if view.size <= _QUICK_BYTES:
+        return view.tobytes()
+    whole = np.empty_like(view)
+    np.copyto(whole, view)
+    return whole.data.toreadonly()
+
+
+def joined(parts: Sequence[bytes | bytearray | memoryview]) -> bytes | memoryview:
+    """Concatenated parts; large ones are copied without the interpreter lock."""
+    size = sum(map(len, parts))
+    if size <= _QUICK_BYTES:
+        return b"".join(parts)
+    whole = np.empty(size, np.uint8)
+    position = 0
+    for part in parts:
+        whole[position : position + len(part)] = np.frombuffer(part, np.uint8)
+        position += len(part)
+    return whole.data.toreadonly()

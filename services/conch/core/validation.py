@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from conch.core.batchkey import batch_key_for
+from conch.core.batch_key import batch_key_for
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest
 from conch.core.spec import ControlTensor, ModelSpec, TensorSpec

@@ -1,9 +1,11 @@
-"""Memory of CUDA devices: what other processes have allocated and we have opened, and what is our own.
+"""CUDA devices and their memory: opened IPC handles of other processes and memory of the server.
 
-A handle is opened once for each device, however many regions name it, because the driver refuses a second
-time or counts, depending on its age. It is closed when nothing uses the memory any more: no region, no
-tensor, and no array of a framework that a model has made of a tensor and kept. To touch closed memory would
-end the CUDA context of the whole server.
+A handle is opened once per device, however many regions name it: depending on its age, the driver refuses a
+second open or counts it. It is closed when no region, no tensor and no array that a framework made of a
+tensor uses it any more. An access to closed memory would destroy the CUDA context of the server.
+
+Owns: the primary contexts, one stream per device, the table of open handles.
+Threads and locks: any thread; `CudaDevices` has one re-entrant lock, as finalizers may run at any point.
 """
 
 from __future__ import annotations
@@ -34,21 +36,13 @@ _UUID_BYTES = 16
 
 
 class CudaDevice:
-    """One GPU, through its primary context and one stream of its own.
+    """One GPU: its primary context and one stream.
 
-    The stream waits for what others have put into the default stream, and they wait for it: what a model has
-    computed there is ready before it is copied. A context is never given back: whoever else uses the device
-    would lose it in the middle of something.
-
-    Args:
-        driver: The driver.
-        number: The GPU's number.
-
-    Attributes:
-        number: The GPU's number.
+    The stream synchronises with the default stream in both directions, so results of a model are ready before
+    they are copied. The context is never released, as frameworks use it too.
 
     Raises:
-        CudaError: It can't be used.
+        CudaError: The device can't be used.
     """
 
     def __init__(self, driver: Driver, number: int) -> None:
@@ -66,7 +60,7 @@ class CudaDevice:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Makes the context that of the calling thread, and afterwards the one it had before."""
+        """Makes the context current on the calling thread."""
         self._driver.call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -74,7 +68,7 @@ class CudaDevice:
             self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def open(self, handle: bytes) -> tuple[int, int]:
-        """Opens memory of another process; returns its address and its size.
+        """Opens memory of another process; returns its address and size.
 
         Raises:
             CudaError: It can't be opened, or is on another device.
@@ -94,12 +88,12 @@ class CudaDevice:
                 raise
 
     def _checked(self, pointer: int) -> int:
-        """The size of the memory from an address on; an error if it is not this device's."""
+        """Size of the memory from an address on; raises CudaError if it is on another device."""
         call = self._driver.call
         owner, base, size = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
         call("cuPointerGetAttribute", ctypes.byref(owner), _POINTER_DEVICE, pointer)
         if owner.value != self.number:
-            # Frameworks would go to the wrong device with it.
+            # Frameworks would use it on the wrong device.
             raise CudaError(f"the memory is on device {owner.value}, not on device {self.number}")
         call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), pointer)
         return base.value + size.value - pointer
@@ -114,10 +108,10 @@ class CudaDevice:
             self._driver.call("cuIpcCloseMemHandle", pointer)
 
     def export(self, pointer: int) -> tuple[bytes, int]:
-        """A handle for other processes of the memory that an address is in, and how far in it that is.
+        """The IPC handle of the allocation that contains an address, and the offset in it.
 
         Raises:
-            CudaError: There is none: memory of pools has no such handle, nor has that of other processes.
+            CudaError: Memory of pools and of other processes has no handle.
         """
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), IpcHandle()
         with self._current():
@@ -126,7 +120,7 @@ class CudaDevice:
         return bytes(handle), pointer - base.value
 
     def settle(self) -> None:
-        """Waits for what is in the default stream; other processes see no order of ours.
+        """Synchronises the default stream, as other processes do not wait for our streams.
 
         Raises:
             CudaError: Something in it failed.
@@ -135,13 +129,10 @@ class CudaDevice:
             self._driver.call("cuStreamSynchronize", _DEFAULT_STREAM)
 
     def copy(self, copies: Iterable[tuple[int, int, int]]) -> None:
-        """Copies between addresses of any kind, and waits until all of it has happened.
-
-        Args:
-            copies: Target, source and size of each.
+        """Copies between host or device addresses and waits; each copy is (target, source, size).
 
         Raises:
-            CudaError: One failed.
+            CudaError: A copy failed.
         """
         call = self._driver.call
         with self._current():
@@ -149,16 +140,16 @@ class CudaDevice:
                 for target, source, nbytes in copies:
                     call("cuMemcpyAsync", target, source, nbytes, self._stream)
             finally:
-                # Also after a failure: nobody may free or write what copies begun before still use.
+                # Also after a failure: earlier copies still use their memory.
                 call("cuStreamSynchronize", self._stream)
 
     def allocate(self, nbytes: int) -> int | None:
-        """New memory; None where the device has no pool to take it from.
+        """Allocates from the memory pool; None if the device has none.
 
-        Memory without a pool is no help: freeing it waits for everything that runs on the device.
+        Without a pool, freeing would wait for everything that runs on the device.
 
         Raises:
-            CudaError: There is too little.
+            CudaError: There is too little memory.
         """
         if not self._pools:
             return None
@@ -169,24 +160,21 @@ class CudaDevice:
         return pointer.value
 
     def free(self, pointer: int) -> None:
-        """Gives back memory from `allocate`.
+        """Frees memory from `allocate`.
 
         Raises:
-            CudaError: It could not be given back.
+            CudaError: The driver refused.
         """
         with self._current():
             self._driver.call("cuMemFreeAsync", pointer, self._stream)
 
 
 class Opened:
-    """A handle that is open, and how often it is used; it goes when the handle is closed.
+    """An open handle with its address in this process and its reference count.
 
     Attributes:
-        handle: The handle.
-        pointer: Where the memory is here.
-        nbytes: Its size.
-        uses: How often it is used.
-        lendable: Whether other processes may be told of it too.
+        uses: Number of references.
+        lendable: Whether the handle may be passed on to other processes.
     """
 
     __slots__ = ("__weakref__", "handle", "lendable", "nbytes", "pointer", "uses")
@@ -200,11 +188,7 @@ class Opened:
 
 
 class _Held:
-    """Keeps memory while there are references to it; the rest is done by whoever watches it go.
-
-    Args:
-        opened: The handle whose memory it is, if it has one.
-    """
+    """Keeps memory alive while it is referenced; a finalizer frees it."""
 
     __slots__ = ("__weakref__", "opened")
 
@@ -213,17 +197,7 @@ class _Held:
 
 
 class CudaMemory(DeviceMemory):
-    """A piece of a GPU's memory.
-
-    Args:
-        device: The GPU.
-        pointer: Its address.
-        nbytes: Its size.
-        owner: What has to be kept as long as it is used.
-
-    Attributes:
-        owner: As above.
-    """
+    """A range of GPU memory, which `owner` keeps alive."""
 
     __slots__ = ("_device", "device_id", "nbytes", "owner", "pointer")
 
@@ -235,7 +209,7 @@ class CudaMemory(DeviceMemory):
         self.nbytes = nbytes
 
     def part(self, offset: int, nbytes: int) -> CudaMemory:
-        """A piece of it, which must lie inside."""
+        """A part, which must lie inside."""
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise ValueError(f"{nbytes} bytes from {offset} on do not lie inside {self.nbytes} bytes")
         return CudaMemory(self._device, self.pointer + offset, nbytes, self.owner)
@@ -248,7 +222,7 @@ class CudaMemory(DeviceMemory):
         return host.data
 
     def write(self, parts: Iterable[Buffer | DeviceMemory]) -> None:
-        """Copies what comes from the host or a device into it, one after the other from its beginning."""
+        """Copies host or device memory into it, back to back from the start."""
         target, end = self.pointer, self.pointer + self.nbytes
         copies: list[tuple[int, int, int]] = []
         kept: list[object] = []
@@ -269,11 +243,11 @@ class CudaMemory(DeviceMemory):
             self._copy(copies)
 
     def owned(self, pointer: int, nbytes: int, owner: object) -> CudaMemory:
-        """Memory on the same device that somebody else has."""
+        """Memory on the same device that `owner` keeps alive."""
         return CudaMemory(self._device, pointer, nbytes, owner)
 
     def another(self, nbytes: int) -> CudaMemory | None:
-        """New memory on the same device."""
+        """New memory on the same device; None if the device has no pool."""
         device = self._device
         try:
             pointer = device.allocate(max(nbytes, 1))
@@ -295,22 +269,19 @@ class CudaMemory(DeviceMemory):
 
 
 class CudaDevices:
-    """The GPUs of this process. Nothing is asked of the driver before it is needed.
+    """The GPUs of this process; the driver is loaded on first use.
 
-    For models may fork, and a process that has used CUDA can't do so in its children.
-
-    Args:
-        library: The driver's shared library.
+    Models may fork, and CUDA does not work in the children of a process that has used it.
 
     Attributes:
-        in_use: Whether anything has been asked of the driver, successfully.
+        in_use: True once the driver is loaded.
     """
 
     in_use = False
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library = library
-        # One that may be taken twice: whatever frees memory may be run by the collector at any point.
+        # Re-entrant: the garbage collector may run a finalizer at any point.
         self._lock = threading.RLock()
         self._driver: Driver | None = None
         self._devices: dict[int, CudaDevice] = {}
@@ -319,15 +290,15 @@ class CudaDevices:
 
     @property
     def open_handles(self) -> int:
-        """How many handles are open."""
+        """Number of open handles."""
         with self._lock:
             return len(self._opened)
 
     def device(self, number: int) -> CudaDevice:
-        """A GPU.
+        """The GPU of a number.
 
         Raises:
-            CudaUnavailableError: There is no GPU at all.
+            CudaUnavailableError: There is no GPU.
             CudaError: There is none of that number, or it does not work.
         """
         with self._lock:
@@ -347,16 +318,16 @@ class CudaDevices:
         return driver
 
     def uuids(self) -> list[bytes]:
-        """What the GPUs are called in all processes, whatever their numbers are there.
+        """UUIDs of the GPUs, which unlike numbers are the same in all processes.
 
         Raises:
-            CudaUnavailableError: There is no GPU at all.
-            CudaError: The driver does not say it.
+            CudaUnavailableError: There is no GPU.
+            CudaError: The driver does not tell.
         """
         with self._lock:
             driver = self._found()
             while len(self._uuids) < driver.gpus:
-                # Without a context: that takes memory on each GPU.
+                # Without a context, which would take memory on each GPU.
                 device, uuid = ctypes.c_int(), (ctypes.c_char * _UUID_BYTES)()
                 driver.call("cuDeviceGet", ctypes.byref(device), len(self._uuids))
                 driver.call("cuDeviceGetUuid", uuid, device.value)
@@ -364,7 +335,7 @@ class CudaDevices:
             return self._uuids
 
     def opened_at(self, memory: DeviceMemory) -> Opened | None:
-        """What is open that a piece of memory lies in."""
+        """The open handle that contains a range of memory."""
         if isinstance(memory, CudaMemory) and isinstance(memory.owner, _Held):
             return memory.owner.opened
         start, number = memory.pointer, memory.device_id
@@ -375,16 +346,16 @@ class CudaDevices:
         return None
 
     def open(self, handle: bytes, number: int, lendable: bool = True) -> CudaMemory:
-        """Opens what another process has allocated: all of it.
+        """Opens an allocation of another process.
 
         Args:
             handle: Its ``cudaIpcMemHandle_t``.
             number: The GPU it is on.
-            lendable: Whether other processes may be told of it too.
+            lendable: Whether the handle may be passed on to other processes.
 
         Raises:
-            CudaUnavailableError: There is no GPU at all.
-            CudaError: It can't be opened there.
+            CudaUnavailableError: There is no GPU.
+            CudaError: The handle can't be opened on that GPU.
         """
         key = (number, handle)
         with self._lock:
@@ -394,7 +365,7 @@ class CudaDevices:
             opened = self._opened.get(key)
             if opened is None:
                 for other, its_handle in self._opened:
-                    if its_handle == handle:  # the driver may confuse who has what open
+                    if its_handle == handle:  # the driver may mix them up
                         raise CudaError(f"the memory is on device {other}, not on device {number}")
                 opened = self._opened[key] = Opened(handle, *device.open(handle), lendable)
             opened.uses += 1
@@ -403,16 +374,10 @@ class CudaDevices:
             return CudaMemory(device, opened.pointer, opened.nbytes, owner)
 
     def memory(self, pointer: int, number: int, nbytes: int, owner: object) -> CudaMemory:
-        """Memory that a framework has.
-
-        Args:
-            pointer: Its address.
-            number: The GPU it is on.
-            nbytes: Its size.
-            owner: What has to be kept as long as it is used.
+        """Memory of a framework on a GPU, which `owner` keeps alive.
 
         Raises:
-            CudaUnavailableError: There is no GPU at all.
+            CudaUnavailableError: There is no GPU.
             CudaError: There is none of that number.
         """
         return CudaMemory(self.device(number), pointer, nbytes, owner)
@@ -427,7 +392,7 @@ class CudaDevices:
 
 
 def _when_gone(owner: _Held, release: partial[None], what: str) -> None:
-    """Frees something when the last reference to its owner is gone, whoever had it."""
+    """Calls `release` when the last reference to the owner is gone."""
 
     def run() -> None:
         try:
@@ -435,11 +400,11 @@ def _when_gone(owner: _Held, release: partial[None], what: str) -> None:
         except CudaError as error:
             log.error("%s could not be given back: %s", what, error)
 
-    # At the end of the process the driver does it, and may be gone before us.
+    # At exit the driver frees it, and may be unloaded first.
     weakref.finalize(owner, run).atexit = False
 
 
 @cache
 def cuda_devices() -> CudaDevices:
-    """The one object of this process: contexts, and handles that are open, belong to processes."""
+    """The `CudaDevices` of this process; contexts and open handles belong to processes."""
     return CudaDevices()

@@ -1,11 +1,8 @@
-"""The CUDA driver, as much of it as shared memory needs, through ctypes.
+"""ctypes bindings of the CUDA driver functions that shared memory needs.
 
-The driver's library is on every machine with a usable GPU, so for what takes a dozen functions nothing has to
-be installed and no CUDA version chosen, which cupy and cuda-python would ask for. Addresses are the same for
-all who use a device's primary context, and that torch, cupy, ONNX Runtime and whatever else is built on the
-CUDA runtime do.
-
-Calls release the interpreter's lock.
+The driver library is on every machine with a usable GPU, so nothing has to be installed and no CUDA version
+chosen, unlike with cupy or cuda-python. Addresses are valid for everything that uses the primary context of a
+device, as torch, cupy and ONNX Runtime do. Calls release the interpreter lock.
 """
 
 from __future__ import annotations
@@ -19,15 +16,15 @@ HANDLE_BYTES = 64
 
 
 class CudaUnavailableError(Exception):
-    """There is no driver, or none that works, or no GPU."""
+    """There is no working driver, or no GPU."""
 
 
 class CudaError(Exception):
-    """A call failed; the text is the driver's."""
+    """A driver call failed; the text is the driver's."""
 
 
 class IpcHandle(ctypes.Structure):
-    """Names an allocation of another process; calls take it by value."""
+    """The handle of an allocation of another process; passed by value."""
 
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
@@ -65,17 +62,14 @@ _POOLS: dict[str, tuple[Any, ...]] = {
 
 
 class Driver:
-    """A driver that works, with at least one GPU.
-
-    Args:
-        library: Its shared library.
+    """A working driver with at least one GPU.
 
     Attributes:
-        gpus: How many GPUs there are; their numbers start at 0.
-        has_pools: Whether the driver knows memory pools, which those since CUDA 11.2 do.
+        gpus: Number of GPUs, which are numbered from 0.
+        has_pools: Whether the driver has memory pools (since CUDA 11.2).
 
     Raises:
-        CudaUnavailableError: There is none.
+        CudaUnavailableError: There is no such driver.
     """
 
     def __init__(self, library: str = LIBRARY) -> None:
@@ -100,10 +94,10 @@ class Driver:
             raise CudaUnavailableError("the CUDA driver has no GPU")
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls one of its functions.
+        """Calls a driver function.
 
         Raises:
-            CudaError: It failed.
+            CudaError: The call failed.
         """
         result = self._functions[name](*arguments)
         if result:

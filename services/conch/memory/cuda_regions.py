@@ -1,4 +1,4 @@
-"""Regions on GPUs: memory that clients have allocated and named to us by its handle."""
+"""CUDA regions: GPU memory that clients share by its IPC handle."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from conch.memory.cuda import CudaDevices, CudaMemory, cuda_devices
 from conch.memory.cuda_driver import CudaError, CudaUnavailableError
 from conch.memory.region import CudaOpener, CudaRegion
 
-_MOST_COPIED_BYTES = 2**31 - 1  # as much as a message may have; the host may have less memory than its GPUs
+_MOST_COPIED_BYTES = 2**31 - 1  # as a message; the host may have less memory than its GPUs
 
 
 class OpenedRegion(CudaRegion):
-    """A region that is open.
+    """An open region.
 
-    Tensors in it have the memory for themselves: it is closed when the region is and the last of them is
-    gone, whatever a framework has made of it included.
-
-    Args:
-        name: The client's name for it.
-        byte_size: How long it is.
-        memory: Where it is; at least as long.
+    The memory is closed once the region is closed and the last tensor in it is gone, including arrays that
+    frameworks made of it. `memory` may be longer than the region.
     """
 
     def __init__(self, name: str, byte_size: int, memory: CudaMemory) -> None:
@@ -31,13 +26,13 @@ class OpenedRegion(CudaRegion):
         self._memory: CudaMemory | None = memory
 
     def check(self) -> None:
-        """Nothing that could be seen has happened to it; CUDA has clients keep what others have open."""
+        """Does nothing: CUDA keeps memory that other processes have open."""
 
     def tensor(self, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
-        """A part of it as a tensor where it is, or as a copy in host memory if no device can use it there.
+        """A part as a device tensor, or as a copy in host memory if devices can't use it.
 
-        That is so for strings, and for elements at odd addresses: a kernel that reads them ends the context
-        of the whole server.
+        The copy is for strings and for unaligned elements: a kernel that reads them would destroy the CUDA
+        context of the server.
         """
         part = self._part(offset, byte_size)
         size = ELEMENT_SIZES.get(datatype)
@@ -51,7 +46,7 @@ class OpenedRegion(CudaRegion):
         return DeviceTensor(name, datatype, shape, part)
 
     def write(self, offset: int, byte_size: int, tensor: Tensor) -> None:
-        """Writes a tensor into a part of it: one copy, which is over when this returns."""
+        """Writes a tensor into a part: one copy, complete on return."""
         source: Buffer | CudaMemory
         if isinstance(tensor, DeviceTensor) and isinstance(tensor.memory, CudaMemory):
             source = tensor.memory
@@ -62,11 +57,11 @@ class OpenedRegion(CudaRegion):
             part.write([source])
 
     def device(self, offset: int, byte_size: int) -> CudaMemory:
-        """A part of it, for somebody on the device to write to."""
+        """A part in device memory, for models to write to."""
         return self._part(offset, byte_size)
 
     def close(self) -> None:
-        """Gives the memory up; it goes with the last tensor in it."""
+        """Releases the memory; it is closed with the last tensor in it."""
         self._memory = None
 
     def _part(self, offset: int, byte_size: int) -> CudaMemory:
@@ -75,11 +70,7 @@ class OpenedRegion(CudaRegion):
 
 
 def cuda_opener(devices: Callable[[], CudaDevices] = cuda_devices) -> CudaOpener:
-    """What opens regions on the GPUs of this process, or refuses them all where there are none.
-
-    Args:
-        devices: Gives the GPUs, when the first region is registered.
-    """
+    """Creates the opener for the GPUs of this process; `devices` is called on the first open."""
 
     def open_region(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
         try:
@@ -95,7 +86,7 @@ def cuda_opener(devices: Callable[[], CudaDevices] = cuda_devices) -> CudaOpener
             ) from error
         if not 0 < byte_size <= memory.nbytes:
             del memory  # before the error, which might keep it
-            # Without "CUDA", as Triton has it and its own tests look for it.
+            # Without "CUDA": this is Triton's text, which its tests check.
             raise InvalidArgumentError(f"failed to register shared memory region '{name}': invalid args")
         return OpenedRegion(name, byte_size, memory)
 

@@ -1,4 +1,4 @@
-"""What regions of every kind have in common."""
+"""Base classes of shared-memory regions, and the rules for object names and parts of regions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
 from conch.core.device import DeviceMemory
+from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Tensor
+
+_LONGEST_NAME = 255
+_MOST_BYTES = 2**64 - 1
+
+_RESERVED = (
+    "triton_python_backend_shm_region_",
+    "conch_",
+    "sem.",  # named semaphores: a write to one can hang a process
+    "nccl-",  # shared between the processes of a machine by GPU libraries
+    "cuda.shm.",
+)
+"""Prefixes of object names that belong to servers or their libraries."""
 
 
 class Region(ABC):
-    """Memory of a client under a name.
+    """Memory that a client has registered under a name.
 
     Attributes:
         kind: ``system`` or ``cuda``.
-        name: The client's name for it.
-        byte_size: Its size in bytes.
-        users: How many requests use it; only `Regions` counts.
-        retired: Whether it has been unregistered, and goes with its last user.
+        users: Number of requests that use it; counted by `Regions`.
+        retired: True once unregistered; it is closed after its last user.
     """
 
     kind: ClassVar[str]
@@ -30,39 +41,31 @@ class Region(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Checks that the memory is still what was registered.
-
-        Raises:
-            InvalidArgumentError: It is not.
-        """
+        """Raises InvalidArgumentError if the registered memory is no longer there."""
 
     @abstractmethod
     def tensor(self, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
-        """A part of it, which lies in it, as a tensor that nobody can write to."""
+        """A part as a read-only tensor; the part must lie inside."""
 
     @abstractmethod
     def write(self, offset: int, byte_size: int, tensor: Tensor) -> None:
-        """Writes a tensor, which fits, into a part of it; nothing if that is where the tensor is already."""
+        """Writes a tensor that fits into a part; does nothing if the tensor is already there."""
 
     def buffer(self, offset: int, byte_size: int) -> memoryview | None:
-        """A part of it for somebody to write to; None where only `write` can."""
+        """A writable view of a part; None if only `write` can write."""
         return None
 
     def device(self, offset: int, byte_size: int) -> DeviceMemory | None:
-        """A part of it where it is on a device; None for one in host memory."""
+        """A part in device memory; None for regions in host memory."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Gives the memory up: nobody uses it, and nobody will."""
+        """Releases the memory; the region has no users left."""
 
 
 class CudaRegion(Region):
-    """A region on a GPU.
-
-    Attributes:
-        device_id: The GPU.
-    """
+    """A region on a GPU."""
 
     kind = "cuda"
 
@@ -72,17 +75,56 @@ class CudaRegion(Region):
 
 
 class CudaOpener(Protocol):
-    """What opens memory of other processes on GPUs."""
+    """Opens GPU memory of other processes."""
 
     def __call__(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
-        """Opens a region.
-
-        Args:
-            name: The client's name for it.
-            raw_handle: The 64 bytes of a `cudaIpcMemHandle_t`.
-            device_id: The GPU.
-            byte_size: How long it is.
+        """Opens a region by the 64 bytes of a `cudaIpcMemHandle_t`.
 
         Raises:
-            ConchError: It can't be opened.
+            ConchError: The region can't be opened.
         """
+
+
+def object_name(region: str, key: str) -> str:
+    """The object name of a key, which may start with slashes, as `shm_open` reads it.
+
+    Raises:
+        InvalidArgumentError: Clients may not use this name; the error shows `region`.
+    """
+    name = key.lstrip("/")
+    if not name or name in (".", "..") or "/" in name or "\0" in name or _length(name) > _LONGEST_NAME:
+        raise InvalidArgumentError(
+            f"cannot register shared memory region '{region}' - invalid shm key '{key}'"
+        )
+    for prefix in _RESERVED:
+        if name.startswith(prefix):
+            raise InvalidArgumentError(
+                f"cannot register shared memory region '{region}' with key '{key}' as the key contains the "
+                f"reserved prefix '{prefix}'"
+            )
+    return name
+
+
+def _length(name: str) -> int:
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError:
+        return _LONGEST_NAME + 1
+
+
+def check_part(region: str, region_size: int, offset: int, byte_size: int) -> None:
+    """Checks that a part lies in a region of `region_size` bytes.
+
+    Raises:
+        InvalidArgumentError: The part does not lie inside, or is empty; texts are Triton's.
+    """
+    if not 0 <= offset < region_size:
+        raise InvalidArgumentError(f"Invalid offset for shared memory region: '{region}'")
+    unsigned = byte_size if byte_size >= 0 else byte_size + _MOST_BYTES + 1  # as Triton reads a gRPC int64
+    if unsigned > _MOST_BYTES - offset:
+        raise InvalidArgumentError(
+            f"Integer overflow detected: byte_size ({unsigned}) + offset ({offset}) exceeds maximum value "
+            f"({_MOST_BYTES}) for region '{region}'"
+        )
+    if not 0 < byte_size <= region_size - offset:
+        raise InvalidArgumentError(f"Invalid offset + byte size for shared memory region: '{region}'")

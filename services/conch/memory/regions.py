@@ -1,4 +1,4 @@
-"""The regions that clients have registered, of all kinds under one set of names."""
+"""The table of registered shared-memory regions; system and CUDA regions share one set of names."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from conch.core.errors import (
     ResourceExhaustedError,
     UnsupportedError,
 )
-from conch.memory.faults import process_guard
 from conch.memory.region import CudaOpener, CudaRegion, Region
-from conch.memory.system import SystemRegion
+from conch.memory.sigbus_guard import process_guard
+from conch.memory.system_region import SystemRegion
 
 MOST_REGIONS = 4096
-"""How many regions there may be, however many files the process may open: each system region keeps one."""
+"""Largest number of regions; each system region keeps a file descriptor."""
 
 _SHARE_OF_FILES = 4
 
 
 def no_cuda(name: str, raw_handle: bytes, device_id: int, byte_size: int) -> CudaRegion:
-    """What opens regions where there is no GPU: nothing does; the text is Triton's."""
+    """The opener without a GPU: refuses; the text is Triton's."""
     raise InvalidArgumentError(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
 
 class Regions:
-    """Registers and finds regions; all methods may be called on any thread.
+    """Registers and finds regions, from any thread.
 
-    A region that is unregistered while requests use it has no name any more, and its memory goes with the
-    last of them.
+    A region that is unregistered while requests use it loses its name at once and is closed after the last
+    of them.
 
     Args:
         allowed: Whether clients may register and unregister.
-        open_cuda: Opens regions on GPUs.
-        most: How many regions there may be; None for a quarter of the files that the process may have open.
+        most: Largest number of regions; None for a quarter of the process's file descriptors.
     """
 
     def __init__(
@@ -54,10 +53,10 @@ class Regions:
         """Registers a part of a shared-memory object.
 
         Raises:
-            UnsupportedError: Clients may not.
-            AlreadyExistsError: There is a region of this name, of whatever kind.
-            ResourceExhaustedError: There are too many.
-            ConchError: It can't be mapped; texts and codes are Triton's.
+            UnsupportedError: Clients may not register.
+            AlreadyExistsError: A region of this name exists, of either kind.
+            ResourceExhaustedError: There are too many regions.
+            ConchError: The object can't be mapped; texts and codes are Triton's.
         """
         self._reserve(name, "system")
         region = None
@@ -76,40 +75,40 @@ class Regions:
             self._settle(name, region)
 
     def system_regions(self, name: str = "") -> list[SystemRegion]:
-        """The system region of a name, or all of them in the order of their names.
+        """The system region of a name, or all of them by name.
 
         Raises:
-            NotFoundError: There is none of this name; the text is Triton's.
+            NotFoundError: There is no such region; the text is Triton's.
         """
         return self._named(name, "system", "CUDA shared memory, not system shared memory")
 
     def cuda_regions(self, name: str = "") -> list[CudaRegion]:
-        """The region on a GPU of a name, or all of them in the order of their names.
+        """The CUDA region of a name, or all of them by name.
 
         Raises:
-            NotFoundError: There is none of this name; the text is Triton's.
+            NotFoundError: There is no such region; the text is Triton's.
         """
         return self._named(name, "cuda", "system shared memory, not CUDA shared memory")
 
     def unregister_system(self, name: str = "") -> None:
-        """Forgets the system region of a name, or all of them; one that does not exist is no error.
+        """Unregisters the system region of a name, if there is one, or all of them.
 
         Raises:
-            UnsupportedError: Clients may not.
+            UnsupportedError: Clients may not unregister.
         """
         self.check_allowed()
         self._forget(name, "system")
 
     def unregister_cuda(self, name: str = "") -> None:
-        """Forgets the region on a GPU of a name, or all of them; see `unregister_system`."""
+        """Unregisters the CUDA region of a name, or all of them; see `unregister_system`."""
         self.check_allowed()
         self._forget(name, "cuda")
 
     def acquire(self, name: str) -> Region:
-        """The region of a name, for a request that uses it until it calls `release`.
+        """Returns a region and counts a user, until `release`.
 
         Raises:
-            NotFoundError: There is none; the text is Triton's.
+            NotFoundError: There is no such region; the text is Triton's.
         """
         with self._lock:
             region = self._regions.get(name)
@@ -119,7 +118,7 @@ class Regions:
         return region
 
     def release(self, region: Region) -> None:
-        """Says that a request does not use a region any more."""
+        """Ends a use; closes the region if it was the last one and the region is unregistered."""
         with self._lock:
             region.users -= 1
             last = region.retired and not region.users
@@ -127,16 +126,16 @@ class Regions:
             region.close()
 
     def byte_size(self, kind: str) -> int:
-        """How many bytes all regions of a kind (``system`` or ``cuda``) have together."""
+        """Total bytes of all regions of a kind, ``system`` or ``cuda``."""
         with self._lock:
             return sum(region.byte_size for region in self._regions.values() if region.kind == kind)
 
     def close(self) -> None:
-        """Forgets all regions; those in use stay until they are released."""
+        """Unregisters all regions; those in use are closed after their last user."""
         self._forget("", "")
 
     def _reserve(self, name: str, kind: str) -> None:
-        """Takes a name, so that opening, which may take a while, keeps nobody else waiting."""
+        """Reserves a name, so that a slow open does not hold the lock."""
         self.check_allowed()
         if not name:
             raise InvalidArgumentError(f"'region name' is necessary to register {kind} shared memory region")
@@ -169,7 +168,7 @@ class Regions:
         return [region]
 
     def _forget(self, name: str, kind: str) -> None:
-        """Forgets the region of a name and a kind; an empty name or kind stands for all."""
+        """Unregisters the region of a name and a kind; an empty name or kind means all."""
         with self._lock:
             names = [name] if name else [*self._regions]
             gone = [
@@ -184,11 +183,7 @@ class Regions:
             region.close()
 
     def check_allowed(self) -> None:
-        """Checks that clients may register and unregister.
-
-        Raises:
-            UnsupportedError: They may not.
-        """
+        """Raises UnsupportedError if clients may not register and unregister."""
         if not self._allowed:
             raise UnsupportedError(
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."

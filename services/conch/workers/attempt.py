@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from conch.backends.python.settings import Settings
-from conch.core.calls import ServerCalls
+from conch.backends.python.python_settings import Settings
+from conch.core.backend import ConfigNotes
+from conch.core.bls import ServerCalls
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
-from conch.core.notes import Notes
+from conch.core.model_control import load_cancelled
 from conch.core.spec import ModelSpec
-from conch.core.stopping import load_stopped
 from conch.workers.channel import Channel
 from conch.workers.environments import Environment
 from conch.workers.inflight import InFlight
@@ -68,7 +68,7 @@ class Launch:
     waiter: WorkerWaiter
     families: CustomFamilies
     monitor: Monitor
-    notes: Notes
+    notes: ConfigNotes
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ class Attempt:
             )
             end_ns = self._launch.monitor.clock() + round(timeout_s * 1e9)
             timer = self._launch.monitor.at(end_ns, partial(self.abort, text))
-        stopped = load_stopped()
+        stopped = load_cancelled()
         self.link.load(self._launch.placement, self._on_loaded)
         while not self._loaded.wait(_LOOK_S):
             if stopped():

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from conch.backends.python.call import not_ready
-from conch.backends.python.stuck import STUCK
-from conch.core.calls import ServerCalls
+from conch.backends.python.calls.bls_call import not_ready
+from conch.backends.python.calls.deadlock_detection import DEADLOCK
+from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
-from conch.core.ensembles.leading import Lead
+from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.errors import ConchError, UnavailableError, as_conch_error
-from conch.core.execution.beginning import BeginningRunner
-from conch.core.execution.begun import urgently
+from conch.core.execution.async_runner import AsyncRunner
+from conch.core.execution.pending_batch import bypassing_claims
+from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.servable import Leadable, Servable
-from conch.core.server_core import LoadParameter
+from conch.core.servable import InlineClaim, Servable
 from conch.core.tensor import Tensor
 from conch.workers import wire
 from conch.workers.answers import Hands
@@ -141,13 +141,13 @@ class WorkerCaller:
                     f"it was called before; send the request again"
                 )
             # This thread may be the one that has promised to lead the model, and waits for who calls it.
-            lead = Lead.current()
+            lead = EnsembleClaim.current()
             if lead is not None:
-                lead.hand_over()
-            with urgently():
-                leadable = self._calls.submit(request, True, model)
-            if leadable is not None:
-                _lead(leadable)
+                lead.release()
+            with bypassing_claims():
+                claim = self._calls.submit(request, True, model)
+            if claim is not None:
+                _run_claim(claim)
         except Exception as error:
             self._respond(number, request, InferenceResponse([], as_conch_error(error)), True, True)
 
@@ -287,7 +287,7 @@ class WorkerCaller:
             return {"known": False, "found": False}
         found, for_ever = self._waits.look(number)
         if for_ever:
-            error = UnavailableError(STUCK.format(model=request.model_name))
+            error = UnavailableError(DEADLOCK.format(model=request.model_name))
             self._respond(number, request, InferenceResponse([], error), True)
             self._calls.cancel(request)
         return {"known": True, "found": found}
@@ -331,17 +331,17 @@ def _nobody(request: InferenceRequest, response: InferenceResponse | None, final
     """Takes the responses of a request that is never sent."""
 
 
-def _lead(model: Leadable) -> None:
+def _run_claim(model: InlineClaim) -> None:
     """Has a model run that was called, here and now if it is in a worker too and quick.
 
     Models in this process are left to threads of their own: they may take as long as they like.
     """
-    if isinstance(model, BeginningRunner) and _depth.value < _MOST_NESTED:
+    if isinstance(model, AsyncRunner) and _depth.value < _MOST_NESTED:
         _depth.value += 1
         try:
             # Once to begin a batch, once to receive what comes of it.
-            if not (model.lead(0) and model.lead(0)):
+            if not (model.run_inline(0) and model.run_inline(0)):
                 return
         finally:
             _depth.value -= 1
-    model.hand_over()
+    model.release()

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from conch.backends.python.settings import Settings
+from conch.backends.python.python_settings import Settings
 from conch.core.errors import ERRORS_BY_CODE, InternalError, UnavailableError
-from conch.core.stopping import load_stopped
+from conch.core.model_control import load_cancelled
 from conch.workers import wire
 from conch.workers.environments import Environment
 from conch.workers.monitor import Monitor
@@ -104,7 +104,7 @@ class _Exchange:
         self._socket = ours
         self._log = log
         self._end = None if timeout_s is None else time.monotonic() + timeout_s
-        self._stopped = load_stopped()
+        self._stopped = load_cancelled()
         ours.settimeout(_LOOK_S)
 
     def ask(self, question: bytes) -> dict[str, Any] | None:

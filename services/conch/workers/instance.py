@@ -6,16 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from conch.backends.python.settings import Settings
-from conch.core.backend import Awaited, BackendInstance, Outcome
-from conch.core.calls import ServerCalls
+from conch.backends.python.python_settings import Settings
+from conch.core.backend import AwaitableOutcome, BackendInstance, Outcome
+from conch.core.bls import ServerCalls
 from conch.core.custom_metrics import current_families
 from conch.core.execution.placement import Placement
-from conch.core.readiness import Readiness
 from conch.core.request import InferenceResponse
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
-from conch.core.workers import WorkerStatus
 from conch.workers.attempt import Launch
 from conch.workers.environments import Environment
 from conch.workers.hangs import ExecutionLimit
@@ -34,7 +33,7 @@ class WorkerInstance(BackendInstance):
         team: The instances of its model version.
     """
 
-    begins: ClassVar[bool] = True
+    starts_async: ClassVar[bool] = True
 
     def __init__(self, launch: Launch, team: Team) -> None:
         self._supervisor = Supervisor(launch, team, self._set_readiness)
@@ -76,28 +75,30 @@ class WorkerInstance(BackendInstance):
         """Runs a batch and waits for it; see `BackendInstance.execute`."""
         return _wait_for(self, batch)
 
-    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch to the worker; see `BackendInstance.begin`."""
         link = self._supervisor.link
         if link is None:
             done(self._supervisor.refusal())
             return
-        link.begin(batch, done if self._limit is None else self._limit.watch(link, batch, done))
+        link.start(batch, done if self._limit is None else self._limit.watch(link, batch, done))
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
-        """See `BackendInstance.begin_here`."""
+    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
+        """See `BackendInstance.start_awaitable`."""
         link = self._supervisor.link
         if link is None:
             done(self._supervisor.refusal())
             return None
-        return link.begin_here(batch, done if self._limit is None else self._limit.watch(link, batch, done))
+        return link.start_awaitable(
+            batch, done if self._limit is None else self._limit.watch(link, batch, done)
+        )
 
     def available(self, again: Again) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""
         return self._supervisor.link is not None or not self._supervisor.await_worker(again)
 
-    def warm_again(self, warm_up: Callable[[BackendInstance], None]) -> None:
-        """Has each further worker be warmed up before it serves; see `BackendInstance.warm_again`."""
+    def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
+        """Has each further worker be warmed up before it serves; see `BackendInstance.set_warm_up`."""
         self._supervisor.warm_up = lambda link: warm_up(_Loaded(link, self._limit))
 
     def worker(self) -> WorkerStatus:
@@ -120,7 +121,7 @@ class _Loaded(BackendInstance):
         limit: How long its executions may last; None for as long as they like.
     """
 
-    begins: ClassVar[bool] = True
+    starts_async: ClassVar[bool] = True
 
     def __init__(self, link: Link, limit: ExecutionLimit | None) -> None:
         self._link = link
@@ -130,10 +131,10 @@ class _Loaded(BackendInstance):
         """Runs a batch and waits for it."""
         return _wait_for(self, batch)
 
-    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch to the worker."""
         link, limit = self._link, self._limit
-        link.begin(batch, done if limit is None else limit.watch(link, batch, done))
+        link.start(batch, done if limit is None else limit.watch(link, batch, done))
 
 
 def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResponse | None] | None:
@@ -145,7 +146,7 @@ def _wait_for(instance: BackendInstance, batch: Batch) -> Sequence[InferenceResp
         outcomes.append(outcome)
         over.set()
 
-    instance.begin(batch, done)
+    instance.start(batch, done)
     over.wait()
     outcome = outcomes[0]
     if isinstance(outcome, BaseException):

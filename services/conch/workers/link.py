@@ -9,16 +9,15 @@ from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
-from conch.core.backend import Awaited, Outcome
-from conch.core.calls import ServerCalls
+from conch.core.backend import AwaitableOutcome, ConfigNotes, Outcome
+from conch.core.bls import ServerCalls
 from conch.core.clock import monotonic_ns
 from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.errors import ConchError
 from conch.core.execution.placement import Placement
-from conch.core.notes import Notes
-from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import Batch
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import Readiness
 from conch.core.spec import ModelSpec
 from conch.memory.cuda import CudaDevices, cuda_devices
 from conch.workers import wire
@@ -86,7 +85,7 @@ class Link:
         families: CustomFamilies = FAMILIES,
         waiter: WorkerWaiter | None = None,
         gpus: CudaDevices | None = None,
-        notes: Notes | None = None,
+        notes: ConfigNotes | None = None,
     ) -> None:
         self._channel = channel
         self._name = name
@@ -94,7 +93,7 @@ class Link:
         self._on_lost = on_lost
         self._explain = explain
         self._lock = threading.Lock()
-        self._notes = Notes() if notes is None else notes
+        self._notes = ConfigNotes() if notes is None else notes
         self._load_done: Callable[[ConchError | None], None] | None = None
         self._quiet = False  # its end is no loss
         self._exchange = Exchange(channel, in_worker=False)
@@ -124,7 +123,7 @@ class Link:
                 Kind.LOG: json_fields(lambda subject, fields: self._log.handle(fields)),
                 Kind.METRIC: json_fields(metrics.change),
                 Kind.NOTE: json_fields(self._on_note),
-                Kind.READY: json_fields(self._checks.answered),
+                Kind.READY: json_fields(self._checks.completed),
                 Kind.LOADED: json_fields(self._on_loaded),
                 Kind.FAILED: self._on_failed,
                 Kind.LOST: self._on_message_lost,
@@ -158,25 +157,25 @@ class Link:
         self._sender.tell(Kind.HELLO, 0, wire.encode_hello(0))
         self._sender.tell(Kind.LOAD, 0, wire.encode_json(fields))
 
-    def begin(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
+    def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
         """Sends a batch; see `BackendInstance.begin`. On a lost link it is done at once, with an error."""
         sent = self._table.enter(batch, done)
         if sent is not None:
             self._sender.send(sent)
 
-    def begin_here(self, batch: Batch, done: Callable[[Outcome], None]) -> Awaited | None:
-        """Sends a batch whose outcome the caller may receive; see `BackendInstance.begin_here`."""
+    def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
+        """Sends a batch whose outcome the caller may receive; see `BackendInstance.start_awaitable`."""
         if not self._turns.take():
-            self.begin(batch, done)
+            self.start(batch, done)
             return None
         turn = Turn(self, done)
         try:
-            self.begin(batch, turn)
+            self.start(batch, turn)
         except BaseException:
-            turn.leave()
+            turn.detach()
             raise
         if turn.ended:
-            turn.leave()
+            turn.detach()
             return None
         return turn
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from conch.backends.python.settings import Settings
+from conch.backends.python.python_settings import Settings
 from conch.core.backend import BackendInstance, BackendModel
-from conch.core.calls import Calls, ServerCalls
+from conch.core.bls import Calls, ServerCalls
 from conch.core.execution.placement import Placement
 from conch.core.registry import Registry
 from conch.core.spec import ModelSpec
@@ -98,7 +98,7 @@ class Workers:
 
 
 class _WorkerModel(BackendModel):
-    makes_together: ClassVar[bool] = True
+    creates_in_parallel: ClassVar[bool] = True
 
     def __init__(
         self,

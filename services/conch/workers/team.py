@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from conch.core.notes import Notes
-from conch.core.readiness import Readiness
+from conch.core.backend import ConfigNotes
+from conch.core.servable import Readiness
 from conch.workers.lives import Life, all_hopeless, has_quorum
 
 Again = Callable[[], None]
@@ -54,7 +54,7 @@ class Team:
     """
 
     def __init__(self) -> None:
-        self.notes = Notes()
+        self.notes = ConfigNotes()
         self.lock = threading.Lock()
         self._members: list[Member] = []
         self._hopeless = False

@@ -12,16 +12,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from conch.backends.python.caller import loading
-from conch.backends.python.stuck import waits_for_ever
-from conch.core.calls import ServerCalls, Wait
+from conch.backends.python.calls.call_context import loading
+from conch.backends.python.calls.deadlock_detection import is_deadlocked
+from conch.core.bls import ServerCalls, Wait
 from conch.core.errors import UnavailableError
 from conch.core.request import InferenceRequest
 from conch.core.spec import ModelSpec
 
 
 class WorkerWaiter:
-    """One instance in a worker, whichever process that is at the time; a `conch.core.calls.Waiter`.
+    """One instance in a worker, whichever process that is at the time; a `conch.core.bls.Waiter`.
 
     Args:
         server: The server that it calls.
@@ -53,7 +53,7 @@ class WorkerWaiter:
 
 
 class WorkerWait:
-    """A call for which a thread of a worker waits; a `conch.core.calls.Wait`."""
+    """A call for which a thread of a worker waits; a `conch.core.bls.Wait`."""
 
     __slots__ = ("caller", "core", "parents", "seen", "since_ns")
 
@@ -112,7 +112,7 @@ class Waits:
         wait = self._by_number.get(number)
         if wait is None:
             return False, False
-        wait.seen, for_ever = waits_for_ever(wait, wait.seen)
+        wait.seen, for_ever = is_deadlocked(wait, wait.seen)
         return bool(wait.seen), for_ever
 
     def over(self, number: int) -> None:
@@ -123,7 +123,7 @@ class Waits:
                 self._waiter.waiting = None
 
     def loading(self, name: str) -> AbstractContextManager[None]:
-        """See `conch.backends.python.caller.loading`; it raises `UnavailableError`."""
+        """See `conch.backends.python.calls.call_context.loading`; it raises `UnavailableError`."""
         return loading(self._waiter, name, UnavailableError)
 
     def close(self) -> None:

@@ -373,7 +373,7 @@ def test_outputs_that_are_not_as_clients_get_them_do_not_stay_on_the_device(
     assert list(plain.places([request], ("SUM", "DIFF"))) == ["SUM"]
     changed = device_arrays.DeviceGatherer(dataclasses.replace(spec, **changes), 1)
     assert changed.places([request], ("SUM", "DIFF")) == {}
-    request.intercept(partial)
+    request.wrap_responder(partial)
     assert plain.places([request], ("SUM",)) == {}  # somebody else looks at the response
     request.discard()
 

@@ -84,7 +84,7 @@ def ask(
     request = InferenceRequest("m", "", {"IN": tensor}, answer.respond, 0)
     uses.attach(request)
     if between is not None:
-        request.intercept(between)
+        request.wrap_responder(between)
     model.submit(request)
     answer.wait()
     return answer

@@ -11,7 +11,7 @@ from tests.unit.core.sequences import MS, sequence_request, sequence_spec
 
 from conch.core.admission import Admission
 from conch.core.errors import InvalidArgumentError, NotFoundError
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.registry import Entry, Registry, VersionState
 
 HOUR_NS = 3_600_000 * MS

@@ -19,7 +19,8 @@ from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgu
 from conch.core.execution.pending_batch import bypassing_claims
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.response_tracker import ExecutionRecord
-from conch.core.model import Model
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
@@ -31,7 +32,6 @@ from conch.core.spec import (
     WarmupInput,
     WarmupSample,
 )
-from conch.core.stats import ModelStatistics
 
 MS = 1_000_000
 DEEP = 3 * sys.getrecursionlimit()
@@ -374,8 +374,8 @@ class TestAway:
         answers = Answers()
         model.submit(make_request(answers))
         assert len(agains) == 2
-        agains[0]()  # told when it was there
-        assert loaded.instances[0] in model._runner._away  # type: ignore[attr-defined]
+        agains[0]()  # given while it was available
+        assert model_threads() == 0, "it is still unavailable"
         agains[1]()
         kept.wait(1)
         for again in agains:

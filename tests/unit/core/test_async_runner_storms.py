@@ -21,9 +21,9 @@ from tests.unit.core.sequences import sequence_request, sequence_spec
 
 from conch.core.errors import ConchError
 from conch.core.execution.async_runner import AsyncRunner
-from conch.core.execution.beginning_limited import AsyncResourceLimitedRunner
 from conch.core.execution.rate_limiter import RateLimiter
-from conch.core.model import Model
+from conch.core.execution.resource_runner import AsyncResourceLimitedRunner
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, ModelSpec, QueuePolicy, Resource

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core import make_request, make_spec
 
-from conch.core.batchkey import PaddedKey
-from conch.core.model import scheduler_for
+from conch.core.batch_key import PaddedKey
+from conch.core.model_version import scheduler_for
 from conch.core.padding import PaddedInput, Padding
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.budget import BudgetBatcher, BudgetPriorityBatcher

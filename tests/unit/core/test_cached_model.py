@@ -18,6 +18,7 @@ from tests.support.core import Answers, Execute, echo, make_model, make_request,
 from conch.core.admission import Admission
 from conch.core.clock import monotonic_ns
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError
+from conch.core.model_statistics import Duration
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_cache.base import ResponseCache
@@ -27,7 +28,6 @@ from conch.core.response_cache.local_cache import LocalCache
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError, Servable
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.stats import Duration
 from conch.core.tensor import Tensor
 
 SPEC = make_spec()

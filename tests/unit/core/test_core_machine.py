@@ -19,11 +19,11 @@ from tests.support.machines import run_machine
 from conch.core.backend import BackendInstance
 from conch.core.errors import CancelledError, ConchError, InternalError, UnavailableError
 from conch.core.execution.executor import Executor
-from conch.core.model import scheduler_for
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, ModelSpec, QueuePolicy, SequenceBatching
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor
 
 HOUR = 3_600_000_000_000

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from conch.core.descriptors import GRPC_SHARES, HTTP_SHARES, most_connections, raise_descriptor_limit
+from conch.core.process_setup import GRPC_SHARES, HTTP_SHARES, most_connections, raise_descriptor_limit
 
 
 class Limits:

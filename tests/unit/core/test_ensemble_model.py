@@ -23,13 +23,13 @@ from conch.core.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from conch.core.model import Model
+from conch.core.model_statistics import QUEUED, RUNNING, ModelStatistics
+from conch.core.model_version import Model
 from conch.core.registry import Entry, Registry
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError, InlineClaim, Servable
 from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching, TensorSpec
-from conch.core.stats import QUEUED, RUNNING, ModelStatistics
 from conch.core.tensor import Tensor
 
 

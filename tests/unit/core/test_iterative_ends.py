@@ -11,7 +11,7 @@ from tests.support.core import WAIT_S, Answers, make_model, make_request, make_s
 
 from conch.core.errors import UnavailableError
 from conch.core.execution.response_order import ResponseOrder
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import InlineClaim
@@ -124,10 +124,10 @@ def test_what_comes_after_a_last_response_does_not_hold_up_the_line() -> None:
         submit(request, 0)
     place = first.responder
     # Kept together, as they are when another thread passes things on.
-    order._passing = True
+    order._forwarding = True
     place(first, InferenceResponse([]), True)
     place(first, InferenceResponse([]), False)
-    order._passing = False
+    order._forwarding = False
     second.respond(InferenceResponse([]), True)
     place(first, InferenceResponse([]), False)
     assert [request for request, _, final in answers.calls if final] == [first, second]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.support.core import make_request
 
 from conch.core.latencies import PLACES
+from conch.core.model_statistics import ModelStatistics, StatisticsSnapshot
 from conch.core.scheduling.scheduler import Batch
-from conch.core.stats import ModelStatistics, StatisticsSnapshot
 
 TIMES = st.integers(0, 2**40)
 

@@ -31,14 +31,14 @@ from conch.core.errors import CancelledError, InternalError, InvalidArgumentErro
 from conch.core.execution.executor import Executor
 from conch.core.execution.placement import Placement, place
 from conch.core.execution.runner import Runner
-from conch.core.model import Model
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, TensorSpec
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor
 
 MS = 1_000_000

@@ -11,15 +11,15 @@ from tests.support.servers import WAIT_S
 
 from conch.core.backend import BackendInstance
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
-from conch.core.execution import pool
+from conch.core.execution import instance_pool
+from conch.core.execution.instance_pool import start_in_parallel
 from conch.core.execution.placement import Placement
-from conch.core.execution.together import start_in_parallel
 from conch.core.execution.warmup import Warmup
-from conch.core.model import Model
+from conch.core.model_control import cancellable_load, load_cancelled
+from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import WarmupInput, WarmupSample
-from conch.core.stopping import load_stopped, stopping_with
 
 _SAMPLE = WarmupSample("w", (WarmupInput("IN", "FP32", (16,)),))
 _given: ContextVar[str] = ContextVar("given", default="nothing")
@@ -27,7 +27,7 @@ _given: ContextVar[str] = ContextVar("given", default="nothing")
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_cores", lambda: 4)
+    monkeypatch.setattr(instance_pool, "_cores", lambda: 4)
 
 
 class Together(LoadedModel):
@@ -47,7 +47,7 @@ class Together(LoadedModel):
         if name == self.fails:
             raise InternalError(f"{name} fails")
         if self.fails:
-            while not load_stopped()():
+            while not load_cancelled()():
                 threading.Event().wait(0.01)
             self.stopped.append(name)
             raise UnavailableError("its load was stopped")
@@ -56,7 +56,7 @@ class Together(LoadedModel):
 
 def test_all_are_made_at_the_same_time_and_keep_their_order() -> None:
     loaded = Together(4)
-    made = pool.InstancePool(make_spec(instances=4), loaded)
+    made = instance_pool.InstancePool(make_spec(instances=4), loaded)
     made.create(Warmup(make_spec(), (), lambda: 0))
     assert [member.placement.name for member in made._members] == ["m_0", "m_1", "m_2", "m_3"]
     made.close()
@@ -109,11 +109,11 @@ def test_what_is_known_of_the_load_is_known_to_all() -> None:
     def task() -> None:
         barrier.wait(WAIT_S)
         stopped.set()
-        found.add((threading.get_ident(), _given.get(), load_stopped()()))
+        found.add((threading.get_ident(), _given.get(), load_cancelled()()))
 
     token = _given.set("something")
     try:
-        with stopping_with(stopped.is_set):
+        with cancellable_load(stopped.is_set):
             start_in_parallel([task] * 3, 3)
     finally:
         _given.reset(token)
@@ -134,13 +134,13 @@ def test_without_threads_it_takes_longer(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("most", [1, 4])
 def test_nothing_is_begun_once_the_load_is_stopped(most: int) -> None:
     stopped = threading.Event()
-    with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
+    with cancellable_load(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
         start_in_parallel([stopped.set, *[lambda: pytest.fail("begun")] * (8 if most == 1 else 0)], most)
         start_in_parallel([lambda: pytest.fail("begun")], most)
 
 
 def test_two_are_made_at_the_same_time_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_cores", lambda: 1)
+    monkeypatch.setattr(instance_pool, "_cores", lambda: 1)
     model = Model.create(
         make_spec(instances=2), Together(2)
     )  # else it waits for the other one until it fails

@@ -14,7 +14,7 @@ from tests.support.core import make_request, make_spec
 from tests.support.machines import run_machine
 
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
-from conch.core.model import scheduler_for
+from conch.core.model_version import scheduler_for
 from conch.core.request import InferenceRequest
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher

@@ -10,7 +10,7 @@ import pytest
 from tests.support.core import WAIT_S
 
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError, UnavailableError
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.registry import Entry, Registry, VersionState, parse_version
 
 

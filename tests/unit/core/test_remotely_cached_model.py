@@ -17,7 +17,7 @@ from tests.support.servers import eventually
 
 from conch.core.clock import monotonic_ns
 from conch.core.errors import CancelledError, InvalidArgumentError, UnavailableError
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest
 from conch.core.response_cache import cache_threads as workers_module
 from conch.core.response_cache.cache_service import CacheService

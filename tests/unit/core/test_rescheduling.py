@@ -13,11 +13,11 @@ from tests.support.core import Answers, Execute, Instance, make_request, make_sp
 
 from conch.core.errors import CancelledError, InvalidArgumentError
 from conch.core.execution.executor import Executor
+from conch.core.model_statistics import Duration, ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import FillerRequest
 from conch.core.spec import ControlTensor, ModelSpec, SequenceBatching, StateSpec, TensorSpec
-from conch.core.stats import Duration, ModelStatistics
 from conch.core.tensor import Tensor
 from conch.core.validation import RequestValidator
 
@@ -175,7 +175,7 @@ def test_a_decoupled_request_is_counted_once_with_the_time_of_all_its_runs() -> 
     assert (counted.inference_count, counted.execution_count) == (1, 2)
     assert counted.success == Duration(1, 2_500 - 100)
     assert counted.queue == Duration(1, (1_000 - 150) + (2_000 - 1_600))
-    assert executor.open.count == 0
+    assert executor.tracker.count == 0
 
 
 @pytest.mark.parametrize(("spec", "finals"), [(ITERATIVE, 0), (make_spec(8), 1)])

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from conch.core.execution.pool import Resize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core import WAIT_S, Answers, Execute, Instance, LoadedModel, echo, make_request, make_spec
@@ -20,16 +19,17 @@ from tests.support.profiles import scaled
 from conch.core.backend import BackendInstance
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.execution.executor import Executor
+from conch.core.execution.instance_pool import Resize
 from conch.core.execution.placement import Placement
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.runner import Runner
-from conch.core.model import Model
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
-from conch.core.stats import ModelStatistics
 
 
 class Loaded(LoadedModel):

@@ -31,14 +31,14 @@ from conch.core.execution.executor import Executor
 from conch.core.execution.rate_limiter import RateLimiter
 from conch.core.execution.resource_runner import ResourceLimitedRunner
 from conch.core.execution.runner import Runner
-from conch.core.model import Model
+from conch.core.model_statistics import ModelStatistics
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.resource_scheduler import ResourceGrant, ResourceLimit
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, InstanceGroup, QueuePolicy, Resource, SequenceBatching
-from conch.core.stats import ModelStatistics
 
 MS = 1_000_000
 

@@ -19,7 +19,7 @@ from tests.support.profiles import scaled
 
 from conch.core.errors import CancelledError, UnavailableError
 from conch.core.execution.response_order import ResponseOrder, keeps_order
-from conch.core.model import Model, scheduler_for
+from conch.core.model_version import Model, scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching

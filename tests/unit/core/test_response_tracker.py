@@ -24,12 +24,12 @@ from tests.support.core import (
 
 from conch.core.errors import InternalError, UnavailableError
 from conch.core.execution.executor import Executor
-from conch.core.model import Model
+from conch.core.model_statistics import Duration, ModelStatistics, StatisticsSnapshot
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.response_stats import MOST_INDEXES, ResponseDurations
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching
-from conch.core.stats import Duration, ModelStatistics, StatisticsSnapshot
+from conch.core.statistics_snapshot import MOST_INDEXES, ResponseDurations
 from conch.core.tensor import Tensor
 
 
@@ -161,7 +161,7 @@ def test_a_request_counts_when_it_is_done() -> None:
     assert counted.failed_in_model == 1
     assert counted.cancelled == {"queued": 0, "running": 1}
     assert counted.execution_count == 1
-    assert model.executor.open.count == 0
+    assert model.executor.tracker.count == 0
 
 
 def test_an_execution_is_counted_before_its_first_request_is_answered() -> None:
@@ -196,7 +196,7 @@ def test_an_execution_that_fails(early: bool) -> None:
     counted = model.counted
     assert (counted.success.count, counted.fail.count) == (int(early), 2 - early)
     assert counted.execution_count == early
-    assert model.executor.open.count == 0
+    assert model.executor.tracker.count == 0
 
 
 def test_a_backend_that_returns_responses_may_serve_a_decoupled_model() -> None:
@@ -222,7 +222,7 @@ def test_a_request_that_runs_again_is_counted_once() -> None:
     counted = model.counted
     assert (counted.success.count, counted.execution_count) == (1, 2)
     assert [row.success.count for row in counted.responses.values()] == [1, 0]
-    assert model.executor.open.count == 0
+    assert model.executor.tracker.count == 0
 
 
 def test_a_request_that_goes_on_does_not_keep_the_others() -> None:
@@ -298,7 +298,7 @@ def test_answers_that_race_with_the_end_of_their_batch() -> None:
             executor.run(instance, Batch([make_request(answers, rows=1) for _ in range(2)], 2))
     counted = statistics.snapshot()
     assert answers.finals == counted.success.count == counted.inference_count == 2 * rounds
-    assert (counted.execution_count, counted.fail.count, executor.open.count) == (rounds, 0, 0)
+    assert (counted.execution_count, counted.fail.count, executor.tracker.count) == (rounds, 0, 0)
 
 
 def test_an_error_that_comes_later_is_a_failure() -> None:

@@ -8,11 +8,11 @@ import pytest
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.errors import ConchError, ResourceExhaustedError, UnavailableError
-from conch.core.execution.retry import retry_after_ms
+from conch.core.execution.executor import retry_after_ms
+from conch.core.model_statistics import QUEUE_FULL
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, QueuePolicy
-from conch.core.stats import QUEUE_FULL
 
 MS = 1_000_000
 

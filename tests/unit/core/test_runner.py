@@ -33,12 +33,12 @@ from conch.core.clock import Clock
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.execution.executor import Executor
 from conch.core.execution.runner import Runner
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.scheduler import Batch, Scheduler
 from conch.core.servable import ClosedError
-from conch.core.stats import ModelStatistics
 
 MS = 1_000_000
 HOUR = 3600 * 1000 * MS

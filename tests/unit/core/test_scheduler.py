@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.support.core import make_request, make_spec
 from tests.support.machines import run_machine
 
-from conch.core.model import scheduler_for
+from conch.core.model_version import scheduler_for
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.dynamic import DynamicBatcher

@@ -21,7 +21,7 @@ from tests.unit.core.sequences import (
 )
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, ResourceExhaustedError
-from conch.core.model import scheduler_for
+from conch.core.model_version import scheduler_for
 from conch.core.request import InferenceRequest, InferenceResponse, RequestState
 from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.scheduling.sequence.batcher import SequenceBatcher

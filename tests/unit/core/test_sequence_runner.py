@@ -21,7 +21,7 @@ from conch.core.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
@@ -133,7 +133,7 @@ def test_a_leader_that_gives_the_last_sequence_up_ends_a_close() -> None:
     assert answers.wait(1)
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(model.close, WAIT_S)
-        while not (runner._drained._waiters and runner._reaper_woken._waiters):  # type: ignore[attr-defined]
+        while not (runner._drained._waiters and runner._expirer_woken._waiters):  # type: ignore[attr-defined]
             assert not closing.done()
         clock.ahead_ns += 2 * HOUR_NS
         began = time.monotonic()

@@ -10,10 +10,10 @@ from tests.support.core import Answers, Instance, make_request, make_spec
 
 from conch.core.errors import InternalError
 from conch.core.execution.executor import Executor
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec
-from conch.core.stats import ModelStatistics
 from conch.core.tensor import Tensor
 
 MADE = ("A", "B", "MORE")
@@ -39,7 +39,7 @@ def run(spec: ModelSpec, *requests: InferenceRequest) -> list[InferenceResponse]
 
     answers = Answers()
     for request in requests:
-        request.intercept(lambda _: answers)
+        request.wrap_responder(lambda _: answers)
     statistics = ModelStatistics()
     Executor(spec, statistics, time.monotonic_ns).run(Instance(execute), Batch(list(requests), len(requests)))
     responses = [answers.response(request) for request in requests]

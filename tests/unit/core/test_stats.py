@@ -9,9 +9,9 @@ from tests.support.core import Answers, Execute, Instance, echo, make_request, m
 
 from conch.core.errors import UnavailableError
 from conch.core.execution.executor import Executor
+from conch.core.model_statistics import Duration, ModelStatistics
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
-from conch.core.stats import Duration, ModelStatistics
 
 
 def run_batch(

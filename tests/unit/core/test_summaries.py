@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.core import make_request
 
+from conch.core.model_statistics import ModelStatistics
 from conch.core.scheduling.scheduler import Batch
-from conch.core.stats import ModelStatistics
 from conch.core.summaries import (
     CACHE_HIT,
     CACHE_MISS,
@@ -23,8 +23,8 @@ from conch.core.summaries import (
     middle_of,
     step_of,
 )
-from conch.observability.metrics.summaries import SummaryMetrics
-from conch.observability.metrics.text import ModelLabels
+from conch.observability.metrics.sample_text import ModelLabels
+from conch.observability.metrics.summary_metrics import SummaryMetrics
 
 WANTED = (0.0, 0.5, 0.99, 1.0)
 

@@ -12,11 +12,11 @@ import pytest
 from tests.support.core import WAIT_S, Answers, echo, make_model, make_request, make_spec
 
 from conch.core.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
+from conch.core.model_statistics import QUEUE_FULL
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import ClosedError
 from conch.core.spec import DynamicBatching, QueuePolicy
-from conch.core.stats import QUEUE_FULL
 
 MS = 1_000_000
 

@@ -12,11 +12,11 @@ import pytest
 from tests.support.core import Instance, LoadedModel, make_request, make_spec
 
 from conch.core.errors import CancelledError, InternalError, InvalidArgumentError, UnavailableError
-from conch.core.model import Model
+from conch.core.model_control import cancellable_load
+from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import DynamicBatching, ModelSpec, TensorSpec, WarmupInput, WarmupSample
-from conch.core.stopping import stopping_with
 from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Tensor
 
 IN = WarmupInput("IN", "FP32", (16,))
@@ -308,7 +308,7 @@ def test_a_load_stops_before_the_next_run() -> None:
 
     loaded = LoadedModel(execute)
     often = dataclasses.replace(SAMPLE, count=2**32 - 1)
-    with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
+    with cancellable_load(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
         Model.create(make_spec(), loaded, warmup=[often])
     assert [len(instance.batches) for instance in loaded.instances] == [1]
     assert loaded.closed == 1
@@ -322,6 +322,6 @@ def test_a_load_stops_that_waits_for_an_answer() -> None:
         return [None for _ in batch.requests]
 
     loaded = LoadedModel(execute)
-    with stopping_with(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
+    with cancellable_load(stopped.is_set), pytest.raises(UnavailableError, match="the load was stopped"):
         Model.create(dataclasses.replace(make_spec(), decoupled=True), loaded, warmup=[SAMPLE])
     assert loaded.closed == 1

@@ -26,7 +26,7 @@ from conch.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from conch.core.stopping import stopping_with
+from conch.core.model_control import cancellable_load
 from conch.workers.environments import Asked, Environment, EnvironmentCache, environment_for
 from conch.workers.environments import building as building_module
 from conch.workers.environments.building import Tools
@@ -310,7 +310,7 @@ def test_an_interpreter_that_hangs_is_killed_where_the_load_is_stopped(
     script(f'#!/bin/sh\necho $$ > "{tmp_path}/pid"\nsleep 600\n')(tmp_path / "env")
     spec = model(tmp_path, {}, {"EXECUTION_ENV_PATH": str(tmp_path / "env")})
     with (
-        stopping_with(lambda: bool(pid_in(tmp_path / "pid"))),
+        cancellable_load(lambda: bool(pid_in(tmp_path / "pid"))),
         pytest.raises(UnavailableError, match=r"^model 'm', environment '.*/env': the load was stopped"),
     ):
         environment_for(spec, cache)
@@ -743,6 +743,6 @@ def test_a_load_that_is_stopped_builds_no_further(
     def stopped() -> bool:
         return any("'pip'" in record.getMessage() for record in caplog.records)
 
-    with stopping_with(stopped), pytest.raises(UnavailableError, match="the load was stopped while its"):
+    with cancellable_load(stopped), pytest.raises(UnavailableError, match="the load was stopped while its"):
         environment_for(spec, cache)
     assert list(cache.directory.iterdir()) == []

@@ -15,7 +15,7 @@ from tests.support.profiles import scaled
 from tests.support.sharing import in_region, shared_object
 
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
-from conch.frontends.grpc.decode import RequestDecoder
+from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2 as pb
 

@@ -16,9 +16,9 @@ from tests.support.rest import Agent, make_core
 from tests.support.sharing import SharedObject, shared_object
 
 from conch.core.errors import InvalidArgumentError
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
-from conch.core.stats import ModelStatistics
 from conch.frontends.http.infer.call import InferCall
 from conch.frontends.http.infer.reply import Reply
 from conch.frontends.http.infer.route import InferRoute

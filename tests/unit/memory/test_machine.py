@@ -14,9 +14,9 @@ from tests.support.sharing import SharedObject
 from conch.core.errors import AlreadyExistsError, ConchError, NotFoundError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
-from conch.memory.faults import process_guard
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
+from conch.memory.sigbus_guard import process_guard
 
 SIZE = 4096
 NAMES = st.sampled_from("abc")

@@ -12,9 +12,9 @@ from tests.support.sharing import SharedObject, shared_object
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, NotFoundError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import Tensor
-from conch.memory.faults import process_guard
 from conch.memory.region_bindings import LargeBindingsError, PlacedTensor, RegionBindings
 from conch.memory.regions import Regions
+from conch.memory.sigbus_guard import process_guard
 
 SIZE = 3 * 4096
 

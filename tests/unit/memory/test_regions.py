@@ -22,9 +22,9 @@ from conch.core.errors import (
     UnsupportedError,
 )
 from conch.core.tensor import ELEMENT_SIZES, Tensor
-from conch.memory.faults import process_guard
 from conch.memory.region import CudaRegion
 from conch.memory.regions import MOST_REGIONS, Regions
+from conch.memory.sigbus_guard import process_guard
 
 SIZE = 3 * 4096
 

@@ -19,7 +19,7 @@ from tests.support.servers import eventually
 from tests.support.workers import NoCalls, Running, batch_of, model_spec, worker
 from tests.unit.workers.test_blocks import exchanges
 
-from conch.core.calls import ServerCalls
+from conch.core.bls import ServerCalls
 from conch.core.device import DeviceTensor
 from conch.core.errors import InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
@@ -313,7 +313,7 @@ def test_a_sent_response_comes_through_the_host(setting: Setting) -> None:
     running = setting.worker(body)
     request = setting.request(VALUES)
     answers: list[InferenceResponse | None] = []
-    request.intercept(lambda _: lambda request, response, final: answers.append(response))
+    request.wrap_responder(lambda _: lambda request, response, final: answers.append(response))
     running.run(request)
     eventually(lambda: bool(answers), "an answer")
     assert answers[0] is not None

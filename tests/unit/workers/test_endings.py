@@ -123,7 +123,7 @@ def model(directory: Path, source: str, placement: Placement, more: str = "") ->
 def submit(served: Any, how: str) -> Reader:
     reader = Reader()
     request, _ = request_of(how, IN=np.ones(1, np.float32))
-    request.intercept(lambda responder: reader)
+    request.wrap_responder(lambda responder: reader)
     served.submit(request)
     return reader
 
@@ -165,7 +165,7 @@ def test_a_request_that_ends_while_it_waits_to_run_again_gets_its_responses_befo
     with worker(model_spec(tmp_path, MODEL + AGAIN, decoupled=True, sequence=sequence)) as running:
         reader = Reader()
         request, _ = request_of(IN=np.ones(1, np.float32))
-        request.intercept(lambda responder: reader)
+        request.wrap_responder(lambda responder: reader)
         try:
             running.run(request)
             assert request.rescheduled

@@ -19,7 +19,7 @@ from conch.core.backend import BackendInstance, BackendModel, Outcome
 from conch.core.clock import monotonic_ns
 from conch.core.errors import ConchError, UnavailableError
 from conch.core.execution.placement import Placement
-from conch.core.model import Model
+from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec, TensorSpec

@@ -251,7 +251,7 @@ return [pb_utils.InferenceResponse([])]
             readiness.start()
             assert readiness.result() is (ready == "True")
         request.cancelled = True
-        request.tell_cancelled()
+        request.notify_cancelled()
         begun.result()
     readiness.start()
     assert not readiness.result()

@@ -1,4 +1,8 @@
-"""Runs models written for Triton's Python backend, unchanged: in this process, or in ones of their own."""
+"""The backend ``python``: runs models written for Triton's Python backend, in process or in worker processes.
+
+`api` is what models import as ``triton_python_backend_utils``; `runtime` loads and executes a model; `calls`
+makes requests to other models (BLS).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class PythonBackend(Backend):
-    """The backend ``python``: a file with a class `TritonPythonModel`."""
+    """Loads models from a file with a class `TritonPythonModel`."""
 
     default_model_file = "model.py"
     completion_runs_code = True
@@ -34,7 +38,7 @@ class PythonBackend(Backend):
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Asks the model's `auto_complete_config`, in a load of the file that is forgotten afterwards."""
+        """Calls the model's `auto_complete_config` in a temporary load of the file."""
         file_name = config.get("default_model_filename") or self.default_model_file
         parameters = config.get("parameters") or {}
         texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
@@ -51,18 +55,18 @@ class PythonBackend(Backend):
             code.close()
 
     def check(self, spec: ModelSpec) -> None:
-        """Checks how the model is to run, without making an environment for it or running its code."""
+        """Validates placement and settings; neither runs model code nor makes environments."""
         if not self._made_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
 
     def doubts(self, spec: ModelSpec) -> Iterator[str]:
-        """Finds packages that the model's file imports and that are not installed."""
+        """Yields the model file's imports that are not installed."""
         from conch.backends.python.import_check import missing_imports
         from conch.workers.environments.asked import Asked
 
         asked = Asked.of(spec)
         if asked.prepared is not None or asked.packages is not None:
-            return  # it has packages of its own
+            return  # the environment has its own packages
         source = spec.version_directory / spec.model_file
         for line, name in missing_imports(source, (spec.version_directory, spec.directory)):
             yield (
@@ -72,15 +76,15 @@ class PythonBackend(Backend):
             )
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model that does not call the server."""
+        """Loads a model without access to the server."""
         return self._load(spec, None)
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
-        """The same, for models that may call the server."""
+        """Loads a model that may call the server."""
         return self._load(spec, calls)
 
     def _load(self, spec: ModelSpec, calls: ServerCalls | None) -> BackendModel:
-        # Nothing is loaded yet: each instance loads the file for itself, whether or not it has a process.
+        # Nothing is loaded here: each instance loads the file itself, in process or in a worker.
         if spec.batch_inputs or spec.batch_outputs:
             log.warning(
                 "model '%s': 'batch_input' and 'batch_output' have no effect, as a Python model gets each "

@@ -1,4 +1,6 @@
-"""Python-based backends: one ``model.py`` for all models of a backend; they differ in files and configs."""
+"""Python-based backends: one ``model.py`` shared by all models of a backend; they differ in files and
+configs.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class PythonBasedBackend(PythonBackend):
-    """A backend whose code is in a directory of its own.
+    """A backend whose code is in its own directory.
 
-    A model may have a ``model.py`` in its version directory, or in its directory, to be used instead.
-
-    Args:
-        directory: The backend's directory.
+    A ``model.py`` in the model's version directory, or in its directory, takes precedence.
     """
 
     needs_model_file = False
@@ -38,7 +37,7 @@ class PythonBasedBackend(PythonBackend):
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Asks `auto_complete_config` of the code that would run the model."""
+        """Calls `auto_complete_config` of the code that would run the model."""
         written = config.get("default_model_filename", "")
         file = self._file(version_directory, written or _FILE)
         completed = super().complete_config(
@@ -47,22 +46,22 @@ class PythonBasedBackend(PythonBackend):
         return {**completed, "default_model_filename": written}
 
     def check(self, spec: ModelSpec) -> None:
-        """Checks how the model is to run, as `load` would run it."""
+        """Validates the model with the file that `load` would use."""
         super().check(self._with_file(spec))
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Loads a model that does not call the server."""
+        """Loads a model without access to the server."""
         return super().load(self._with_file(spec))
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
-        """The same, for models that may call the server."""
+        """Loads a model that may call the server."""
         return super().load_within(self._with_file(spec), calls)
 
     def _with_file(self, spec: ModelSpec) -> ModelSpec:
         return replace(spec, model_file=self._file(spec.version_directory, spec.model_file))
 
     def _file(self, version_directory: Path, name: str) -> str:
-        """Where the code is, seen from the version directory; a model file that is no Python is data."""
+        """Path of the code from the version directory; a model file that is not Python is data."""
         name = name if name.endswith(".py") else _FILE
         if (version_directory / name).is_file():
             return name
@@ -71,18 +70,18 @@ class PythonBasedBackend(PythonBackend):
 
 
 def based_names(directory: Path | None) -> list[str]:
-    """Names of the backends in a directory of backends."""
+    """Names of the backends in a backend directory."""
     if directory is None or not directory.is_dir():
         return []
     return sorted(each.name for each in directory.iterdir() if (each / _FILE).is_file())
 
 
 def backends_within(directory: Path | None, find: Callable[[str], Backend]) -> Callable[[str], Backend]:
-    """What finds backends by name, also those that are Python code in a directory of backends.
+    """Extends `find` by the Python-based backends in a directory.
 
     Args:
         directory: The directory; None for none.
-        find: Finds those that are installed, which come first.
+        find: Finds installed backends, which take precedence.
     """
     if directory is None:
         return find

@@ -14,7 +14,7 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration
 from conch.frontends.access_policy import UploadRule, is_local_peer
 from conch.frontends.grpc.adapter import UnaryCall
-from conch.frontends.grpc.wire import check_fields
+from conch.frontends.grpc.wire_format import check_fields
 from conch.frontends.operations import operation_handlers as plain
 from conch.memory.region import CudaRegion
 from conch.memory.system_region import SystemRegion

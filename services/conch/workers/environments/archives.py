@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.stopping import Stopped, never
+from conch.core.model_control import LoadCancelled, never
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK"
 _CHUNK = 1 << 20
 
 
-def digest(path: Path, memory: Path, stopped: Stopped = never) -> str:
+def digest(path: Path, memory: Path, stopped: LoadCancelled = never) -> str:
     """The hash of a file's contents, remembered as long as the file looks the same.
 
     Args:
@@ -58,7 +58,7 @@ def digest(path: Path, memory: Path, stopped: Stopped = never) -> str:
     return found
 
 
-def unpack(archive: Path, folder: Path, label: str, stopped: Stopped = never) -> None:
+def unpack(archive: Path, folder: Path, label: str, stopped: LoadCancelled = never) -> None:
     """Unpacks a tar archive into an empty folder, with its links and permissions.
 
     Raises:
@@ -94,7 +94,7 @@ class _Members:
     give anything to be written a way out, so nothing may lie behind a link or take the place of one.
     """
 
-    def __init__(self, label: str, archive: Path, stopped: Stopped) -> None:
+    def __init__(self, label: str, archive: Path, stopped: LoadCancelled) -> None:
         self._label = label
         self._archive = archive
         self._stopped = stopped
@@ -146,6 +146,6 @@ class _Members:
         return InvalidArgumentError(f"{self._label}: the archive is refused: '{member.name}' {why}")
 
 
-def _check(stopped: Stopped, archive: Path) -> None:
+def _check(stopped: LoadCancelled, archive: Path) -> None:
     if stopped():
         raise UnavailableError(f"the load was stopped while '{archive}' was read")

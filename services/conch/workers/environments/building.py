@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.stopping import Stopped, never
+from conch.core.model_control import LoadCancelled, never
 from conch.workers.environments.archives import digest
 from conch.workers.environments.asked import Packages
 from conch.workers.environments.interpreter import OLDEST, interpreter_in, without_python
@@ -52,7 +52,7 @@ class Tools:
         return cls((), _pip_version() >= (22, 3))
 
 
-def key_of(packages: Packages, notes: Path, stopped: Stopped = never) -> str:
+def key_of(packages: Packages, notes: Path, stopped: LoadCancelled = never) -> str:
     """The key of the environment: the same for the same packages on the same interpreter and platform.
 
     Args:
@@ -89,7 +89,7 @@ def build(
     label: str,
     tools: Tools,
     lock: int | None = None,
-    stopped: Stopped = never,
+    stopped: LoadCancelled = never,
     added: Mapping[str, str] | None = None,
 ) -> Mapping[str, str]:
     """Builds the environment in ``folder/env``.

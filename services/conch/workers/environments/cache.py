@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.stopping import Stopped, never
+from conch.core.model_control import LoadCancelled, never
 from conch.workers.environments.locks import FileLock
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class EnvironmentCache:
             raise InvalidArgumentError(f"--backend-config=python,{DIRECTORY} must name a directory")
         return cls(Path(given).absolute(), int(limit))
 
-    def obtain(self, key: str, make: Make, label: str, stopped: Stopped = never) -> Kept:
+    def obtain(self, key: str, make: Make, label: str, stopped: LoadCancelled = never) -> Kept:
         """An environment, made if it is not there.
 
         Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
-from conch.core.stopping import Stopped, never
+from conch.core.model_control import LoadCancelled, never
 from conch.workers.environments.inherited import inherited
 from conch.workers.environments.tools import ends_within, kill_group
 
@@ -73,7 +73,7 @@ def interpreter_in(
     label: str,
     conda: bool = True,
     added: Mapping[str, str] | None = None,
-    stopped: Stopped = never,
+    stopped: LoadCancelled = never,
 ) -> Interpreter:
     """The interpreter of an environment.
 
@@ -141,7 +141,7 @@ def without_python(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _activated_conda(
-    prefix: Path, python: Path, variables: Mapping[str, str], label: str, stopped: Stopped
+    prefix: Path, python: Path, variables: Mapping[str, str], label: str, stopped: LoadCancelled
 ) -> Mapping[str, str]:
     """Adds what Triton sets, and what scripts of the environment's packages do."""
     # No empty place, which would be the working directory.
@@ -163,7 +163,7 @@ def _activated_conda(
     return {str(name): str(value) for name, value in answer.items()}
 
 
-def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Stopped) -> str:
+def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: LoadCancelled) -> str:
     """Starts an interpreter and looks at what it says."""
     answer = _answer([str(python), "-c", _PROBE], variables, label, stopped)
     version = tuple(answer["version"])
@@ -190,7 +190,9 @@ def _probed(python: Path, variables: Mapping[str, str], label: str, stopped: Sto
     return text
 
 
-def _answer(command: list[str], variables: Mapping[str, str], label: str, stopped: Stopped) -> dict[str, Any]:
+def _answer(
+    command: list[str], variables: Mapping[str, str], label: str, stopped: LoadCancelled
+) -> dict[str, Any]:
     """What a program prints as the last line, as JSON."""
     with _memory() as output, _memory() as errors:
         try:
@@ -222,7 +224,7 @@ def _answer(command: list[str], variables: Mapping[str, str], label: str, stoppe
     )
 
 
-def _wait(pid: int, program: str, label: str, stopped: Stopped) -> None:
+def _wait(pid: int, program: str, label: str, stopped: LoadCancelled) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
     while not ends_within(pid, _POLL_S):
         if stopped():

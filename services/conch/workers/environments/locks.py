@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from conch.core.errors import UnavailableError
-from conch.core.stopping import Stopped
+from conch.core.model_control import LoadCancelled
 
 _POLL_S = 0.1
 
@@ -46,7 +46,7 @@ class FileLock:
         cls,
         path: Path,
         exclusive: Callable[[], bool],
-        stopped: Stopped,
+        stopped: LoadCancelled,
         on_wait: Callable[[], None] = lambda: None,
     ) -> FileLock:
         """Takes it, once it can be had.

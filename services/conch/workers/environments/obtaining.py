@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from conch.core.model_control import LoadCancelled, load_cancelled
 from conch.core.spec import ModelSpec
-from conch.core.stopping import Stopped, load_stopped
 from conch.workers.environments.archives import digest, unpack
 from conch.workers.environments.asked import BUILD, Asked, Packages, may_build
 from conch.workers.environments.building import Tools, build, key_of
@@ -43,7 +43,7 @@ def environment_as_asked(
     name: str, asked: Asked, options: Mapping[str, str], cache: EnvironmentCache
 ) -> Environment:
     """The same, for a model whose config is not complete yet."""
-    stopped = load_stopped()
+    stopped = load_cancelled()
     variables = asked.variables or {}
     if asked.prepared is not None:
         label = f"model '{name}', environment '{asked.prepared}'"
@@ -62,7 +62,7 @@ def environment_as_asked(
 
 
 def _running(
-    prefix: Path, label: str, added: Mapping[str, str], stopped: Stopped, kept: Kept | None = None
+    prefix: Path, label: str, added: Mapping[str, str], stopped: LoadCancelled, kept: Kept | None = None
 ) -> Environment:
     try:
         found = interpreter_in(prefix, label, added=added, stopped=stopped)
@@ -76,7 +76,12 @@ def _running(
 
 
 def _in_cache(
-    cache: EnvironmentCache, key: str, make: Make, label: str, added: Mapping[str, str], stopped: Stopped
+    cache: EnvironmentCache,
+    key: str,
+    make: Make,
+    label: str,
+    added: Mapping[str, str],
+    stopped: LoadCancelled,
 ) -> Environment:
     """An environment from the cache; one that ran when it was made, and does not any more, is made anew."""
     kept = cache.obtain(key, make, label, stopped)
@@ -96,7 +101,7 @@ def _in_cache(
         ) from error
 
 
-def _runs_without(added: Mapping[str, str], prefix: Path, label: str, stopped: Stopped) -> bool:
+def _runs_without(added: Mapping[str, str], prefix: Path, label: str, stopped: LoadCancelled) -> bool:
     try:
         return bool(added and interpreter_in(prefix, label, stopped=stopped))
     except InvalidArgumentError:
@@ -104,7 +109,7 @@ def _runs_without(added: Mapping[str, str], prefix: Path, label: str, stopped: S
 
 
 def _unpacked(
-    archive: Path, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: Stopped
+    archive: Path, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: LoadCancelled
 ) -> Environment:
     def make(folder: Path, lock: int) -> Mapping[str, str]:
         prefix = folder / "env"
@@ -131,7 +136,7 @@ def _unpacked(
 
 
 def _built(
-    packages: Packages, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: Stopped
+    packages: Packages, label: str, added: Mapping[str, str], cache: EnvironmentCache, stopped: LoadCancelled
 ) -> Environment:
     def make(folder: Path, lock: int) -> Mapping[str, str]:
         facts = build(packages, folder, label, Tools.here(), lock, stopped, added)

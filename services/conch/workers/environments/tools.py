@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import InternalError, UnavailableError
-from conch.core.stopping import Stopped, never
+from conch.core.model_control import LoadCancelled, never
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def run_tool(
     folder: Path,
     variables: Mapping[str, str],
     lock: int | None = None,
-    stopped: Stopped = never,
+    stopped: LoadCancelled = never,
 ) -> None:
     """Runs a tool to its end.
 
@@ -135,7 +135,7 @@ def run_tool(
         raise InternalError(f"{label}: {' '.join(command)} {ended}:\n{output.tail}")
 
 
-def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stopped: Stopped) -> None:
+def _follow(process: subprocess.Popen[bytes], output: Output, label: str, stopped: LoadCancelled) -> None:
     """Takes what a tool says until it has ended. It is not reaped yet: its group is still its own."""
     assert process.stdout is not None, "it is a pipe"
     stream = process.stdout.fileno()

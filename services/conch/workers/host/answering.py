@@ -8,8 +8,8 @@ from typing import cast
 from conch.core.backend import Outcome
 from conch.core.errors import ConchError, InternalError, as_conch_error, message_of
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
-from conch.core.sending import at_fault
+from conch.core.response_errors import at_fault
+from conch.core.scheduling.scheduler import Batch
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 from conch.workers import wire
@@ -115,7 +115,7 @@ class Answering:
         requests = _requests(batch)
         lists: list[Sequence[Tensor]] = []
         for request, response in zip(requests, responses, strict=True):
-            if response is None or response.error is not None or response.parameters or request.answered:
+            if response is None or response.error is not None or response.parameters or request.completed:
                 return None
             lists.append(response.outputs)
         self.requests.remove_all(requests)
@@ -130,7 +130,7 @@ class Answering:
         lists: list[Sequence[Tensor]] = []
         entries = responses if responses is not None else [None] * len(batch.requests)
         for request, response in zip(_requests(batch), entries, strict=True):
-            if response is not None or (request.answered and not request.rescheduled):
+            if response is not None or (request.completed and not request.rescheduled):
                 requests.remove(request.number)
             elif request.rescheduled:
                 # Also if it has been answered: the server may not know that when it sends it again.
@@ -166,7 +166,7 @@ class Answering:
                 if record.error is None:
                     record.error = InternalError(f"a response can't be sent: {message_of(error)}")
                 # Nothing may follow an error; what the model goes on to send goes nowhere.
-                record.final = request.answered = True
+                record.final = request.completed = True
                 self._send_response(request, record, ())
         except ChannelClosedError:
             pass  # whoever reads notices, and ends the process

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from conch.backends.python.call import refusal
-from conch.core.calls import Waiter
+from conch.backends.python.calls.bls_call import refusal
+from conch.core.bls import Waiter
 from conch.core.errors import ConchError, UnavailableError, without_traceback
+from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.servable import Leadable, Servable
-from conch.core.server_core import LoadParameter
+from conch.core.servable import InlineClaim, Servable
 from conch.workers import wire
 from conch.workers.channel import ChannelClosedError
 from conch.workers.exchange import Exchange
@@ -40,7 +40,7 @@ class _Answer:
 
 
 class WorkerCalls:
-    """`conch.core.calls.ServerCalls` over the socket.
+    """`conch.core.bls.ServerCalls` over the socket.
 
     Args:
         exchange: Where calls go.
@@ -88,9 +88,14 @@ class WorkerCalls:
         return cast(Servable, found)
 
     def submit(
-        self, request: InferenceRequest, may_lead: bool = False, model: Servable | None = None
-    ) -> Leadable | None:
-        """Sends a request; whatever comes of it goes to its responder."""
+        self,
+        request: InferenceRequest,
+        may_claim: bool = False,
+        model: Servable | None = None,
+        *,
+        parent: InferenceRequest | None = None,
+    ) -> InlineClaim | None:
+        """Sends a request; its responder gets the outcome."""
         number = next(self._numbers)
         flags = (
             (wire.SEQUENCE_START if request.sequence_start else 0)

@@ -51,12 +51,12 @@ def main(arguments: Sequence[str]) -> None:
     from conch.workers.host.parent import end_with_parent
 
     end_with_parent()
-    from conch.core.stacks import register
+    from conch.core.process_setup import register_stack_dump
 
-    register()
-    from conch.backends.python.loading import only_one_model
+    register_stack_dump()
+    from conch.backends.python.runtime.module_loading import set_single_model_process
 
-    only_one_model()
+    set_single_model_process()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a model prints is in the log when it prints it
     if role == "complete":

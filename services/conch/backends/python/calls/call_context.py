@@ -1,13 +1,15 @@
-"""On whose behalf a model calls the server, whatever thread or module the call comes from.
+"""Identifies the model instance that calls the server, from any thread or module.
 
-In Triton a model has a process, and so the server is simply the one that started it. Here many models, and
-possibly several servers, share an interpreter. The caller is whoever
+In Triton a model has its own process. Here models, possibly of several servers, share an interpreter. The
+caller is, in this order:
 
-1. has the innermost module of a model on the stack: whatever a model calls, or starts a thread with;
-2. else, has the coroutine that runs, which may be a library's in a task of its own;
-3. else, is the only one there is; if there are several, and all of one server, then that server for nobody.
+1. the owner of the innermost model module on the stack, also of a thread that the model started;
+2. the instance whose coroutine is running, also in a library's own task;
+3. the only loaded instance; if there are several, all of one server: that server, without an instance.
 
-A request that a model makes remembers the first answer, so that it can be run from any thread.
+A request keeps the result of the first lookup, so it can be executed from any thread.
+
+Owns: per instance, its open calls; `_lock` guards them and `_closed`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ FORKED = (
 )
 
 _forks = 0
-"""How many forks lie between the program's first process and this one."""
+"""Forks between the program's first process and this one."""
 
 
 def _count_fork() -> None:
@@ -52,31 +54,31 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class OpenCall(Protocol):
-    """A call that has not ended."""
+    """A call that has not completed."""
 
     def abandon(self) -> None:
-        """Cancels it and has whoever waits for it know."""
+        """Cancels the call and wakes its waiter."""
 
 
 class CallContext:
-    """One instance of a model, as it calls the server.
+    """One model instance as a caller of the server.
 
     Args:
-        server: The server; None where it can't be called.
+        server: The server; None if it cannot be called.
         name: The instance's name.
-        spec: The model; None for somebody who is no model.
+        spec: The model; None for a caller without one.
 
     Attributes:
-        known_server: The server, whether it can be called or not.
+        known_server: The server, also after the instance has been closed.
         name: The instance's name.
         model: The model's identifier and version.
-        running: The batch that `thread` executes; to be set around `execute`, unless that is a coroutine.
-        thread: The identifier of the thread that executes it.
+        running: The batch that `thread` executes; set around `execute` unless that is a coroutine.
+        thread: Identifier of the executing thread.
         waiting: The call that this thread waits for.
-        in_cycle: Whether the call that was last waited for was in a circle of calls when it was looked at.
-        opening: Whether the instance is being made, so that whoever loads the model waits for it.
-        loads: The model that it waits for meanwhile, to be loaded.
-        warned_of_blocking: Whether the log says that it blocks its event loop while it waits for responses.
+        in_cycle: Whether the last look found the awaited call in a cycle of calls.
+        opening: Whether the instance is being created, so that the load of its model waits for it.
+        loads: The model whose load it waits for meanwhile.
+        warned_of_blocking: Whether the log has the warning about blocking the event loop.
     """
 
     __slots__ = (
@@ -121,7 +123,7 @@ class CallContext:
         """The server.
 
         Raises:
-            TritonModelException: It can't be called from here, or not any more.
+            TritonModelException: It cannot be called from here, or not any more.
         """
         if self.known_server is None:
             raise TritonModelException(NOWHERE)
@@ -131,22 +133,22 @@ class CallContext:
         return self.known_server
 
     def check_process(self) -> None:
-        """Checks that this is the caller's process: no thread answers calls in a fork of it.
+        """Rejects calls from a fork of the instance's process, where no thread would complete them.
 
         Raises:
-            TritonModelException: It is a fork.
+            TritonModelException: This is a fork.
         """
         if self._forks != _forks:
             raise TritonModelException(FORKED.format(name=self.name))
 
     def names(self, model_name: str) -> Iterator[str]:
-        """What a model may be known as to this caller, in the order in which that is to be tried."""
+        """Candidate identifiers of a model for this caller, in lookup order."""
         if self._namespace:
             yield identifier(self._namespace, model_name)
         yield model_name
 
     def callers(self) -> list[InferenceRequest] | None:
-        """The requests for which the calling thread executes; None where that is not known."""
+        """The requests that the calling thread executes; None if unknown."""
         batch = self.running
         if batch is not None and self.thread == threading.get_ident():
             return batch.requests
@@ -154,14 +156,14 @@ class CallContext:
         return running.requests if running is not None and running.owner is self else None
 
     def noticed(self, requests: list[InferenceRequest] | None, now_ns: int) -> int:
-        """When it first made a call for requests that nobody waits for: now, or before."""
+        """Time of the first call for these requests after all of them were abandoned."""
         if self._unwanted is None or self._unwanted[0] is not requests:
             self._unwanted = requests, now_ns
         return self._unwanted[1]
 
     @contextmanager
     def coroutine(self, batch: Batch) -> Iterator[None]:
-        """Around the start of a coroutine: it and all tasks that it starts call for a batch."""
+        """Attributes calls of a coroutine, started in the block, and of its tasks to a batch."""
         token = current_execution.set(Execution(self, batch.requests))
         try:
             yield
@@ -169,28 +171,28 @@ class CallContext:
             current_execution.reset(token)
 
     def start_waiting(self, call: Wait) -> bool:
-        """Notes that its executing thread waits for a call, if that is the calling thread; whether it is."""
+        """Records the call that the executing thread waits for; False on other threads."""
         if self.running is None or self.thread != threading.get_ident():
             return False
         self.waiting = call
         return True
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Cancels a request of its, also when it can't make any more."""
+        """Cancels one of its requests, also after `close`."""
         if self.known_server is not None:
             self.known_server.cancel(request)
 
     @property
     def known_as(self) -> tuple[str, str]:
-        """What its model is known as, with its namespace and without."""
+        """Identifiers of its model, with and without namespace."""
         known_as = self.model[0]
         return known_as, known_as.removeprefix(f"{self._namespace}::")
 
     def opened(self, call: OpenCall) -> bool:
-        """Takes notice of a call, which is abandoned if it has not ended when the caller goes.
+        """Registers a call, which `close` abandons if it is still open.
 
         Returns:
-            Whether the caller is still there; if not, the call has been abandoned.
+            False if the context is closed; the call has then been abandoned.
         """
         with self._lock:
             self._open.add(call)
@@ -200,12 +202,12 @@ class CallContext:
         return not closed
 
     def ended(self, call: OpenCall) -> None:
-        """Takes notice of the end of a call."""
+        """Unregisters a completed call."""
         with self._lock:
             self._open.discard(call)
 
     def close(self) -> None:
-        """Abandons all calls, those that are open and those to come."""
+        """Abandons all open calls and all later ones."""
         with self._lock:
             self._closed = True
             calls = list(self._open)
@@ -214,7 +216,7 @@ class CallContext:
 
 
 class Opening(Waiter, Protocol):
-    """An instance that may be about to be made.
+    """An instance that may be in creation.
 
     Attributes:
         opening: Whether it is.
@@ -227,17 +229,17 @@ class Opening(Waiter, Protocol):
 
 @contextmanager
 def loading(waiter: Opening, name: str, error: Callable[[str], Exception]) -> Iterator[None]:
-    """Around the load of a model for an instance, which the load is not to wait for if that is being made.
+    """Guards the load of a model by an instance: rejects it if it would wait for that instance's creation.
 
     Args:
         waiter: The instance.
         name: The model.
-        error: Makes what is raised where it would, of the reason.
+        error: Makes the exception for a rejected load from its reason.
     """
     if not waiter.opening:
         yield
         return
-    waiter.loads = name  # before the others are looked at: of two that come at once one sees the other
+    waiter.loads = name  # set before the check: of two concurrent loads at least one sees the other
     try:
         reason = _why_not_load(waiter, name)
         if reason:
@@ -248,12 +250,7 @@ def loading(waiter: Opening, name: str, error: Callable[[str], Exception]) -> It
 
 
 def _why_not_load(waiter: Waiter, name: str) -> str:
-    """Why an instance that is being made must not have a model loaded; empty if it may.
-
-    Args:
-        waiter: The instance; its `loads` is the model already.
-        name: The model.
-    """
+    """Reason to reject the load; empty if allowed. The instance's `loads` is already set."""
     server = waiter.known_server
     known: list[Waiter] = [one for one in owners() if isinstance(one, CallContext)]
     asking = [one for one in (*known, *(() if server is None else server.waiters.copy())) if one.loads]
@@ -273,10 +270,10 @@ def _why_not_load(waiter: Waiter, name: str) -> str:
 
 
 def current_call_context() -> CallContext:
-    """On whose behalf the calling thread calls.
+    """The context of the calling thread.
 
     Raises:
-        TritonModelException: That is nobody, or cannot be known.
+        TritonModelException: There is none, or it is ambiguous.
     """
     caller = find_call_context(known=True)
     if caller is not None:
@@ -297,13 +294,13 @@ def current_call_context() -> CallContext:
 
 
 def find_call_context(known: bool = False) -> CallContext | None:
-    """The same where the stack or the running coroutine tells it; else None.
+    """The context found from the stack or the running coroutine; None without one.
 
     Args:
-        known: Whether a model that can't call the server, or has been unloaded, is an error.
+        known: Whether a model that cannot call the server, or has been unloaded, is an error.
 
     Raises:
-        TritonModelException: It is one, and has been found.
+        TritonModelException: `known` is set and such a model was found.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -320,7 +317,7 @@ def find_call_context(known: bool = False) -> CallContext | None:
 
 
 def running_call_context() -> CallContext | None:
-    """Whose coroutine runs, or None."""
+    """The context of the running coroutine, or None."""
     running = current_execution.get()
     owner = None if running is None else running.owner
     return owner if isinstance(owner, CallContext) else None

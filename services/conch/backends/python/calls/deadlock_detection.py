@@ -1,13 +1,14 @@
-"""Calls that would wait for ever: models that wait for each other, or for themselves.
+"""Detects calls that can never complete: models that wait for each other or for themselves.
 
-A call waits for the instance that runs it, or, as long as it is queued, for any instance of its model. An
-instance whose own thread waits for a call waits for that call. Where everything that a call waits for does
-nothing but wait, and all of it was found waiting for the same at two looks, nothing of it can ever go on.
-Whatever is not known to wait counts as busy: instances of other backends, coroutines, threads that models
-have started, and calls that leave their queue by themselves after a time. What a model in a worker process
-waits for the worker tells the server, which looks for it; see `conch.workers.waiting`.
+Theory of operation. A call waits for the instance that runs it or, while queued, for all instances of its
+model. An instance whose executing thread waits for a call waits for that call. A call is deadlocked when
+everything reachable from it only waits, and two looks in a row find the same set of calls.
 
-Of the calls that wait for each other the one that came last fails; the others may go on then.
+Assumptions: anything not known to wait counts as busy: instances of other backends, coroutines, threads
+started by models, calls with a queue timeout. Workers report their waits to the server, which checks them;
+see `conch.workers.waiting`.
+
+Guarantee: of the calls in a cycle the newest one fails; the others can then proceed.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ DEADLOCK = (
 
 
 def is_deadlocked(call: Wait, before: frozenset[Wait]) -> tuple[frozenset[Wait], bool]:
-    """Whether a call that has not been answered has to fail, as it could never be served.
+    """Checks whether a pending call has to fail because it can never run.
 
     Args:
-        call: The call, for which a thread waits.
-        before: What this has returned for the call the last time.
+        call: The call that a thread waits for.
+        before: The set that the previous look at this call returned.
 
     Returns:
-        All calls that it waits for, itself included, if nothing but calls stands between it and its answer,
-        else nothing; and whether it has to fail.
+        All calls it transitively waits for, itself included, or an empty set if anything else can make
+        progress; and
+        whether it has to fail.
     """
     found = frozenset(_Look(call).calls())
     if not found or found != before or call.core.state is not RequestState.QUEUED:
@@ -44,7 +46,7 @@ def is_deadlocked(call: Wait, before: frozenset[Wait]) -> tuple[frozenset[Wait],
 
 
 class _Look:
-    """What is to be seen from a call at one time."""
+    """A snapshot of the waiting calls."""
 
     def __init__(self, call: Wait) -> None:
         self._call = call
@@ -58,7 +60,7 @@ class _Look:
                 self._holders[parent] = caller
 
     def calls(self) -> set[Wait]:
-        """All calls that the call waits for, itself included; none where anything else may happen."""
+        """All calls that the call transitively waits for; empty if anything can make progress."""
         found: set[Wait] = set()
         left = [self._call]
         while left:
@@ -77,10 +79,10 @@ class _Look:
         return found
 
     def _waited_for(self, call: Wait) -> Iterator[Waiter]:
-        """The instances that a call waits for; none where that can't be known."""
+        """The instances that a call waits for; none if unknown."""
         core = call.core
         if core.completed:
-            # Its thread runs another model's batch meanwhile, or is about to go on.
+            # Its thread is running another model's batch or is about to continue.
             for caller in self._callers:
                 waiting = caller.waiting
                 if waiting is None or caller.thread != call.caller.thread:

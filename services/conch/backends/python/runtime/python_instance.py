@@ -1,4 +1,8 @@
-"""One instance of a Python model: its object, and how batches go through its `execute`."""
+"""One instance of a Python model: runs batches through its `execute`.
+
+Threads: `execute` runs on the instance's thread; a coroutine `execute` on the instance's event loop. Used by:
+`PythonBackend` and the worker host.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,7 @@ from conch.core.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 FAILED = "Failed to process the request(s) for model '%s', message: %s: %s"
-"""How the log tells of a failed execution; the exception comes with it, in its own words."""
+"""Log format of a failed execution; the exception is attached."""
 
 _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
@@ -52,14 +56,8 @@ _CPU_ONLY = "FORCE_CPU_ONLY_INPUT_TENSORS"
 def load_code(name: str, version_directory: Any, file_name: str, owner: object | None = None) -> ModelCode:
     """Loads a model's file.
 
-    Args:
-        name: The model's name.
-        version_directory: Where the file is.
-        file_name: The name of the file.
-        owner: On whose behalf its modules run.
-
     Raises:
-        ConchError: It is missing, fails, or has no `TritonPythonModel` that can execute.
+        ConchError: It is missing, fails, or has no `TritonPythonModel` with `execute`.
     """
     path = version_directory / file_name
     if not path.is_file():
@@ -88,16 +86,16 @@ def open_instance(
     calls: ServerCalls | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> PythonInstance:
-    """Loads a model and makes an instance of it.
+    """Loads a model and initializes an instance.
 
     Args:
         spec: The model version.
-        placement: Where the instance is.
-        calls: The server, for the model's calls; None where it can't make any.
-        note: Takes what the model does against its config.
+        placement: Device of the instance.
+        calls: The server for BLS; None where the model cannot call it.
+        note: Receives contradictions between the model and its config.
 
     Raises:
-        ConchError: The model can't be loaded, or its `initialize` failed.
+        ConchError: The model cannot be loaded, or `initialize` failed.
     """
     only_cpu_inputs(spec)
     caller = CallContext(calls, placement.name, spec)
@@ -128,15 +126,15 @@ def open_instance(
 
 
 def _is_concurrent(execute: Any) -> bool:
-    """Whether several calls of a model's `execute` can be under way at the same time."""
+    """True if several calls of `execute` can run at once."""
     return inspect.iscoroutinefunction(execute) or inspect.isasyncgenfunction(execute)
 
 
 def only_cpu_inputs(spec: ModelSpec) -> bool:
-    """Whether the model wants all inputs in host memory, as those that do not say otherwise do.
+    """True (the default) if the model wants all inputs in host memory.
 
     Raises:
-        InvalidArgumentError: It says neither.
+        InvalidArgumentError: The parameter is neither 'yes' nor 'no'.
     """
     value = spec.parameters.get(_CPU_ONLY, "yes")
     if value not in ("yes", "no"):
@@ -159,7 +157,7 @@ def _arguments(spec: ModelSpec, placement: Placement) -> dict[str, str]:
 
 
 class PythonInstance(BackendInstance):
-    """Runs batches on a model's object, on the thread that calls."""
+    """Runs batches on a model object, on the calling thread."""
 
     def __init__(
         self,
@@ -210,7 +208,7 @@ class PythonInstance(BackendInstance):
             _resume(requests)
         if self._decoupled:
             for request in requests:
-                # Made now, so that a request the model forgets altogether is answered too.
+                # Created now, so that a request that the model forgets is completed too.
                 request.get_response_sender()
         if self._padder is not None:
             for request in requests:
@@ -226,22 +224,22 @@ class PythonInstance(BackendInstance):
                 if error is not None:
                     raise error
             return self._returned(batch, requests, returned)
-        except BaseException as error:  # the thread is the server's, whatever a model raises
+        except BaseException as error:  # a model may raise anything; the thread must survive
             if os.getpid() != self._pid:
-                raise  # a process that the model has forked, and that ends
+                raise  # a child process that the model forked
             failure = self._failure(requests, error)
             if self._decoupled or any(request._sender is None for request in requests):
                 raise failure from None
-            return [None] * len(requests)  # their senders have said so, to those that had no answer yet
+            return [None] * len(requests)  # their senders have failed those without a response
         finally:
             caller.running = None
 
     def leave_shaping(self, spec: ModelSpec) -> None:
-        """Leaves what senders send as the model made it: whoever gets it gives it its shape for clients."""
+        """Leaves responses of senders unshaped; the receiver shapes them for clients."""
         self._context.leave_shaping(spec)
 
     def close(self) -> None:
-        """Calls the model's `finalize`, whose errors are only logged, and forgets its modules."""
+        """Calls the model's `finalize`, whose errors are only logged, and unloads its modules."""
         try:
             if self._check is not None:
                 self._check.close()
@@ -260,7 +258,7 @@ class PythonInstance(BackendInstance):
             self._code.close()
 
     def _driven(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
-        """What an awaitable or a generator comes to; None for a coroutine that goes on."""
+        """Runs a returned awaitable or generator; None for a coroutine that is still running."""
         if isinstance(returned, Generator):
             return GeneratorExecution(requests, self._decoupled).run(returned), None
         if isinstance(returned, AsyncGenerator):
@@ -279,7 +277,7 @@ class PythonInstance(BackendInstance):
     def _returned(
         self, batch: Batch, requests: list[ReceivedRequest], returned: Any
     ) -> Sequence[CoreResponse | None] | None:
-        """What the batch comes to when `execute` has ended."""
+        """The batch's result from the return value of `execute`."""
         batch.compute_output_start_ns = monotonic_ns()
         if self._decoupled:
             self._check_decoupled(returned)
@@ -292,7 +290,7 @@ class PythonInstance(BackendInstance):
         return responses
 
     def _ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: Outcome) -> None:
-        """Answers the requests of a coroutine that went on after its batch was handed back."""
+        """Completes the requests of a coroutine that outlived `execute`."""
         returned, error = outcome
         responses: Sequence[CoreResponse | None] | None
         try:
@@ -308,7 +306,7 @@ class PythonInstance(BackendInstance):
             try:
                 self._context.finish(request._core, response)
                 request._core.respond(response, True)
-            except Exception as raised:  # outputs whose shapes do not hold what they say
+            except Exception as raised:  # e.g. outputs whose shape contradicts their size
                 log.exception("a response of model '%s' could not be handed over", self._name)
                 request._core.fail(as_conch_error(raised))
 
@@ -341,10 +339,10 @@ class PythonInstance(BackendInstance):
         raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
 
     def _other(self, request: ReceivedRequest, response: Any) -> CoreResponse | None:
-        """An entry of the returned list that is not simply a response, or whose request has a sender."""
+        """Converts a list entry that is not a plain response, or whose request has a sender."""
         sender = request._sender
         if response is None and (sender is not None or request._core.rescheduled or request._core.filler):
-            return None  # it is answered through the sender, now or later, or when it has run again
+            return None  # its sender completes it, now, later or after another run
         if not isinstance(response, InferenceResponse):
             raise TritonModelException(
                 f"Expected an 'InferenceResponse' object in the execute function return list, found type "
@@ -363,7 +361,7 @@ class PythonInstance(BackendInstance):
             )
 
     def _failure(self, requests: list[ReceivedRequest], error: BaseException) -> ConchError:
-        """Logs a failed execution, ends what senders hold, and gives the error for all other requests."""
+        """Logs a failed execution, fails requests that have senders, returns the error for the rest."""
         message = failure_text(self._name, error)
         ended = isinstance(error, CallsEndedError)
         failure: ConchError = CancelledError(message_of(error)) if ended else InternalError(message)
@@ -388,14 +386,14 @@ def _check_rescheduled(requests: list[ReceivedRequest], returned: list[Any]) -> 
 
 
 def _pause(requests: list[ReceivedRequest]) -> None:
-    """Keeps the senders of requests that run again: the model may go on using them."""
+    """Keeps the senders of rescheduled requests, which the model may go on using."""
     for request in requests:
         if request._core.rescheduled:
             request._core.kept = request._sender
 
 
 def _resume(requests: list[ReceivedRequest]) -> None:
-    """Gives requests that run again the senders that they had."""
+    """Restores the senders of rescheduled requests."""
     for request in requests:
         request._sender = getattr(request._core, "kept", None)
         request._core.kept = None

@@ -1,4 +1,9 @@
-"""What one request uses of regions: where its inputs are, and where its outputs go."""
+"""Region bindings: the shared-memory regions of one request, for its inputs and outputs.
+
+Owns: a use of each region from decoding to the final response, or to `release`.
+Threads and locks: the decoding thread, then the threads that respond, one at a time; no lock.
+Used by: the decoders create bindings, `Admission` attaches them.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +13,16 @@ from collections.abc import Callable
 from conch.core.device import DeviceMemory
 from conch.core.errors import ConchError, InternalError, as_conch_error, without_traceback
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.sending import at_fault
+from conch.core.response_errors import at_fault
 from conch.core.tensor import Tensor
-from conch.memory.keys import check_part
-from conch.memory.region import Region
+from conch.memory.region import Region, check_part
 from conch.memory.regions import Regions
 
 log = logging.getLogger(__name__)
 
 
 class PlacedTensor(Tensor):
-    """An output that has been written to its region: a name, a datatype and a shape, without data."""
+    """An output that was written to its region: name, datatype and shape without data."""
 
     __slots__ = ()
 
@@ -26,21 +30,21 @@ class PlacedTensor(Tensor):
         super().__init__(name, datatype, shape, b"")
 
     def detached(self, name: str) -> PlacedTensor:
-        """The same under another name: there is nothing to be copied."""
+        """The same under another name; there is nothing to copy."""
         return PlacedTensor(name, self.datatype, self.shape)
 
 
-class LargeUseError(Exception):
-    """A request uses more of regions than whoever decodes it has time for."""
+class LargeBindingsError(Exception):
+    """A request uses more bytes of regions than the decoding thread has time for."""
 
 
-class Uses:
-    """Collects what a request uses while it is decoded, then stands between it and its responder.
+class RegionBindings:
+    """The regions of one request; once attached, wraps its responder to place outputs and release regions.
 
     Args:
-        regions: The regions.
-        most_bytes: How many bytes of them the request may use before that is a `LargeUseError`: some are
-            copied, and caches look at all of them. None for any number.
+        regions: The table of regions.
+        most_bytes: Bytes above which decoding fails with `LargeBindingsError`, as some are copied and caches
+            hash all of them; None for no limit.
     """
 
     __slots__ = ("_held", "_left", "_places", "_regions", "_released", "responder")
@@ -61,15 +65,7 @@ class Uses:
     def input(
         self, region: str, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]
     ) -> Tensor:
-        """An input that lies in a region.
-
-        Args:
-            region: Name of the region.
-            offset: Where in the region it begins.
-            byte_size: How long it is.
-            name: Name of the input.
-            datatype: Its datatype.
-            shape: Its dimensions, which nobody has compared with its size yet.
+        """Binds an input; its shape may not fit `byte_size`, which validation checks.
 
         Raises:
             NotFoundError: There is no such region.
@@ -78,51 +74,47 @@ class Uses:
         return self._part(region, offset, byte_size).tensor(offset, byte_size, name, datatype, shape)
 
     def output(self, region: str, offset: int, byte_size: int, name: str) -> None:
-        """Says where an output is to be written; for arguments and errors see `input`."""
+        """Binds an output; raises the errors of `input`."""
         self._places[name] = (self._part(region, offset, byte_size), offset, byte_size)
 
     def attach(self, request: InferenceRequest) -> None:
-        """Takes its place between a request that is complete and its responder.
+        """Wraps the responder of a complete request.
 
-        From here on outputs are in their places before the responder gets the response, and regions are
-        released after the last one.
+        Outputs are then in their regions before the responder gets a response, and the regions are released
+        after the final one.
         """
-        request.uses = self
-        request.intercept(self._before)
+        request.region_bindings = self
+        request.wrap_responder(self._before)
 
-    def intercept(self, between: Callable[[Responder], Responder]) -> None:
-        """Puts something behind this, where it sees what the responder sees; only after `attach`.
-
-        Args:
-            between: Makes it of the responder that there is.
-        """
+    def wrap_responder(self, between: Callable[[Responder], Responder]) -> None:
+        """Wraps the inner responder, which gets responses without placed data; only after `attach`."""
         self.responder = between(self.responder)
 
     def release(self) -> None:
-        """Gives up all regions: the request has been answered, or is never submitted."""
+        """Releases all regions, once: the request is answered, or was never submitted."""
         if not self._released:
             self._released = True
             for region in self._held.values():
                 self._regions.release(region)
 
     def buffer(self, name: str, byte_size: int) -> memoryview | None:
-        """Memory to which an output can be written directly; None where there is none, or not enough."""
+        """Memory for an output to be written to directly; None if there is none, or too little."""
         place = self._places.get(name)
         if place is None or byte_size > place[2] or self._released:
             return None
         return place[0].buffer(place[1], byte_size)
 
     def device(self, name: str) -> DeviceMemory | None:
-        """Where an output goes in the memory of a device; None if it goes elsewhere."""
+        """The device memory of an output; None if it goes elsewhere."""
         place = self._places.get(name)
         return None if place is None or self._released else place[0].device(place[1], place[2])
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Takes a response on its way to the responder."""
+        """Places the outputs of a response and passes it on."""
         if response is not None and response.error is None:
             try:
                 response = self._placed(response)
-            except Exception as error:  # an output may be anything that a model calls one
+            except Exception as error:  # a model may return any object as an output
                 shown = error if isinstance(error, ConchError) else at_fault(request.model_name, response)
                 if shown is None:
                     log.exception("an output of model '%s' could not be written", request.model_name)
@@ -134,7 +126,7 @@ class Uses:
             if final:
                 self.release()
 
-    def _before(self, responder: Responder) -> Uses:
+    def _before(self, responder: Responder) -> RegionBindings:
         self.responder = responder
         return self
 
@@ -146,15 +138,15 @@ class Uses:
         if self._left is not None:
             self._left -= byte_size
             if self._left < 0:
-                raise LargeUseError
+                raise LargeBindingsError
         region.check()
         return region
 
     def _placed(self, response: InferenceResponse) -> InferenceResponse:
-        """The response with its outputs in their places.
+        """Writes outputs to their regions.
 
         Raises:
-            ConchError: One does not fit, or a region was not there as long as it was needed.
+            ConchError: An output does not fit, or a region lost its memory while it was in use.
         """
         outputs: list[Tensor] = []
         for tensor in response.outputs:
@@ -170,7 +162,7 @@ class Uses:
                 )
             region.write(offset, byte_size, tensor)
             outputs.append(PlacedTensor(tensor.name, tensor.datatype, tensor.shape))
-        # Last: what was read of the inputs, and written of the outputs, was there all the time.
+        # Last, so that it covers all reads of inputs and writes of outputs.
         for region in self._held.values():
             region.check()
         return InferenceResponse(outputs, None, response.parameters)

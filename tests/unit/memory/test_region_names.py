@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conch.core.errors import InvalidArgumentError
-from conch.memory.keys import check_part, object_name
+from conch.memory.region import check_part, object_name
 
 NUMBERS = st.one_of(
     st.integers(-(2**64), 2**65),

@@ -1,4 +1,4 @@
-"""Regions in system shared memory: objects that `shm_open` finds, mapped."""
+"""Regions in system shared memory: mapped `shm_open` objects."""
 
 from __future__ import annotations
 
@@ -11,35 +11,34 @@ import numpy as np
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.tensor import POSITIONS, Array, Tensor
-from conch.memory.faults import FaultGuard, Protected
-from conch.memory.keys import object_name
-from conch.memory.region import Region
+from conch.memory.region import Region, object_name
+from conch.memory.sigbus_guard import FaultGuard, Protected
 
 DIRECTORY = "/dev/shm"
-"""Where Linux's C libraries have the objects of `shm_open`."""
+"""Directory of `shm_open` objects in the C libraries of Linux."""
 
 _MOST_COPIED_BYTES = 2**31 - 1  # as much as a message may have
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class RegionTensor(Tensor):
-    """An input in a region: whoever has the region may write to it at any time."""
+    """An input in a region, which its client may write to at any time."""
 
     __slots__ = ()
 
     shared = True
 
     def reshaped(self, shape: tuple[int, ...]) -> Tensor:
-        """The same elements under another shape of the same size, without a copy."""
+        """The same elements in another shape of the same size, without a copy."""
         return self.renamed(self.name, shape)
 
     def renamed(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The same elements under another name and another shape of the same size, without a copy."""
+        """The same elements under another name and shape of the same size, without a copy."""
         return RegionTensor(name, self.datatype, shape, self.data)
 
 
 class _Mapping(mmap.mmap):
-    """A mapping that says when it goes: when nobody has a view of it any more."""
+    """A mapping with a callback for when the last view of it is gone."""
 
     on_gone: Callable[[], None] | None = None
 
@@ -51,22 +50,18 @@ class _Mapping(mmap.mmap):
 class SystemRegion(Region):
     """A part of a shared-memory object.
 
-    Requests have views of the mapping, so it stays until the last of them is gone, whatever becomes of the
-    region. The object's descriptor stays open as long, to see whether it shrinks.
+    The mapping lives until the last view that a request has of it is gone, even if the region is closed
+    before. The descriptor stays open as long, to notice when the object shrinks.
 
     Args:
-        name: The client's name for it.
-        key: The object's name as the client gave it.
-        offset: Where in the object it begins.
-        byte_size: How long it is.
-        guard: Watches over the memory.
-
-    Attributes:
-        key: As above.
-        offset: As above.
+        name: Name of the region.
+        key: Name of the object as the client gave it.
+        offset: Start of the region in the object.
+        byte_size: Size of the region.
+        guard: Protects the mapping.
 
     Raises:
-        InvalidArgumentError: The key is not one for clients, or the object has no such part.
+        InvalidArgumentError: Clients may not use the key, or the object has no such part.
         InternalError: The object can't be opened; the text and the code are Triton's.
     """
 
@@ -87,7 +82,7 @@ class SystemRegion(Region):
         self._memory: memoryview | None = view[before : before + byte_size]
 
     def check(self) -> None:
-        """Checks that the object has not shrunk since it was registered."""
+        """Raises InvalidArgumentError if the object has shrunk since it was registered."""
         assert self._mapping is not None, "a region in use is not closed"
         now = self._mapping.size()
         if now < self.offset + self.byte_size:
@@ -102,11 +97,10 @@ class SystemRegion(Region):
             )
 
     def tensor(self, offset: int, byte_size: int, name: str, datatype: str, shape: tuple[int, ...]) -> Tensor:
-        """A part of it as a tensor: a view, but a copy where nobody may change the bytes any more.
+        """A part as a tensor: a view, or a copy if the bytes must not change any more.
 
-        Strings are counted before they are taken apart, and a client that changes their lengths in between
-        would fail the batch, and the requests of others in it. For numbers that kernels take for positions
-        see `POSITIONS`.
+        Strings are counted before they are split; a client that changes their lengths in between would fail
+        the whole batch. For numbers that kernels use as positions see `POSITIONS`.
         """
         assert self._memory is not None, "a region in use is not closed"
         copied = datatype == "BYTES" or datatype in POSITIONS
@@ -118,16 +112,16 @@ class SystemRegion(Region):
         part = self._memory[offset : offset + byte_size].toreadonly()
         if not copied:
             return RegionTensor(name, datatype, shape, part)
-        # Through an array: that copies without the interpreter's lock.
+        # An array copies without the interpreter lock.
         return Tensor(name, datatype, shape, np.frombuffer(part, np.uint8).copy().data)
 
     def write(self, offset: int, byte_size: int, tensor: Tensor) -> None:
-        """Writes a tensor into a part of it: one copy, made without the interpreter's lock."""
+        """Writes a tensor into a part: one copy, without the interpreter lock."""
         size = tensor.nbytes
         if not size:
             return
         part = self.buffer(offset, size)
-        # Not by its bytes where there is an array: one that is not contiguous would be copied twice.
+        # The array, not its bytes: an array that is not contiguous would be copied twice.
         source = (
             np.frombuffer(tensor.data, np.uint8) if tensor.has_data or _is_strings(tensor) else tensor.numpy()
         )
@@ -137,12 +131,12 @@ class SystemRegion(Region):
         np.copyto(target, source)
 
     def buffer(self, offset: int, byte_size: int) -> memoryview:
-        """A part of it for somebody to write to."""
+        """A writable view of a part."""
         assert self._memory is not None, "a region in use is not closed"
         return self._memory[offset : offset + byte_size]
 
     def close(self) -> None:
-        """Gives the mapping up; it goes with the last view of it."""
+        """Releases the mapping; it is unmapped with the last view of it."""
         self._memory = self._mapping = None
 
 
@@ -171,7 +165,7 @@ def _map(region: str, key: str, start: int, offset: int, byte_size: int) -> _Map
     except (OSError, ValueError, OverflowError):
         raise _invalid(region) from None
     finally:
-        os.close(descriptor)  # the mapping has one of its own
+        os.close(descriptor)  # the mapping has its own
 
 
 def _invalid(region: str) -> ConchError:

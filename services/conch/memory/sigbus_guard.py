@@ -1,14 +1,12 @@
-"""What happens where memory that a client shares goes away while it is read or written.
+"""SIGBUS handler that survives shared memory which a client shrinks during an access.
 
-A client can shrink its object at any moment, also in the middle of a copy, and the kernel then sends SIGBUS
-to the thread that touches what is gone: the process would end. No check beforehand can rule that out. So a
-handler of that signal puts empty memory in place of the whole region and marks the region as broken; the
-thread goes on with zeros, and its request is answered with an error. All other faults end the process as
-before.
+A client may shrink its object at any time, even in the middle of a copy. The kernel then sends SIGBUS to the
+thread that touches the missing pages, which would end the process; no check beforehand can prevent that. The
+handler maps empty memory over the whole region and marks it broken: the thread goes on with zeros, and the
+request gets an error. All other faults end the process as before.
 
-The handler is a Python function. Unlike handlers of signals that come from outside it runs at a known point:
-at an access to a region, which only code makes that copies or computes. So it may take the interpreter's
-lock, which that code either holds or has given up, and allocate memory.
+The handler is a Python function. It runs at a known point, an access to a region by code that copies or
+computes, so it may take the interpreter lock, which that code holds or has released, and allocate memory.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import signal
 import threading
 
 _SA_SIGINFO = 0x4
-_SA_NODEFER = 0x40000000  # what else runs in the handler, such as a finalizer, may meet with a fault too
+_SA_NODEFER = 0x40000000  # a finalizer that runs in the handler may fault too
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _ADDRESS_AT = 16
@@ -42,12 +40,10 @@ class _Action(ctypes.Structure):
 
 
 class Protected:
-    """A mapping that may go away.
+    """A protected mapping, from `start` to the end of its last page.
 
     Attributes:
-        start: Its address, the start of a page.
-        end: The address behind its last page.
-        broken: Whether it has been replaced by empty memory.
+        broken: True once it was replaced by empty memory.
     """
 
     __slots__ = ("broken", "end", "start")
@@ -59,13 +55,10 @@ class Protected:
 
 
 class FaultGuard:
-    """The handler of SIGBUS, which is there as long as anything is protected.
-
-    A process has one disposition of the signal, so it has one guard too; see `process_guard`.
-    """
+    """The SIGBUS handler, installed while any mapping is protected; one per process, see `process_guard`."""
 
     def __init__(self) -> None:
-        # Calls through `PyDLL` keep the interpreter's lock: the handler is over sooner.
+        # `PyDLL` keeps the interpreter lock during calls, which makes the handler faster.
         self._libc = ctypes.PyDLL(None, use_errno=True)
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = (
@@ -83,21 +76,21 @@ class FaultGuard:
         self._previous = _Action()
 
     def protect(self, start: int, byte_size: int) -> Protected:
-        """Protects a mapping, from the start of a page on.
+        """Protects a mapping that starts on a page boundary.
 
         Raises:
             OSError: The signal can't be handled.
         """
         protected = Protected(start, byte_size)
         with self._lock:
-            # Looked at each time: somebody else, such as faulthandler, may have taken the signal since.
+            # Checked each time: other code, such as faulthandler, may have taken the signal.
             if not self.installed:
                 self._install()
             self._protected[start] = protected
         return protected
 
     def unprotect(self, protected: Protected) -> None:
-        """Ends the protection of a mapping that is about to go."""
+        """Ends the protection of a mapping that is about to be unmapped."""
         with self._lock:
             self._protected.pop(protected.start, None)
             if not self._protected and self.installed:
@@ -105,7 +98,7 @@ class FaultGuard:
 
     @property
     def installed(self) -> bool:
-        """Whether the signal is handled here."""
+        """Whether this handler is installed."""
         action = _Action()
         self._sigaction(None, action)
         return bool(action.handler == self._address)
@@ -132,13 +125,13 @@ class FaultGuard:
             for protected in list(self._protected.values()):
                 if protected.start <= address < protected.end and self._replace(protected, address):
                     return
-        except BaseException:  # returning without having changed anything would be an endless loop
+        except BaseException:  # returning without a change would repeat the fault for ever
             pass
-        # The access is made again, and meets with what was there before.
+        # The access repeats under the previous disposition.
         self._sigaction(self._previous, None)
 
     def _replace(self, protected: Protected, address: int) -> bool:
-        """Puts empty memory in place of a mapping, or of one page where there is not enough of it."""
+        """Maps empty memory over a mapping, or over one page if there is too little."""
         protected.broken = True
         page = address - address % mmap.PAGESIZE
         protection = mmap.PROT_READ | mmap.PROT_WRITE

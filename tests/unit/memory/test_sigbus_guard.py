@@ -14,7 +14,7 @@ _START = """
 import ctypes, faulthandler, hashlib, mmap, os, signal, sys, threading
 import numpy as np
 from conch.core.errors import InvalidArgumentError
-from conch.memory.faults import process_guard
+from conch.memory.sigbus_guard import process_guard
 from conch.memory.regions import Regions
 
 SIZE = 256 * 1024

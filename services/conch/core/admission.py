@@ -1,0 +1,319 @@
+"""Admission: the only way in for requests, from any front end to the scheduler of a model version.
+
+gRPC, HTTP, the Python API, ensemble steps and BLS calls each hold an `Admission`. `admit` runs these steps:
+
+1. Refuse the request if the server refuses new ones and it continues no open sequence.
+2. Resolve the model version, unless the caller has done so by one of the `resolve` methods.
+3. Wrap the responder, innermost first: request log, shared-memory regions, single response.
+4. Submit. The version validates and queues the request, or raises `ClosedError` if it was replaced since it
+   was resolved. Its successor is published before it closes, so the request is resolved and submitted again.
+5. Cancel, if the client left before the version knew the request.
+6. On an error, release the regions and end the log line; the error is raised to the caller.
+
+Threads and locks: any thread; no locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from conch.core.errors import (
+    ConchError,
+    InternalError,
+    UnavailableError,
+    UnsupportedError,
+    as_conch_error,
+)
+from conch.core.registry import Registry, parse_version
+from conch.core.request import InferenceRequest, InferenceResponse, Responder
+from conch.core.request_log import RequestLog
+from conch.core.servable import ClosedError, InlineClaim, Servable
+from conch.core.server_stage import ServerStages, Stage
+
+log = logging.getLogger(__name__)
+
+
+class ExitingError(UnavailableError):
+    """A front end that stops refuses the request; HTTP closes the connection with the answer."""
+
+
+class Admission:
+    """The way in for one kind of caller.
+
+    Args:
+        registry: The models.
+        protocol: Name of the caller in the request log.
+        stages: The server's stage; None for callers inside the server, which are never refused.
+        request_log: Logs all requests; None for callers inside the server, which log through `parent`.
+
+    Attributes:
+        logs: Whether requests are logged.
+        closed: True after `close`.
+        refused: Number of requests that came after `close`.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        protocol: str = "",
+        stages: ServerStages | None = None,
+        request_log: RequestLog | None = None,
+    ) -> None:
+        self._registry = registry
+        self._protocol = protocol
+        self._stages = stages or ServerStages()
+        self._log = request_log
+        self.logs = request_log is not None
+        self.closed = False
+        self.refused = 0
+
+    def admit(
+        self,
+        request: InferenceRequest,
+        may_claim: bool = False,
+        model: Servable | None = None,
+        client: str = "",
+        bytes_in: int = 0,
+        *,
+        parent: InferenceRequest | None = None,
+        single: str | None = None,
+    ) -> InlineClaim | None:
+        """Admits a request; its responder gets every outcome except the errors raised here.
+
+        Args:
+            request: The request.
+            may_claim: Whether the caller can run batches soon.
+            model: The version, if the caller has resolved it.
+            client: Address of the client, for the log.
+            bytes_in: Size of the request, for the log.
+            parent: The request for which an ensemble or a model makes this one, if that one is logged.
+            single: If given, exactly one response is let through; this is the text of the error otherwise.
+
+        Returns:
+            What the caller has to run or release soon, only if `may_claim`; else None.
+
+        Raises:
+            ConchError: The request is refused, has no model, or does not fit it.
+        """
+        try:
+            if self._stages.refusing:
+                self._check_continues(request)
+            if model is None:
+                model = self.resolve(request)
+            if request.region_bindings is not None:
+                request.region_bindings.attach(request)
+            # A trace begins here too: behind the regions, before anything else wraps the responder.
+            if self._log is not None:
+                self._log.begin(request, model, self._protocol, client, bytes_in)
+            if parent is not None and parent.watch is not None:
+                parent.watch.step(request, model, self._protocol)
+            if single is not None and model.spec.decoupled:
+                self._expect_single(request, single)
+            while True:
+                try:
+                    claim = model.submit(request, may_claim)
+                    break
+                except ClosedError:
+                    model = self._successor(request, model)
+            if request.cancelled:
+                self.cancel(request)
+            return claim
+        except Exception as error:
+            request.discard()
+            self._log_failure(request, error)
+            raise
+
+    def refuse(
+        self,
+        request: InferenceRequest | None,
+        error: Exception,
+        client: str,
+        bytes_in: int,
+        received_ns: int,
+    ) -> ConchError:
+        """Releases and logs a request that was malformed or not admitted.
+
+        Args:
+            request: The request; None if it could not be read.
+            error: The reason; logged with its traceback if it is not a `ConchError`.
+            client: Address of the client.
+            bytes_in: Size of the request.
+            received_ns: Monotonic time at which the request arrived.
+
+        Returns:
+            The error for the client.
+        """
+        if request is not None:
+            request.discard()
+        if not isinstance(error, ConchError):
+            what = "a request of a stream" if self._protocol == "grpc-stream" else "a request"
+            log.error("%s could not be handled", what, exc_info=error)
+            error = InternalError(f"the request could not be handled: {error}")
+        if self._log is not None:
+            self._log.refuse(request, error, self._protocol, client, bytes_in, received_ns)
+        return error
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Cancels a request: its client no longer waits."""
+        if request.model is not None:
+            request.model.cancel(request)
+        else:
+            request.cancelled = True
+
+    def close(self) -> None:
+        """Makes `check_open` refuse all further requests of this front end."""
+        self.closed = True
+
+    def check_open(self) -> None:
+        """Raises ExitingError, and counts the request as refused, after `close`."""
+        if self.closed:
+            self.refused += 1
+            raise ExitingError("Server exiting")
+
+    def check_refused(self, request: InferenceRequest) -> None:
+        """Raises UnavailableError for a request that the stopping server refuses; `admit` checks the same."""
+        if self._stages.refusing:
+            self._check_continues(request)
+
+    def resolve(self, request: InferenceRequest) -> Servable:
+        """The version for a request: the one with its live sequence, even if that is being replaced.
+
+        Raises:
+            ConchError: There is no such model; see `Registry.resolve`.
+        """
+        registry = self._registry
+        if registry.draining and request.correlation_id and not request.sequence_start:
+            model = self._draining(request)
+            if model is not None:
+                return model
+        return registry.resolve(request.model_name, request.model_version)
+
+    def resolve_name(self, name: str, version: str) -> Servable:
+        """Resolves a name and version before there is a request.
+
+        Raises:
+            ConchError: The start failed, or there is no such model.
+        """
+        if self._stages.stage is Stage.FAILED:
+            raise UnavailableError("Server not ready")
+        return self._registry.resolve(name, version)
+
+    def resolve_early(self, name: str, version: str) -> Servable | None:
+        """As `resolve_name`, but None if a draining version may have the sequence of the request."""
+        try:
+            return self.resolve_name(name, version)
+        except ConchError:
+            if not self._registry.draining_of(name):
+                raise
+            return None
+
+    def resolve_step(self, request: InferenceRequest) -> Servable:
+        """The version for a step of an ensemble, which may also be one that is being unloaded.
+
+        Raises:
+            ConchError: There is no such model.
+        """
+        try:
+            return self.resolve(request)
+        except ConchError:
+            number = parse_version(request.model_version)
+            models = self._registry.draining_of(request.model_name)
+            usable = [model for model in models if number in (-1, model.spec.version)]
+            # The last one to drain; of versions that began together, the newest.
+            model = max(reversed(usable), key=lambda model: model.spec.version, default=None)
+            if model is None:
+                raise
+            return model
+
+    def _successor(self, request: InferenceRequest, closed: Servable) -> Servable:
+        model = self.resolve(request)
+        decoupled = closed.spec.decoupled
+        if model.spec.decoupled is not decoupled:
+            # The caller has chosen its way to answer by the old version.
+            raise UnavailableError(
+                f"model '{request.model_name}' has become {'' if decoupled is False else 'not '}"
+                f"decoupled while the request came in; send it again"
+            ) from None
+        return model
+
+    def _draining(self, request: InferenceRequest) -> Servable | None:
+        """The draining version that has the live sequence of a request."""
+        models = self._registry.draining_of(request.model_name)
+        if not models:
+            return None
+        number = parse_version(request.model_version)
+        known = self._registry.identifiers(request.model_name)
+        entry = self._registry.entries.get(known[0]) if len(known) == 1 else None
+        ready = None if entry is None else entry.latest if number < 0 else entry.ready.get(number)
+        if ready is not None and ready.continues(request):
+            return None  # its id was used again since
+        for model in reversed(models):
+            if number in (-1, model.spec.version) and model.continues(request):
+                return model
+        return None
+
+    def _check_continues(self, request: InferenceRequest) -> None:
+        if self._stages.stage is Stage.FAILED:
+            raise UnavailableError("Server not ready")
+        if request.correlation_id:
+            if request.sequence_start:
+                raise UnavailableError(
+                    "Server is stopping, scheduler for model has stopped accepting new inference requests"
+                )
+            try:
+                if self.resolve(request).continues(request):
+                    return
+            except ConchError:
+                pass
+        raise UnavailableError("Server exiting")
+
+    def _expect_single(self, request: InferenceRequest, refusal: str) -> None:
+        def wrap(responder: Responder) -> Responder:
+            return SingleResponse(responder, self.cancel, refusal)
+
+        request.wrap_responder(wrap, waits=True)
+
+    def _log_failure(self, request: InferenceRequest, error: Exception) -> None:
+        watch = request.watch
+        # A front end finds the text of other errors itself, see `refuse`.
+        if watch is not None and (self._log is None or isinstance(error, ConchError)):
+            watch.refused(request, as_conch_error(error))
+
+
+class SingleResponse:
+    """A responder for callers that take one response, in front of a decoupled model.
+
+    Keeps the first response until the final call. After a second response, or a final call without any,
+    the caller gets the error that Triton gives for every such request, and the model is cancelled.
+    """
+
+    def __init__(
+        self, responder: Responder, cancel: Callable[[InferenceRequest], None], refusal: str
+    ) -> None:
+        self._refusal = refusal
+        self._responder = responder
+        self._cancel = cancel
+        self._lock = threading.Lock()
+        self._kept: InferenceResponse | None = None
+        self._answered = False
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        """Takes a response of the model, from any thread."""
+        with self._lock:
+            if self._answered:
+                return
+            kept, self._kept = self._kept, None
+            failed = response is not None and response.error is not None
+            surplus = kept is not None and response is not None and not failed
+            if not (final or failed or surplus):
+                self._kept = response
+                return
+            self._answered = True
+        answer = response or kept
+        if answer is None or surplus:
+            answer = InferenceResponse([], UnsupportedError(self._refusal))
+        if not final:
+            self._cancel(request)
+        self._responder(request, answer, True)

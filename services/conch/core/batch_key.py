@@ -1,0 +1,91 @@
+"""What requests must have in common to share a batch.
+
+Inputs of fixed dims always fit together. Of the others requests need the same shapes, but for the batch
+dimension: as they are after padding where the model pads them, and not at all where the model takes them
+ragged. And requests need the same inputs where some are optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.padding import PaddedInput, Padding
+from conch.core.request import InferenceRequest
+from conch.core.spec import ModelSpec
+
+BatchKey = Callable[[InferenceRequest], object]
+"""Gives the key of a request with valid inputs; requests with equal keys fit together."""
+
+
+def batch_key_for(spec: ModelSpec) -> BatchKey | None:
+    """The key of a model's requests; None where any two valid requests fit together."""
+    skip = 1 if spec.max_batch_size > 0 else 0
+    if spec.padding is not None:
+        return _PaddedShapes(spec, spec.padding)
+    ragged = frozenset(tensor.name for tensor in spec.inputs if tensor.ragged)
+    if ragged:
+        if not any(tensor.optional or (-1 in tensor.dims and not tensor.ragged) for tensor in spec.inputs):
+            return None
+        return lambda request: tuple(
+            sorted(
+                (name, () if name in ragged else tensor.shape[skip:])
+                for name, tensor in request.inputs.items()
+            )
+        )
+    if any(tensor.optional or -1 in tensor.dims for tensor in spec.inputs):
+        return lambda request: tuple(sorted((name, t.shape[skip:]) for name, t in request.inputs.items()))
+    return None
+
+
+class PaddedKey(NamedTuple):
+    """The key of requests whose batches have a budget.
+
+    Attributes:
+        shapes: The shapes of their inputs, as for other requests.
+        most_rows: Rows that a batch of them may have; one at least.
+    """
+
+    shapes: object
+    most_rows: int
+
+
+class _PaddedShapes:
+    """The shapes that a request's inputs have once they are padded."""
+
+    def __init__(self, spec: ModelSpec, padding: Padding) -> None:
+        self._name = spec.name
+        self._ragged = frozenset(tensor.name for tensor in spec.inputs if tensor.ragged)
+        self._budget = padding.max_batch_elements
+        self._rules: dict[str, list[PaddedInput]] = {}
+        for rule in padding.inputs:
+            self._rules.setdefault(rule.name, []).append(rule)
+
+    def __call__(self, request: InferenceRequest) -> object:
+        shapes = {
+            name: () if name in self._ragged else self._padded(request, name, tensor.shape[1:])
+            for name, tensor in request.inputs.items()
+        }
+        key = tuple(sorted(shapes.items()))
+        if not self._budget:
+            return key
+        row = max((prod(shape) for name, shape in shapes.items() if name in self._rules), default=0)
+        return PaddedKey(key, max(self._budget // max(row, 1), 1))
+
+    def _padded(self, request: InferenceRequest, name: str, dims: tuple[int, ...]) -> tuple[int, ...]:
+        rules = self._rules.get(name)
+        if rules is None:
+            return dims
+        padded = list(dims)
+        for rule in rules:
+            length = rule.padded(dims[rule.axis])
+            if length is None:
+                raise InvalidArgumentError(
+                    f"{request.log_prefix}input '{name}' for model '{self._name}' is too long: its dimension "
+                    f"{rule.axis + 1} is {dims[rule.axis]}, the longest the model is padded to is "
+                    f"{rule.buckets[-1]}"
+                )
+            padded[rule.axis] = length
+        return tuple(padded)

@@ -1,0 +1,407 @@
+"""Counters of one model version, with the meaning Triton's statistics extension gives them.
+
+All durations are nanoseconds. Recording takes one lock per executed batch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from conch.core.latencies import FirstResponses, Latencies
+from conch.core.statistics_snapshot import (
+    BatchDurations,
+    Duration,
+    ResponseCounters,
+    ResponseKind,
+    StatisticsSnapshot,
+)
+from conch.core.summaries import CACHE_HIT, CACHE_MISS, REQUEST, Summaries
+
+if TYPE_CHECKING:
+    from conch.core.request import InferenceRequest
+    from conch.core.scheduling.scheduler import Batch
+
+__all__ = ["BatchDurations", "Duration", "ModelStatistics", "StatisticsSnapshot"]
+
+QUEUED, RUNNING = "queued", "running"
+"""Stages in which a request can be cancelled."""
+TIMEOUT, QUEUE_FULL = "timeout", "queue_full"
+"""Why a request is rejected: it has waited for longer than its queue policy allows, or there was no room."""
+
+
+class ModelStatistics:
+    """The counters of one model version.
+
+    Plain integers, not `Duration` objects: recording is on the way of every request.
+
+    Args:
+        gauges: Gives the numbers of requests that wait and that run, at the moment; None for none.
+
+    Attributes:
+        watched: To be set once a request has a watch; nobody looks for one before.
+        identity: Tells these counters from all others, without keeping them or their model.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_bytes_copied",
+        "_cancelled",
+        "_execution_count",
+        "_fail_ns",
+        "_failed",
+        "_failed_in_model",
+        "_first_responses",
+        "_first_with_last",
+        "_gauges",
+        "_hit_ns",
+        "_hits",
+        "_infer_ns",
+        "_inference_count",
+        "_input_ns",
+        "_last_inference_ns",
+        "_latencies",
+        "_lock",
+        "_miss_ns",
+        "_misses",
+        "_output_ns",
+        "_queue_ns",
+        "_rejected",
+        "_responses",
+        "_succeeded",
+        "_success_ns",
+        "_summaries",
+        "identity",
+        "watched",
+    )
+
+    def __init__(self, gauges: Callable[[], tuple[int, int]] | None = None) -> None:
+        self._gauges = gauges
+        self.watched = False
+        self.identity = object()
+        self._failed_in_model = 0
+        self._rejected: dict[str, int] = {}
+        self._cancelled: dict[str, int] = {QUEUED: 0, RUNNING: 0}
+        self._responses = ResponseCounters()
+        self._latencies: Latencies | None = None
+        self._first_responses: FirstResponses | None = None
+        self._first_with_last = True
+        self._summaries: Summaries | None = None
+        self._lock = threading.Lock()
+        self._last_inference_ns = 0
+        self._inference_count = 0
+        self._execution_count = 0
+        self._succeeded = 0
+        self._success_ns = 0
+        self._failed = 0
+        self._fail_ns = 0
+        self._queue_ns = 0
+        self._input_ns = 0
+        self._infer_ns = 0
+        self._output_ns = 0
+        self._bytes_copied = 0
+        self._hits = 0
+        self._hit_ns = 0
+        self._misses = 0
+        self._miss_ns = 0
+        # By batch size: executions, then nanoseconds of input, inference and output.
+        self._batches: dict[int, list[int]] = {}
+
+    def keep_latencies(self) -> None:
+        """Counts from now on how long each request takes, for histograms; costs some 0.2 µs a request."""
+        with self._lock:
+            self._latencies = Latencies()
+
+    def keep_summaries(self) -> None:
+        """Keeps from now on what quantiles of times are made of; costs some 1 µs a request."""
+        with self._lock:
+            self._summaries = Summaries()
+
+    def quantiles(self, now_ns: int, wanted: Sequence[float]) -> list[list[float]] | None:
+        """Quantiles of the times of late, by stage (see `summaries`); None unless they are kept."""
+        if self._summaries is None:
+            return None
+        with self._lock:
+            return self._summaries.quantiles(now_ns, wanted)
+
+    def keep_first_responses(self, bounds_ms: Sequence[float], decoupled: bool) -> None:
+        """Counts from now on how long first responses take.
+
+        Args:
+            bounds_ms: Upper bounds of the buckets but the last, ascending, in milliseconds.
+            decoupled: Whether each is recorded by itself; else it is the only one of its request.
+        """
+        with self._lock:
+            self._first_responses = FirstResponses(bounds_ms)
+            self._first_with_last = not decoupled
+
+    def record_first_response(self, ns: int) -> None:
+        """Counts a decoupled model's first response to a request, by the nanoseconds since its receipt."""
+        if self._first_responses is not None:
+            with self._lock:
+                self._first_responses.add(ns)
+
+    def record_batch(self, batch: Batch, failed: Sequence[InferenceRequest] = ()) -> None:
+        """Counts one executed batch.
+
+        Args:
+            batch: The batch, with all its times set.
+            failed: Those of its requests that ended in an error.
+        """
+        requests = batch.requests
+        if batch.fillers:
+            requests = [request for request in requests if not request.filler]
+        start, end = batch.compute_start_ns, batch.compute_end_ns
+        failed_rows = success_ns = queue_ns = 0
+        if failed:
+            requests, failed_rows = self._record_failed(requests, failed, end)
+        count = len(requests)
+        input_ns = batch.compute_input_end_ns - start
+        infer_ns = batch.compute_output_start_ns - batch.compute_input_end_ns
+        output_ns = end - batch.compute_output_start_ns
+        size = batch.size
+        with self._lock:
+            if failed and not count:
+                return
+            latencies = self._latencies
+            if latencies is None:
+                for request in requests:
+                    success_ns += end - request.received_ns
+                    queue_ns += start - request.queued_ns
+            else:
+                latencies.compute_input[input_ns.bit_length()] += count
+                latencies.compute_infer[infer_ns.bit_length()] += count
+                latencies.compute_output[output_ns.bit_length()] += count
+                request_places = latencies.request
+                queue_places = latencies.queue
+                for request in requests:
+                    ns = end - request.received_ns
+                    success_ns += ns
+                    request_places[ns.bit_length()] += 1
+                    ns = start - request.queued_ns
+                    queue_ns += ns
+                    queue_places[ns.bit_length()] += 1
+            if self._first_responses is not None:
+                self._first_responses.add_all(requests, end)
+            if self._summaries is not None:
+                self._summaries.add_all(requests, (start, end), input_ns, infer_ns, output_ns)
+            self._last_inference_ns = end
+            self._inference_count += size - batch.fillers - failed_rows
+            self._execution_count += 1
+            self._succeeded += count
+            self._success_ns += success_ns
+            self._queue_ns += queue_ns
+            self._input_ns += input_ns * count
+            self._infer_ns += infer_ns * count
+            self._output_ns += output_ns * count
+            self._bytes_copied += batch.bytes_copied
+            row = self._batches.get(size) or self._batches.setdefault(size, [0, 0, 0, 0])
+            row[0] += 1
+            row[1] += input_ns
+            row[2] += infer_ns
+            row[3] += output_ns
+
+    def _record_failed(
+        self, requests: Sequence[InferenceRequest], failed: Sequence[InferenceRequest], end_ns: int
+    ) -> tuple[list[InferenceRequest], int]:
+        """Counts the failed requests of a batch; returns the others, and the rows of those that failed."""
+        lost = frozenset(failed)
+        with self._lock:
+            self._failed += len(failed)
+            self._failed_in_model += len(failed)
+            self._fail_ns += sum(end_ns - request.received_ns for request in failed)
+        return [each for each in requests if each not in lost], sum(each.batch_size for each in failed)
+
+    def record_execution(self, batch: Batch, input_ns: int, infer_ns: int, output_ns: int) -> None:
+        """Counts the execution of a batch whose requests are counted one by one."""
+        with self._lock:
+            self._execution_count += 1
+            self._bytes_copied += batch.bytes_copied
+            row = self._batches.setdefault(batch.size, [0, 0, 0, 0])
+            row[0] += 1
+            row[1] += input_ns
+            row[2] += infer_ns
+            row[3] += output_ns
+
+    def record_success(
+        self,
+        request: InferenceRequest,
+        times: tuple[int, int, int],
+        output_ns: int = 0,
+        again: bool = False,
+    ) -> None:
+        """Counts one request that was answered well, apart from the execution of its batch.
+
+        Args:
+            request: The request.
+            times: When its batch was taken, when the inputs were ready, and when its last response came.
+            output_ns: How long handing over its responses took.
+            again: Whether it runs again, so that only the time of this run counts yet.
+        """
+        start, input_end, end = times
+        with self._lock:
+            self._last_inference_ns = max(self._last_inference_ns, end)
+            if not again:
+                self._inference_count += request.batch_size
+                self._succeeded += 1
+                self._success_ns += end - request.received_ns
+                if self._first_responses is not None and self._first_with_last:
+                    self._first_responses.add(end - request.received_ns)
+            self._queue_ns += start - request.queued_ns
+            self._input_ns += input_end - start
+            self._infer_ns += end - input_end - output_ns
+            self._output_ns += output_ns
+            latencies = self._latencies
+            # Of a request that has run several times the last run counts here, and all in the sums.
+            if latencies is not None and not again:
+                latencies.request[(end - request.received_ns).bit_length()] += 1
+                latencies.queue[(start - request.queued_ns).bit_length()] += 1
+                latencies.compute_input[(input_end - start).bit_length()] += 1
+                latencies.compute_infer[(end - input_end - output_ns).bit_length()] += 1
+                latencies.compute_output[output_ns.bit_length()] += 1
+            if self._summaries is not None and not again:
+                total_ns, queue_ns = end - request.received_ns, start - request.queued_ns
+                input_ns, infer_ns = input_end - start, end - input_end - output_ns
+                self._summaries.add(end, REQUEST, total_ns, queue_ns, input_ns, infer_ns, output_ns)
+
+    def record_failure(self, ns: int, in_model: bool = False) -> None:
+        """Counts one request that failed `ns` nanoseconds after receipt.
+
+        Args:
+            ns: The time from its receipt to its answer.
+            in_model: Whether its model answered it; otherwise it was never executed.
+        """
+        with self._lock:
+            self._failed += 1
+            self._failed_in_model += in_model
+            self._fail_ns += ns
+
+    def record_rejection(self, ns: int, reason: str) -> None:
+        """Counts one request that was taken out of the queue unserved, or not let in."""
+        with self._lock:
+            self._failed += 1
+            self._fail_ns += ns
+            self._rejected[reason] = self._rejected.get(reason, 0) + 1
+
+    def record_cancellation(self, ns: int, stage: str) -> None:
+        """Counts one request whose client had gone while it was in a stage."""
+        with self._lock:
+            self._failed += 1
+            self._fail_ns += ns
+            self._cancelled[stage] += 1
+
+    def record_response(self, index: int, kind: ResponseKind, infer_ns: int) -> None:
+        """Counts one response of a decoupled model, before it is handed over."""
+        with self._lock:
+            self._responses.add(index, kind, infer_ns)
+
+    def record_response_output(self, index: int, kind: ResponseKind, output_ns: int) -> None:
+        """Adds the time it took to hand a response over."""
+        with self._lock:
+            self._responses.add_output(index, kind, output_ns)
+
+    @property
+    def requests_per_execution(self) -> float:
+        """How many requests an execution has had so far; 0 where there was none."""
+        with self._lock:
+            return self._succeeded / self._execution_count if self._execution_count else 0.0
+
+    def record_hit(self, lookup_ns: int, queue_ns: int, success_ns: int) -> None:
+        """Counts one request answered by the response cache.
+
+        Args:
+            lookup_ns: Time to find the answer and to read it.
+            queue_ns: Time before that which it waited for the cache.
+            success_ns: Time from receipt to response.
+        """
+        with self._lock:
+            self._hits += 1
+            self._hit_ns += lookup_ns
+            self._queue_ns += queue_ns
+            self._success_ns += success_ns
+            if self._first_responses is not None:
+                self._first_responses.add(success_ns)
+            latencies = self._latencies
+            if latencies is not None:
+                latencies.request[success_ns.bit_length()] += 1
+                latencies.queue[queue_ns.bit_length()] += 1
+            if self._summaries is not None:
+                now = time.monotonic_ns()
+                self._summaries.add(now, REQUEST, success_ns, queue_ns)
+                self._summaries.add(now, CACHE_HIT, lookup_ns)
+
+    def record_miss(self, ns: int, count: int = 1) -> None:
+        """Counts a request the response cache had no answer to, or, with a count of 0, more time for one."""
+        with self._lock:
+            self._misses += count
+            self._miss_ns += ns
+            if self._summaries is not None and count:
+                self._summaries.add(time.monotonic_ns(), CACHE_MISS, ns)
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """Something that is another one whenever a counter has changed, cheaper than a snapshot.
+
+        The counters of single responses are not looked at.
+        """
+        with self._lock:
+            return (
+                self._succeeded,
+                self._failed,
+                self._failed_in_model,
+                self._hits,
+                self._misses,
+                self._miss_ns,
+                self._execution_count,
+                self._queue_ns,
+                self._infer_ns,
+                self._bytes_copied,
+                0 if self._first_responses is None else self._first_responses.total,
+            )
+
+    def gauges(self) -> tuple[int, int]:
+        """The numbers of requests that wait and that run now."""
+        return (0, 0) if self._gauges is None else self._gauges()
+
+    def snapshot(self) -> StatisticsSnapshot:
+        """A consistent copy of all counters, and the gauges of about the same moment."""
+        pending, running = self.gauges()
+        with self._lock:
+            count = self._succeeded
+            return StatisticsSnapshot(
+                last_inference_ms=_wall_clock_ms(self._last_inference_ns),
+                inference_count=self._inference_count,
+                execution_count=self._execution_count,
+                success=Duration(count + self._hits, self._success_ns),
+                fail=Duration(self._failed, self._fail_ns),
+                queue=Duration(count + self._hits, self._queue_ns),
+                compute_input=Duration(count, self._input_ns),
+                compute_infer=Duration(count, self._infer_ns),
+                compute_output=Duration(count, self._output_ns),
+                batches={
+                    size: BatchDurations(
+                        Duration(runs, input_ns), Duration(runs, infer_ns), Duration(runs, output_ns)
+                    )
+                    for size, (runs, input_ns, infer_ns, output_ns) in sorted(self._batches.items())
+                },
+                bytes_copied=self._bytes_copied,
+                failed_in_model=self._failed_in_model,
+                rejected=dict(self._rejected),
+                cancelled=dict(self._cancelled),
+                responses=self._responses.snapshot(),
+                cache_hit=Duration(self._hits, self._hit_ns),
+                cache_miss=Duration(self._misses, self._miss_ns),
+                pending=pending,
+                running=running,
+                latencies=None if self._latencies is None else self._latencies.snapshot(),
+                first_responses=None if self._first_responses is None else self._first_responses.snapshot(),
+            )
+
+
+def _wall_clock_ms(monotonic_ns: int) -> int:
+    """A moment of the monotonic clock as milliseconds since the epoch; 0 for never."""
+    if not monotonic_ns:
+        return 0
+    return (time.time_ns() - (time.monotonic_ns() - monotonic_ns)) // 1_000_000

@@ -1,0 +1,236 @@
+"""A model version that is loaded and takes requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from conch.core.backend import BackendModel
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import CancelledError, ConchError, UnavailableError
+from conch.core.execution.async_runner import AsyncRunner
+from conch.core.execution.executor import Executor
+from conch.core.execution.instance_pool import InstancePool, Resize
+from conch.core.execution.rate_limiter import RateLimiter
+from conch.core.execution.resource_runner import AsyncResourceLimitedRunner, ResourceLimitedRunner
+from conch.core.execution.response_order import ResponseOrder, keeps_order
+from conch.core.execution.runner import Runner
+from conch.core.execution.warmup import Warmup
+from conch.core.model_statistics import QUEUED, ModelStatistics
+from conch.core.request import InferenceRequest, RequestState
+from conch.core.request_log import REQUESTS
+from conch.core.scheduling.budget import BudgetBatcher, BudgetPriorityBatcher
+from conch.core.scheduling.default import DefaultScheduler
+from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.scheduler import Scheduler
+from conch.core.scheduling.sequence.batcher import SequenceBatcher
+from conch.core.servable import Readiness, WorkerStatus
+from conch.core.spec import ModelSpec, WarmupSample
+from conch.core.validation import RequestValidator
+
+
+def scheduler_for(spec: ModelSpec, instances: int = 1) -> Scheduler:
+    """The scheduler a model's config chooses, for so many instances."""
+    if spec.sequence is not None:
+        return SequenceBatcher(spec, instances)
+    batching = spec.batching
+    if batching is None:
+        return DefaultScheduler(spec.max_queue_size)
+    settings = (
+        spec.max_batch_size,
+        batching.preferred_sizes,
+        batching.max_queue_delay_ns,
+        spec.max_queue_size,
+    )
+    budget = spec.padding is not None and spec.padding.max_batch_elements > 0
+    if batching.policies:
+        kind = BudgetPriorityBatcher if budget else PriorityBatcher
+        return kind(*settings, batching.policies, batching.default_level)
+    return BudgetBatcher(*settings) if budget else DynamicBatcher(*settings)
+
+
+class Model:
+    """One version of one model: its instances, its queue and its statistics.
+
+    Attributes:
+        spec: What it is.
+        statistics: Its counters; they start at zero with every load.
+        version_text: The version number as the protocol carries it.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_executor",
+        "_pool",
+        "_runner",
+        "_validate",
+        "spec",
+        "statistics",
+        "version_text",
+    )
+
+    def __init__(self, spec: ModelSpec, pool: InstancePool, clock: Clock = monotonic_ns) -> None:
+        self.spec = spec
+        self.statistics = ModelStatistics(self._gauges)
+        self.version_text = str(spec.version)
+        self._clock = clock
+        self._pool = pool
+        active = pool.active
+        self._validate: Callable[[InferenceRequest], None] = (
+            RequestValidator(spec) if active else self._refuse
+        )
+        executor = self._executor = Executor(spec, self.statistics, clock)
+        scheduler = scheduler_for(spec, len(active))
+        order = ResponseOrder() if keeps_order(spec) else None
+        named = spec.sequence is not None
+        shared = spec.name, scheduler, active, executor, clock
+        starts_async = bool(active) and all(instance.starts_async for instance in active)
+        self._runner: Runner
+        if pool.limiter is not None and pool.grants:
+            limited = AsyncResourceLimitedRunner if starts_async else ResourceLimitedRunner
+            self._runner = limited(*shared, pool.limiter, pool.grants, named=named, order=order)
+        elif starts_async:
+            self._runner = AsyncRunner(*shared, named=named, order=order)
+        else:
+            self._runner = Runner(*shared, order)
+
+    @classmethod
+    def create(
+        cls,
+        spec: ModelSpec,
+        backend_model: BackendModel,
+        clock: Clock = monotonic_ns,
+        warmup: Sequence[WarmupSample] = (),
+        limiter: RateLimiter | None = None,
+        on_warmup: Callable[[], None] = lambda: None,
+    ) -> Model:
+        """Makes and warms up all instances of a loaded backend model; closes what it made if one fails.
+
+        Args:
+            spec: The model version.
+            backend_model: What the backend loaded; belongs to the model from here on.
+            clock: Monotonic time in nanoseconds.
+            warmup: Samples that run on each instance when it has been made; they need no resources.
+            limiter: Where instances that need resources get them; None where rates are not limited.
+            on_warmup: Called before the first sample runs; not at all if there is none.
+
+        Raises:
+            ConchError: An instance can't be made, or a sample can't be run on it, or the instance could
+                never run.
+        """
+        pool = InstancePool(spec, backend_model, limiter)
+        try:
+            pool.create(Warmup(spec, warmup, clock, on_warmup))
+            return cls(spec, pool, clock)
+        except BaseException:
+            pool.close()
+            raise
+
+    def prepare_resize(self, spec: ModelSpec, warmup: Sequence[WarmupSample] = ()) -> Resize:
+        """Makes the instances that other counts need, for the caller to commit or abandon.
+
+        Args:
+            spec: The same version with other counts in its instance groups; shown from the commit on.
+            warmup: Samples that run on each new instance.
+
+        Raises:
+            ConchError: An instance can't be made; nothing has changed.
+        """
+
+        def show() -> None:
+            self.spec = spec
+
+        warm_up = Warmup(spec, warmup, self._clock)
+        return self._pool.prepare(spec.instance_groups, warm_up, self._runner, show)
+
+    @property
+    def pending(self) -> int:
+        """Requests accepted and not yet executing."""
+        return self._runner.pending
+
+    @property
+    def held(self) -> int:
+        """How many sequences it has begun and not ended."""
+        return self._runner.held
+
+    @property
+    def readiness(self) -> Sequence[Readiness]:
+        """The checks its instances make of themselves."""
+        return [check for instance in self._pool.active if (check := instance.readiness) is not None]
+
+    @property
+    def workers(self) -> Sequence[WorkerStatus]:
+        """What the processes of its instances are in, of those that have one of their own."""
+        return [status for instance in self._pool.all if (status := instance.worker()) is not None]
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the model does against its config."""
+        return self._pool.notes
+
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> Runner | None:
+        """Checks and queues a request; see `Runner.submit` for leading and for a version being closed.
+
+        Raises:
+            InvalidArgumentError: The request does not fit the model.
+            UnavailableError: Its priority level has no place left.
+            ResourceExhaustedError: The queue has none.
+            ClosedError: The version takes no more requests.
+        """
+        self._validate(request)
+        request.model = self
+        if REQUESTS.on:
+            REQUESTS.begin(request, self)
+        return self._runner if self._runner.submit(request, may_claim) else None
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Cancels a request: answers it at once if it is still queued, else marks it for the model.
+
+        Returns:
+            Whether it was still queued.
+        """
+        request.cancelled = True
+        cancelled = self._runner.cancel(request)
+        if request.state is RequestState.RUNNING:
+            self._executor.cancels = True
+            self._executor.notify_cancelled(request)
+        for each in cancelled:
+            if not each.completed:
+                self.statistics.record_cancellation(self._clock() - each.received_ns, QUEUED)
+                self._executor.tracker.fail(each, CancelledError(""))
+        return bool(cancelled)
+
+    def continues(self, request: InferenceRequest) -> bool:
+        """Whether a request belongs to a sequence that this version, possibly closing, has begun."""
+        return self._runner.continues(request)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuses new requests, finishes those it has, and frees the model.
+
+        Args:
+            timeout_s: How long to wait for requests to finish; None for as long as it takes.
+
+        Returns:
+            Whether everything finished. If not, nothing is freed: a thread may still run the model.
+        """
+        if not self._runner.close(timeout_s):
+            return False
+        self._pool.close()
+        return True
+
+    def _gauges(self) -> tuple[int, int]:
+        return self._runner.pending, self._runner.running
+
+    def fail_queued(self, error: ConchError) -> int:
+        """Answers everything queued with an error; returns how many requests that were."""
+        failed = self._runner.take_queued()
+        for request in failed:
+            if not request.completed:
+                self.statistics.record_failure(self._clock() - request.received_ns)
+                self._executor.tracker.fail(request, error)
+        return len(failed)
+
+    def _refuse(self, request: InferenceRequest) -> None:
+        raise UnavailableError(
+            f"{request.log_prefix}model '{self.spec.name}' has passive instances only, which take no requests"
+        )

@@ -1,0 +1,61 @@
+"""Process-wide settings: the limit of file descriptors, and stack dumps on a signal.
+
+A quarter of the descriptors is left to workers, models, shared memory, logs and the control port; each port
+for clients has its own share of the rest, so that a full one takes nothing from the others.
+
+A stack dump goes into an unnamed file that the process keeps open. `conch dump` finds it through /proc, so it
+signals only processes that handle the signal.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import resource
+import signal
+
+STACKS_FILE = "conch-stacks"
+"""Name of the file in /proc, behind ``/memfd:``."""
+
+STACKS_SIGNAL = signal.SIGRTMIN + 3
+"""A real-time signal: models and libraries use the ordinary ones."""
+
+_stacks_descriptor: int | None = None
+_MOST_DESCRIPTORS = 64 * 1024
+_SHARES = 8
+_LEAST_CONNECTIONS = 16
+
+GRPC_SHARES = 3
+"""Eighths of the descriptors that connections to the gRPC port may take."""
+
+HTTP_SHARES = 3
+"""Eighths of the descriptors that connections to the HTTP port may take."""
+
+
+def register_stack_dump() -> None:
+    """Installs the handler of the signal, once."""
+    global _stacks_descriptor
+    if _stacks_descriptor is None:
+        _stacks_descriptor = os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC)
+        # The reader truncates the file; the next dump must not leave a hole.
+        flags = fcntl.fcntl(_stacks_descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(_stacks_descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+        faulthandler.register(STACKS_SIGNAL, file=_stacks_descriptor, all_threads=True, chain=False)
+
+
+def raise_descriptor_limit() -> int:
+    """Raises the soft limit of descriptors up to the hard limit, to 65,536 at most; returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft
+
+
+def most_connections(shares: int) -> int:
+    """Largest number of connections of a port that has so many eighths of the descriptors."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MOST_DESCRIPTORS)
+    return max(limit * shares // _SHARES, _LEAST_CONNECTIONS)

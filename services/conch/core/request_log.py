@@ -1,0 +1,186 @@
+"""Request logging: the interface of the access log, and the lines of ``--log-verbose``.
+
+A front end attaches a `Watch` to each request through `RequestLog`; it writes a line with the final response.
+A request without a watch costs one attribute check per batch. Models check `REQUESTS.on` once per request and
+batch before they log verbose lines, in the words of Triton's log.
+
+Used by: `Admission`, the executor, ensembles; the access log implements `RequestLog`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from copy import copy
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from conch.core.errors import ConchError
+    from conch.core.request import InferenceRequest, InferenceResponse, Responder
+    from conch.core.scheduling.scheduler import Batch
+    from conch.core.servable import Servable
+    from conch.core.spec import ModelSpec
+    from conch.core.tensor import Tensor
+
+log = logging.getLogger(__name__)
+
+
+class RunTimes:
+    """Times of a batch, without a reference to it; monotonic nanoseconds, 0 while unknown."""
+
+    __slots__ = ("end_ns", "input_end_ns", "output_start_ns", "size", "start_ns")
+
+    def __init__(self, batch: Batch) -> None:
+        self.size = batch.size
+        self.start_ns = batch.compute_start_ns
+        self.complete(batch)
+
+    def complete(self, batch: Batch) -> None:
+        """Copies the times that are known by now."""
+        self.input_end_ns = batch.compute_input_end_ns
+        self.output_start_ns = batch.compute_output_start_ns
+        self.end_ns = batch.compute_end_ns
+
+    def unfinished(self) -> RunTimes:
+        """A copy for a request that goes on."""
+        times = copy(self)
+        times.output_start_ns = times.end_ns = 0
+        return times
+
+
+class Watch(Protocol):
+    """The log entry of one request.
+
+    Attributes:
+        times: Times of the batch it ran in last; None before it ran.
+        bytes_out: Bytes of its responses, counted by the front end.
+    """
+
+    times: RunTimes | None
+    bytes_out: int
+
+    def step(self, request: InferenceRequest, model: Servable, kind: str = "ensemble-step") -> None:
+        """Begins the entry of a nested request; `kind` is ``ensemble-step`` or ``model-call``."""
+
+    def refused(self, request: InferenceRequest, error: ConchError) -> None:
+        """Ends the entry of a request that was not admitted and gets no response."""
+
+
+class RequestLog(Protocol):
+    """The access log of a server."""
+
+    def begin(
+        self, request: InferenceRequest, model: Servable, protocol: str, client: str, bytes_in: int
+    ) -> None:
+        """Attaches a watch; called after the regions are attached, before the responder is wrapped otherwise.
+
+        Args:
+            request: The request, before it is submitted.
+            model: The version that will serve it.
+            protocol: ``http``, ``grpc``, ``grpc-stream`` or ``direct``.
+            client: Address of the client.
+            bytes_in: Size of the request message.
+        """
+
+    def refuse(
+        self,
+        request: InferenceRequest | None,
+        error: ConchError,
+        protocol: str,
+        client: str,
+        bytes_in: int,
+        received_ns: int,
+    ) -> None:
+        """Logs a request that was refused, whether it was begun or not.
+
+        Args:
+            request: The request; None if it could not be read.
+            error: The error that its client got.
+            protocol: As in `begin`.
+            client: Address of the client.
+            bytes_in: Size of the request message.
+            received_ns: Monotonic time at which it arrived.
+        """
+
+
+def note_open(request: InferenceRequest) -> None:
+    """Notes that the model goes on with a request after its batch has ended."""
+    watch = request.watch
+    if watch is not None and watch.times is not None:
+        watch.times = watch.times.unfinished()
+
+
+def note_run(batch: Batch) -> RunTimes:
+    """Gives the watches of a batch's requests its times, which may be completed later."""
+    times = RunTimes(batch)
+    for request in batch.requests:
+        watch = request.watch
+        if watch is not None:
+            watch.times = times
+    return times
+
+
+class RequestLines:
+    """Verbose lines of requests, if `on`."""
+
+    __slots__ = ("on",)
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def begin(self, request: InferenceRequest, model: Servable) -> None:
+        """Logs a request before it is queued, and then its responses."""
+        names = "all" if request.requested is None else ", ".join(request.requested)
+        log.debug(
+            "%sprepared: model: %s, requested version: %s, actual version: %s, correlation id: %s, "
+            "batch size: %d, priority: %d, timeout (us): %d, inputs: %s, requested outputs: %s",
+            request.log_prefix,
+            request.model_name,
+            request.model_version or -1,
+            model.version_text,
+            request.correlation_id,
+            request.batch_size,
+            request.priority,
+            request.timeout_us,
+            _described(request.inputs.values()),
+            names,
+        )
+        # Inside the regions: outputs are written to them directly only if they are outermost.
+        bindings = request.region_bindings
+        (request if bindings is None else bindings).wrap_responder(_Responses)
+
+    def execute(self, batch: Batch, spec: ModelSpec) -> None:
+        """Logs a batch before it runs."""
+        log.debug(
+            "model %s, version %d, executing %d requests, batch size: %d",
+            spec.name,
+            spec.version,
+            len(batch.requests),
+            batch.size,
+        )
+
+
+class _Responses:
+    """A responder that logs responses and passes them on."""
+
+    __slots__ = ("_responder",)
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        if response is not None:
+            what = response.error.message if response.error is not None else _described(response.outputs)
+            kind = "outputs" if response.error is None else "error"
+            log.debug("%sadd response, model: %s, %s: %s", request.log_prefix, request.model_name, kind, what)
+        if final:
+            log.debug("%sreleased, model: %s", request.log_prefix, request.model_name)
+        self._responder(request, response, final)
+
+
+def _described(tensors: Iterable[Tensor]) -> str:
+    return "; ".join(f"{each.name}, type: {each.datatype}, shape: {list(each.shape)}" for each in tensors)
+
+
+REQUESTS = RequestLines()
+"""The instance of this process."""

@@ -1,0 +1,187 @@
+"""The state of a server that front ends share: models, stage, readiness and drain.
+
+Owns: the `ServerStages`; creates an `Admission` for each front end.
+Threads and locks: any thread; the registry and the stages do their own locking.
+Used by: the front ends, the Python API and `conch.server`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from conch.core.admission import Admission
+from conch.core.errors import ConchError, UnavailableError
+from conch.core.model_control import ClientModelControl
+from conch.core.registry import Registry, parse_version
+from conch.core.request_log import RequestLog
+from conch.core.servable import Readiness, Servable, all_ready
+from conch.core.server_stage import ServerStages, Stage, model_ready, server_live, server_ready
+
+EXTENSIONS = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+"""Protocol extensions in the order Triton lists them."""
+
+
+class ServerState:
+    """Models, stage and readiness of one server.
+
+    Attributes:
+        registry: The models.
+        server_id: Name of the server in its metadata.
+        version: Version of the server in its metadata.
+        stages: The stage of the server.
+        request_log: Logs requests; None if they are not logged.
+
+    Args:
+        agent: The control plane.
+        models_ready: True once all initial models are loaded.
+        strict_readiness: Whether readiness requires `models_ready` and the models' own readiness checks.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        agent: ClientModelControl,
+        server_id: str,
+        version: str,
+        models_ready: Callable[[], bool],
+        strict_readiness: bool = True,
+        request_log: RequestLog | None = None,
+    ) -> None:
+        self.registry = registry
+        self._agent = agent
+        self.server_id = server_id
+        self.version = version
+        self.stages = ServerStages()
+        self.request_log = request_log
+        self._models_ready = models_ready
+        self._strict = strict_readiness
+
+    def admission(self, protocol: str) -> Admission:
+        """The way in for one front end; `protocol` is its name in the request log."""
+        return Admission(self.registry, protocol, self.stages, self.request_log)
+
+    @property
+    def agent(self) -> ClientModelControl:
+        """The control plane.
+
+        Raises:
+            UnavailableError: The start failed.
+        """
+        self.check_started()
+        return self._agent
+
+    @property
+    def live(self) -> bool:
+        """Whether the server is live.
+
+        Raises:
+            UnavailableError: The server is stopping.
+        """
+        self.check_running()
+        return server_live(self.stages.stage)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the server is ready.
+
+        Raises:
+            UnavailableError: The server is stopping.
+        """
+        self.check_running()
+        return self.serving
+
+    @property
+    def serving(self) -> bool:
+        """As `ready`, but False instead of an error while the server stops."""
+        return server_ready(self.stages.stage, self._strict, self._all_ready)
+
+    @property
+    def loaded(self) -> bool:
+        """As `serving`, but without the models' own readiness checks, which may take seconds."""
+        return server_ready(self.stages.stage, self._strict, self._models_ready)
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether a model is ready.
+
+        Raises:
+            UnavailableError: The server is stopping, or its start failed.
+            InvalidArgumentError: The version is not a number.
+        """
+        if self.stages.stage in (Stage.FAILED, Stage.STOPPING):
+            raise UnavailableError("Server not ready")
+        parse_version(version)
+
+        def ready() -> bool:
+            try:
+                model = self.model(name, version)
+            except ConchError:
+                return False
+            return all_ready(model.readiness)
+
+        return model_ready(self.stages.stage, ready)
+
+    def _all_ready(self) -> bool:
+        return self._models_ready() and all_ready(self.readiness())
+
+    def readiness(self) -> Iterator[Readiness]:
+        """The readiness checks of all loaded models."""
+        for entry in self.registry.entries.values():
+            for model in entry.ready.values():
+                yield from model.readiness
+
+    def started(self) -> None:
+        """Enters SERVING: the initial models are loaded."""
+        self.stages.advance(Stage.SERVING)
+
+    def failed(self) -> None:
+        """Enters FAILED: the server is neither live nor ready and refuses all requests."""
+        self.stages.advance(Stage.FAILED)
+        self.stages.refusing = True
+
+    def drain(self) -> bool:
+        """Enters DRAINING: not ready, but still serving; returns False if it was entered before."""
+        return self.stages.advance(Stage.DRAINING)
+
+    def stopping(self) -> None:
+        """Enters STOPPING: neither live nor ready."""
+        self.stages.advance(Stage.STOPPING)
+
+    def refuse_new(self) -> None:
+        """Refuses all requests except those of open sequences."""
+        self.stages.refusing = True
+
+    @property
+    def sequences(self) -> int:
+        """Number of live sequences of all models."""
+        models = [model for entry in self.registry.entries.values() for model in entry.ready.values()]
+        draining = [model for models in self.registry.draining.values() for model in models]
+        return sum(model.held for model in {*models, *draining})
+
+    def check_running(self) -> None:
+        """Raises UnavailableError once the server is stopping."""
+        if self.stages.stage is Stage.STOPPING:
+            raise UnavailableError("Server exiting")
+
+    def check_started(self) -> None:
+        """Raises UnavailableError if the start failed."""
+        if self.stages.stage is Stage.FAILED:
+            raise UnavailableError("Server not ready")
+
+    def model(self, name: str, version: str = "") -> Servable:
+        """Resolves a name and version; see `Registry.resolve` for the errors."""
+        self.check_started()
+        return self.registry.resolve(name, version)

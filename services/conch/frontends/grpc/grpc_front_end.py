@@ -1,0 +1,258 @@
+"""The gRPC front end as a whole: options, methods, start and stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import UnauthenticatedError, UnavailableError
+from conch.core.process_setup import GRPC_SHARES, most_connections
+from conch.core.server_state import ServerState
+from conch.frontends.access_policy import Restrictions, UploadRule
+from conch.frontends.grpc.adapter import ChannelArguments, Server, StreamHandler, TlsOptions, UnaryHandler
+from conch.frontends.grpc.health_watch import HealthWatch
+from conch.frontends.grpc.infer_rpc import InferHandler
+from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+from conch.frontends.grpc.operation_rpcs import operation_handlers
+from conch.frontends.grpc.reflection import reflection_handlers
+from conch.frontends.grpc.response_encoder import ResponseEncoder
+from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
+from conch.frontends.grpc.stream_infer_rpc import SHUTTING_DOWN, StreamInferHandler
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_handlers import Services
+from conch.frontends.thread_pool import OperationPools, ThreadPool
+from conch.memory.regions import Regions
+from conch.observability.logging.log_settings import LogControl, LogOptions
+from conch.observability.tracing.trace_settings import TraceSettings
+
+MOST_MESSAGE_BYTES = 2**31 - 1
+"""The largest message gRPC can carry."""
+
+_DECODE_THREADS = 2
+_QUIET_S = 0.1
+_LONGEST_WAIT_FOR_CALLS_S = 0.5
+_LONGEST_WAIT_FOR_STREAMS_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """HTTP/2 keep-alive, with Triton's defaults; times in milliseconds."""
+
+    time_ms: int = 7_200_000
+    timeout_ms: int = 20_000
+    permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_recv_ping_interval_without_data_ms: int = 300_000
+    max_ping_strikes: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take at most.
+
+    Attributes:
+        connections: Connections to the port; 0 for a share of the file descriptors.
+        streams: Calls that are open at once on a connection; further ones wait at the client.
+        metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
+    """
+
+    connections: int = 0
+    streams: int = 1024
+    metadata_bytes: int = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcOptions:
+    """Settings of the gRPC front end.
+
+    Attributes:
+        address: Host to listen on, or ``unix:PATH``.
+        port: Port to listen on; 0 for any free one.
+        reuse_port: Whether other processes may listen on the same port.
+        pollers: Polling threads.
+        tls: TLS, or None for plain text.
+        keep_alive: HTTP/2 keep-alive.
+        max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
+        max_connection_age_grace_ms: How long calls on such a connection may go on; 0 for ever.
+        max_message_bytes: Largest message taken from a client.
+        limits: What else clients may take at most.
+        compression: gRPC algorithm for inference responses, or None.
+        restrictions: Groups of RPCs that need a secret.
+        header_forward_pattern: Which call metadata become request parameters; empty for none.
+        allow_model_upload: Whether clients of other machines may load models of files that they bring.
+    """
+
+    address: str = "0.0.0.0"
+    port: int = 8001
+    reuse_port: bool = False
+    pollers: int = 2
+    tls: TlsOptions | None = None
+    keep_alive: KeepAlive = field(default_factory=KeepAlive)
+    max_connection_age_ms: int = 0
+    max_connection_age_grace_ms: int = 0
+    max_message_bytes: int = MOST_MESSAGE_BYTES
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    compression: str | None = None
+    restrictions: Restrictions = field(default_factory=dict)
+    header_forward_pattern: str = ""
+    allow_model_upload: bool = False
+
+    @property
+    def mutual(self) -> bool:
+        """Whether clients must have a certificate."""
+        return self.tls is not None and self.tls.client_root is not None
+
+    @property
+    def target(self) -> str:
+        """The address as gRPC writes it."""
+        if self.address.startswith("unix:"):
+            return self.address
+        host = (
+            f"[{self.address}]" if ":" in self.address and not self.address.startswith("[") else self.address
+        )
+        return f"{host}:{self.port}"
+
+
+class GrpcFrontEnd:
+    """Serves the protocol on one port.
+
+    Args:
+        core: What it serves.
+        options: How.
+        clock: Monotonic time in nanoseconds.
+        logs: The log settings; None where they belong to the program around the server.
+        traces: The trace settings; None for some of its own.
+        regions: The shared-memory regions; None for some of its own.
+
+    Raises:
+        IncompatibleGrpcError: The installed grpcio does not fit.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        options: GrpcOptions,
+        clock: Clock = monotonic_ns,
+        logs: LogControl | None = None,
+        traces: TraceSettings | None = None,
+        regions: Regions | None = None,
+    ) -> None:
+        regions = regions or Regions()
+        self._options = options
+        self._operations = OperationPools("conch-grpc")
+        self._decoding = ThreadPool(_DECODE_THREADS, "conch-grpc-decode")
+        encoder = ResponseEncoder()
+        forward = HeaderForwarder(options.header_forward_pattern) if options.header_forward_pattern else None
+        identified = options.mutual or "model-repository" in options.restrictions
+        uploads = UploadRule(options.allow_model_upload or identified)
+        services = Services(regions, logs or LogControl(LogOptions(), None), traces or TraceSettings())
+        unary: dict[str, UnaryHandler] = operation_handlers(core, services, self._operations, uploads)
+        shared = core, self._get_server, encoder, clock, self._decoding, forward, options.compression, regions
+        self._infer = InferHandler(*shared)
+        unary[table.INFER.grpc_method] = self._infer
+        self._streams = StreamInferHandler(*shared)
+        streams: dict[str, StreamHandler] = {
+            table.STREAM_INFER.grpc_method: self._streams,
+            table.HEALTH_WATCH.grpc_method: HealthWatch(core),
+        }
+        streams |= reflection_handlers(list(table.SERVICES))
+
+        def refused(text: str, client: str, size: int) -> None:
+            if core.request_log is not None:
+                core.request_log.refuse(None, UnauthenticatedError(text), "grpc", client, size, clock())
+
+        self._server = Server(
+            restrict(unary, options.restrictions, refused),
+            restrict_streams(streams, options.restrictions, refused),
+            channel_arguments(options),
+            options.pollers,
+            most_metadata_bytes=options.limits.metadata_bytes,
+        )
+
+    def _get_server(self) -> Server:
+        return self._server
+
+    def start(self) -> int:
+        """Listens and begins to answer.
+
+        Returns:
+            The port in use.
+
+        Raises:
+            UnavailableError: The address or the certificates can't be used.
+        """
+        options = self._options
+        try:
+            port = self._server.add_port(options.target, options.tls)
+        except OSError as error:
+            raise UnavailableError(str(error)) from None
+        self._server.start()
+        return port
+
+    def stop(self, grace_s: float) -> bool:
+        """Accepts no more calls, lets those in flight finish within the grace, and closes.
+
+        Args:
+            grace_s: Seconds that calls in flight may take.
+
+        Returns:
+            Whether everything has ended.
+        """
+        end = time.monotonic() + grace_s
+        self._infer.admission.close()
+        self._wait_for_quiet(grace_s)
+        self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
+        ended = self._server.stop(max(end - time.monotonic(), 0.0))
+        # What hangs with its storage may hang for longer than the client has waited for it.
+        decoded = self._decoding.close(max(end - time.monotonic(), 0.0))
+        return self._operations.close(lambda: max(end - time.monotonic(), 0.0)) and decoded and ended
+
+    def _wait_for_quiet(self, timeout_s: float) -> None:
+        """Waits until clients have noticed that requests are refused, and streams have been read.
+
+        The C core cancels calls that arrive once it closes, and clients do not send these elsewhere. So those
+        that are on their way are answered first: that the server is not available. What was sent on a stream
+        is taken, for as long as it keeps coming in, but not for ever: some clients never stop.
+        """
+        never = threading.Event()
+        begin = time.monotonic()
+        before: tuple[int, int] | None = None
+        while (waited := time.monotonic() - begin) < min(timeout_s, _LONGEST_WAIT_FOR_STREAMS_S):
+            refused = self._infer.admission.refused if waited < _LONGEST_WAIT_FOR_CALLS_S else 0
+            now = refused, self._streams.taken
+            if now == before:
+                return
+            before = now
+            never.wait(_QUIET_S)
+
+
+def channel_arguments(options: GrpcOptions) -> ChannelArguments:
+    """The options as arguments of gRPC's C core."""
+    keep = options.keep_alive
+    limits = options.limits
+    arguments: list[tuple[str, int | str]] = [
+        ("grpc.so_reuseport", int(options.reuse_port)),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_allowed_incoming_connections", limits.connections or most_connections(GRPC_SHARES)),
+        ("grpc.max_concurrent_streams", limits.streams),
+        # The first is the size from which on calls are refused by chance.
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
+        ("grpc.keepalive_time_ms", keep.time_ms),
+        ("grpc.keepalive_timeout_ms", keep.timeout_ms),
+        ("grpc.keepalive_permit_without_calls", int(keep.permit_without_calls)),
+        ("grpc.http2.max_pings_without_data", keep.max_pings_without_data),
+        (
+            "grpc.http2.min_recv_ping_interval_without_data_ms",
+            keep.min_recv_ping_interval_without_data_ms,
+        ),
+        ("grpc.http2.max_ping_strikes", keep.max_ping_strikes),
+    ]
+    if options.max_connection_age_ms:
+        arguments.append(("grpc.max_connection_age_ms", options.max_connection_age_ms))
+    if options.max_connection_age_grace_ms:
+        arguments.append(("grpc.max_connection_age_grace_ms", options.max_connection_age_grace_ms))
+    return arguments

@@ -1,0 +1,97 @@
+"""``grpc.health.v1.Health/Watch``: the status of the server now, and then every change of it.
+
+Owns the streams that watch, and a thread while there are any. The thread looks at the status now and then,
+as models that check themselves do not tell when they change. `control` answers ``Check``.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+from google.protobuf.message import DecodeError
+
+from conch.core.errors import InvalidArgumentError, ResourceExhaustedError
+from conch.core.server_state import ServerState
+from conch.frontends.grpc.adapter import StreamCall
+from conch.frontends.grpc.operation_rpcs import MAX_REQUEST_BYTES
+from conch.frontends.operations.operation_handlers import HEALTH_SERVICES
+from conch.protocol import health_pb2
+
+_LOOK_S = 0.5
+_STATES = health_pb2.HealthCheckResponse
+
+
+class HealthWatch:
+    """Answers Watch calls.
+
+    Args:
+        core: The server.
+    """
+
+    def __init__(self, core: ServerState) -> None:
+        self._core = core
+        self._changed = threading.Condition()
+        # To the status that was sent last; None for none.
+        self._streams: dict[StreamCall, health_pb2.HealthCheckResponse.ServingStatus | None] = {}
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, call: StreamCall) -> None:
+        """Opens a stream."""
+        call.on_drain = partial(self._drain, call)
+        call.start(partial(self._take, call), partial(self._remove, call))
+
+    def _take(self, call: StreamCall, message: bytes | None) -> None:
+        if message is None:
+            call.close(InvalidArgumentError.grpc_status, "a watch takes exactly one request, none was sent")
+            return
+        if len(message) > MAX_REQUEST_BYTES:
+            call.close(
+                ResourceExhaustedError.grpc_status, f"a watch takes requests of {MAX_REQUEST_BYTES} bytes"
+            )
+            return
+        try:
+            service = health_pb2.HealthCheckRequest.FromString(message).service
+        except DecodeError as error:
+            call.close(InvalidArgumentError.grpc_status, f"the request message is malformed: {error}")
+            return
+        if service not in HEALTH_SERVICES:
+            _send(call, _STATES.SERVICE_UNKNOWN)  # and stays open, as the protocol has it
+            return
+        with self._changed:
+            self._streams[call] = None
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="conch-grpc-health", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _remove(self, call: StreamCall) -> None:
+        with self._changed:
+            self._streams.pop(call, None)
+            self._changed.notify()
+
+    def _drain(self, call: StreamCall, status: int, details: str) -> None:
+        with self._changed:
+            sent = self._streams.pop(call, _STATES.NOT_SERVING)
+            self._changed.notify()
+        if sent != _STATES.NOT_SERVING:
+            _send(call, _STATES.NOT_SERVING)
+        call.close(status, details)
+
+    def _run(self) -> None:
+        while True:
+            status = _STATES.SERVING if self._core.serving else _STATES.NOT_SERVING
+            with self._changed:
+                for call, sent in self._streams.items():
+                    if sent != status:
+                        self._streams[call] = status
+                        _send(call, status)
+                if not self._streams:
+                    self._thread = None
+                    return
+                if None not in self._streams.values():
+                    self._changed.wait(_LOOK_S)
+
+
+def _send(call: StreamCall, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    call.write(_STATES(status=status).SerializeToString())

@@ -1,0 +1,112 @@
+"""ModelInfer: one message in, one out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from conch.core.clock import Clock
+from conch.core.errors import ConchError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.response_errors import unsendable
+from conch.core.server_state import ServerState
+from conch.frontends.grpc.adapter import Server, UnaryCall
+from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
+from conch.frontends.grpc.response_encoder import ResponseEncoder
+from conch.frontends.grpc.retry import retry_metadata
+from conch.memory.regions import Regions
+
+_DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
+
+
+class InferHandler:
+    """Answers ModelInfer calls.
+
+    Args:
+        core: Runs the requests.
+        server: Leads models.
+        encoder: Makes the response messages.
+        clock: Monotonic time in nanoseconds.
+        long: Takes long messages, off the polling threads.
+        forward: Turns call metadata into request parameters, or None.
+        compression: gRPC's name of the algorithm responses are compressed with, or None.
+        regions: The shared-memory regions that tensors may lie in; None for none.
+
+    Attributes:
+        admission: The way in for its requests.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        server: Callable[[], Server],
+        encoder: ResponseEncoder,
+        clock: Clock,
+        long: Executor,
+        forward: HeaderForwarder | None = None,
+        compression: str | None = None,
+        regions: Regions | None = None,
+    ) -> None:
+        self.admission = admission = core.admission("grpc")
+        self._admit = admission.admit
+        self._cancel = admission.cancel
+        self._logs = admission.logs
+        self._server_of = server
+        self._encoder = encoder
+        self._clock = clock
+        self._decode = RequestDecoder(regions)
+        self._long = long
+        self._forward = forward
+        self._compression = compression
+
+    def __call__(self, call: UnaryCall, message: bytes, polling: bool = True) -> None:
+        """Takes one request; it is answered when its batch has run.
+
+        Args:
+            call: Its call.
+            message: The request.
+            polling: Whether the calling thread is a polling one, which has no time for long messages.
+        """
+        if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
+            self._long.submit(self, call, message, False)
+            return
+        now_ns = self._clock()
+        request: InferenceRequest | None = None
+        try:
+            request = self._decode(message, self._respond, now_ns)
+            request.context = call
+            request.deadline_ns = call.deadline_ns(now_ns)
+            if self._forward is not None:
+                self._forward(request, call.metadata)
+            if self.admission.closed:
+                self.admission.check_open()
+            call.watch(self._cancel, request)
+            client = call.peer if self._logs else ""
+            claim = self._admit(request, polling, None, client, len(message), single=_DECOUPLED)
+            if claim is not None:
+                self._server_of().queue_inline(claim)
+        except Exception as error:
+            shown = self.admission.refuse(request, error, call.peer, len(message), now_ns)
+            call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        call = request.context
+        assert isinstance(call, UnaryCall)
+        try:
+            if response is not None and response.error is not None:
+                error = response.error
+                call.abort(error.grpc_status, error.message, retry_metadata(error))
+                return
+            message = self._encoder.message(request, response)
+            if request.watch is not None:
+                request.watch.bytes_out += len(message)
+            if self._compression is None:
+                call.reply(message)
+            else:
+                call.reply_compressed(message, self._compression)
+        except ConchError as error:
+            call.abort(error.grpc_status, error.message)
+        except Exception as error:
+            shown = unsendable(request.model_name, response, error)
+            call.abort(shown.grpc_status, shown.message)

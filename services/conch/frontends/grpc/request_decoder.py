@@ -1,0 +1,286 @@
+"""ModelInferRequest bytes to an `InferenceRequest`.
+
+The one copy of a tensor's bytes on the way in is the C core's. Plain requests are recognised by what they
+have in common with earlier ones, or taken apart by hand. All others are parsed by protobuf, long ones after
+their tensors have been cut out: protobuf copies none of them, and lets no other thread run while it parses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.request import InferenceRequest, Responder, id_prefix
+from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
+from conch.frontends.grpc.request_layouts import Layout, Layouts
+from conch.frontends.grpc.request_parameters import read_output_parameters, read_parameters, read_region
+from conch.frontends.grpc.typed_contents import TypedContents
+from conch.frontends.grpc.wire_format import MOST_PLAIN_FIELDS, CutRequest, cut_infer_request
+from conch.memory.region_bindings import RegionBindings
+from conch.memory.regions import Regions
+from conch.protocol import inference_pb2
+
+_SCAN_FROM = 16 * 1024
+LONG_BYTES = _SCAN_FROM
+"""Shorter messages are not worth another thread, whatever they hold."""
+
+_CONTENTS_FIELD = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_FIELD_DATATYPE = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+
+
+class RequestDecoder:
+    """Reads ModelInferRequest messages.
+
+    What a plain request has besides its id and its raw contents is parsed when it is first seen, and
+    remembered together with where those two are.
+
+    Args:
+        regions: The regions that tensors may lie in; None for none.
+    """
+
+    def __init__(self, regions: Regions | None = None) -> None:
+        self._regions = regions or Regions()
+        self._layouts = Layouts()
+
+    def is_long(self, message: bytes) -> bool:
+        """Whether a message of `LONG_BYTES` or more may take long to read and to check."""
+        layout = self._layouts.find(message)
+        if layout is not None:
+            return layout.template.strings
+        try:
+            cut = cut_infer_request(message, MOST_PLAIN_FIELDS, _SCAN_FROM)
+        except InvalidArgumentError:
+            return True
+        return any(cut.contents) or b"BYTES" in cut.head
+
+    def __call__(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
+        """Reads a request.
+
+        Args:
+            message: The serialised message; the request's tensors keep views of it.
+            responder: Takes the responses.
+            received_ns: When the message arrived, in monotonic nanoseconds.
+
+        Raises:
+            InvalidArgumentError: The message is malformed or contradicts itself; texts are Triton's.
+            NotFoundError: It names a region that is not registered.
+        """
+        layout = self._layouts.find(message)
+        if layout is None:
+            return self._parsed(message, responder, received_ns)
+        template = layout.template
+        request_id = "" if layout.request_id is None else _text(message[layout.request_id])
+        uses: RegionBindings | None = None
+        inputs: dict[str, Tensor] = {}
+        if template.parts is None:
+            view = memoryview(message)
+            for name, datatype, shape, place in layout.inputs:
+                inputs[name] = Tensor(name, datatype, shape, view[place])
+        else:
+            uses = self._use(layout, message, inputs)
+        request = InferenceRequest(
+            template.model_name,
+            template.model_version,
+            inputs,
+            responder,
+            received_ns,
+            request_id,
+            template.requested,
+        )
+        request.signature = template
+        for attribute, value in template.settings:
+            setattr(request, attribute, value)
+        request.region_bindings = uses
+        return request
+
+    def _use(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> RegionBindings:
+        """Gathers the inputs of a request some of whose tensors lie in regions."""
+        template = layout.template
+        assert template.parts is not None, "others have all in the message"
+        view = memoryview(message)
+        places = iter(layout.raw)
+        uses = RegionBindings(self._regions)
+        try:
+            for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
+                if part is None:
+                    inputs[name] = Tensor(name, datatype, shape, view[next(places)])
+                else:
+                    inputs[name] = uses.input(*part, name, datatype, shape)
+            for name, place in template.places:
+                uses.output(*place, name)
+        except BaseException:
+            uses.release()
+            raise
+        return uses
+
+    def _parsed(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
+        uses = RegionBindings(self._regions)
+        try:
+            return _parse(message, responder, received_ns, uses)
+        except BaseException:
+            uses.release()
+            raise
+
+
+def _text(request_id: bytes) -> str:
+    try:
+        return request_id.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgumentError("the request message is malformed: its id is not UTF-8") from None
+
+
+def _parse(message: bytes, responder: Responder, received_ns: int, uses: RegionBindings) -> InferenceRequest:
+    """Reads any request, the whole of it."""
+    cut: CutRequest | None = None
+    try:
+        if len(message) < _SCAN_FROM:
+            wire = inference_pb2.ModelInferRequest.FromString(message)
+            raw: Any = wire.raw_input_contents
+        else:
+            cut = cut_infer_request(message)
+            wire = inference_pb2.ModelInferRequest.FromString(cut.head)
+            raw = cut.raw
+    except DecodeError as error:
+        raise InvalidArgumentError(f"the request message is malformed: {error}") from None
+    inputs = _raw_inputs(wire, raw, uses) if raw else _typed_inputs(wire, cut, uses)
+    requested: tuple[str, ...] | None = None
+    outputs = wire.outputs
+    if outputs:
+        requested = tuple([output.name for output in outputs])
+        if len(set(requested)) != len(requested):
+            raise _twice(wire.id, "output", requested)
+    request = InferenceRequest(
+        wire.model_name, wire.model_version, inputs, responder, received_ns, wire.id, requested
+    )
+    for output in outputs:
+        if output.parameters:
+            place = read_output_parameters(request, output)
+            if place is not None:
+                uses.output(*place, output.name)
+    if wire.parameters:
+        read_parameters(request, wire.parameters)
+    if uses:
+        request.region_bindings = uses
+    return request
+
+
+def _raw_inputs(wire: Any, raw: Any, uses: RegionBindings) -> dict[str, Tensor]:
+    """The inputs whose bytes come in ``raw_input_contents``, in the same order, or lie in regions."""
+    inputs: dict[str, Tensor] = {}
+    contents = iter(raw)
+    for tensor in wire.inputs:
+        name = tensor.name
+        if tensor.HasField("contents"):
+            raise InvalidArgumentError(
+                f"contents field must not be specified when using raw_input_contents for '{name}' for "
+                f"model '{wire.model_name}'"
+            )
+        part = read_region(tensor) if tensor.parameters else None
+        if part is not None:
+            inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
+            continue
+        data = next(contents, None)
+        if data is None:
+            raise _no_data(name, wire.model_name)
+        inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
+    if len(inputs) != len(wire.inputs):
+        raise _twice(wire.id, "input", [tensor.name for tensor in wire.inputs])
+    return inputs
+
+
+def _typed_inputs(wire: Any, cut: CutRequest | None, uses: RegionBindings) -> dict[str, Tensor]:
+    """The inputs whose elements come in their own ``contents``, which may be cut out, or lie in regions."""
+    inputs: dict[str, Tensor] = {}
+    for index, tensor in enumerate(wire.inputs):
+        name = tensor.name
+        part = read_region(tensor) if tensor.parameters else None
+        if part is None:
+            pieces = None if cut is None else cut.contents[index]
+            inputs[name] = _typed_tensor(tensor, pieces, wire.model_name)
+            continue
+        if tensor.HasField("contents"):
+            raise InvalidArgumentError(
+                f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model "
+                f"'{wire.model_name}'"
+            )
+        inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
+    if len(inputs) != len(wire.inputs):
+        raise _twice(wire.id, "input", [tensor.name for tensor in wire.inputs])
+    return inputs
+
+
+def _twice(request_id: str, kind: str, names: Sequence[str]) -> InvalidArgumentError:
+    seen = Counter(names)
+    name = next(name for name in names if seen[name] > 1)
+    return InvalidArgumentError(f"{id_prefix(request_id)}{kind} '{name}' already exists in request")
+
+
+def _no_data(name: str, model_name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"unable to find data for input tensor '{name}' for model '{model_name}' in request."
+    )
+
+
+def _typed_tensor(tensor: Any, pieces: list[memoryview] | None, model_name: str) -> Tensor:
+    """A tensor whose elements came in the typed ``contents`` of its input, or were cut out of it."""
+    name, datatype = tensor.name, tensor.datatype
+    shape = tuple(tensor.shape)
+    if not tensor.HasField("contents"):
+        if 0 in shape:
+            return Tensor(name, datatype, shape, b"")
+        raise _no_data(name, model_name)
+    cut: TypedContents | None = None
+    if pieces is None:
+        filled = [field.name for field, _ in tensor.contents.ListFields()]
+    else:
+        cut = TypedContents(pieces, most_strings=max(prod(shape), 0) + 1)
+        filled = cut.filled
+    expected = _CONTENTS_FIELD.get(datatype)
+    unexpected = f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
+    if len(filled) > 1:
+        raise InvalidArgumentError(f"{unexpected}, binary data was already supplied.")
+    if filled and filled[0] != expected:
+        raise InvalidArgumentError(
+            f"{unexpected} of type '{_FIELD_DATATYPE[filled[0]]}', expected datatype '{datatype}'"
+        )
+    if expected is None:
+        raise _no_data(name, model_name)
+    if cut is not None:
+        return Tensor(name, datatype, shape, cut.data(expected, NUMPY_DTYPES[datatype]))
+    elements = getattr(tensor.contents, expected)
+    data: Buffer
+    if datatype == "BYTES":
+        data = encode_bytes(elements)
+    else:
+        # Through the field's own width: values that do not fit the datatype are cut, as Triton does.
+        wide = np.array(elements, dtype=NUMPY_DTYPES[_FIELD_DATATYPE[expected]])
+        data = wide.astype(NUMPY_DTYPES[datatype]).tobytes()
+    return Tensor(name, datatype, shape, data)
