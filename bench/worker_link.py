@@ -67,7 +67,7 @@ def round_trips(nbytes: int, seconds: float) -> None:
             nonlocal start
             request, _ = request_of(IN=array)
             start = time.perf_counter_ns()
-            running.link.begin(batch_of(request), done)
+            running.link.start(batch_of(request), done)
 
         def done(outcome: Outcome) -> None:
             times.append(time.perf_counter_ns() - start)
@@ -93,7 +93,7 @@ def streams(seconds: float) -> None:
             count, start = 0, time.monotonic()
             while time.monotonic() - start < seconds:
                 request, answers = request_of(IN=np.zeros(1, np.float32))
-                begun = running.begin(batch_of(request))
+                begun = running.start(batch_of(request))
                 answers.wait(1)
                 begun.result()
                 count += 1000

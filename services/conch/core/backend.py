@@ -59,20 +59,20 @@ class AwaitableOutcome(Protocol):
     """A batch whose outcome a thread may receive itself; see `BackendInstance.start_awaitable`."""
 
     def wait(self, timeout_ns: int) -> None:
-        """Receives it, unless it takes longer than that; where it has not come then, it comes elsewhere."""
+        """Receives the outcome; after the timeout it comes to another thread."""
 
     def detach(self) -> None:
-        """Has it come elsewhere. Either of the two is to be called, once, from any thread."""
+        """Lets the outcome come to another thread. Either method is called once, from any thread."""
 
 
 class BackendInstance(ABC):
     """One instance of a model: runs one batch at a time, possibly on another thread each time.
 
     Attributes:
-        leads: Whether the thread that received a request may run its batch. False for instances that
+        allows_inline: Whether the thread that received a request may run its batch. False for instances that
             hold the calling thread for long without computing.
-        begins: Whether its batches are begun with `begin`, which does not wait for them.
-        readiness: A check that it makes of itself when somebody asks whether it is ready, or None.
+        starts_async: Whether `start` runs its batches, without waiting for them.
+        readiness: Its own readiness check, or None.
     """
 
     allows_inline: ClassVar[bool] = True
@@ -83,69 +83,69 @@ class BackendInstance(ABC):
     def execute(self, batch: Batch) -> Sequence[InferenceResponse | None] | None:
         """Runs a batch.
 
-        May set ``compute_input_end_ns`` and ``compute_output_start_ns`` of the batch; where it does not,
-        all its time counts as inference.
+        May set ``compute_input_end_ns`` and ``compute_output_start_ns`` of the batch; without them, all its
+        time counts as inference.
 
         Returns:
-            One response for each request, in their order; an error in one of them does not touch the
-            others, and None in place of one says that the model calls `InferenceRequest.respond` for that
-            request itself; if ``compute_output_start_ns`` is not set then, the execution goes on until
-            that happens for the first time. A decoupled model returns None and does so for all of them.
+            One response for each request, in their order; an error in one does not affect the others. None
+            in place of one means that the model calls `InferenceRequest.respond` itself; without
+            ``compute_output_start_ns`` the execution then lasts until the first such call. A decoupled model
+            returns None and responds itself to all requests.
 
         Raises:
-            Exception: The batch failed; every request in it is answered with the error.
+            Exception: The batch failed; every request in it gets the error.
         """
 
     def start(self, batch: Batch, done: Callable[[Outcome], None]) -> None:
-        """Begins a batch and returns at once: for instances that run somewhere else, as in another process.
+        """Starts a batch and returns at once: for instances that run elsewhere, as in another process.
 
-        Called with no lock held, by any thread, also one that must not be held up. May set `on_cancel` of
-        the requests. What it raises counts as the batch's outcome.
+        Called with no lock held, by any thread, also one that must not block. May set `on_cancel` of the
+        requests. An error it raises is the batch's outcome.
 
         Args:
             batch: The batch; the instance gets no other one before it is done and this has returned.
-            done: To be called exactly once, from any thread and possibly before this returns, with what
-                `execute` would have returned or raised. It answers the requests, possibly begins the next
-                batch, and never raises; to be called without holding locks that `begin` or `available` take.
+            done: Called exactly once, from any thread and possibly before this returns, with what `execute`
+                would have returned or raised. It completes the requests, may start the next batch, and never
+                raises; called without holding locks that `start` or `available` take.
         """
         raise NotImplementedError
 
     def start_awaitable(self, batch: Batch, done: Callable[[Outcome], None]) -> AwaitableOutcome | None:
-        """As `begin`, but has the outcome come to a thread that waits for it, if there is such a way.
+        """As `start`, but lets the calling thread receive the outcome, where the instance supports it.
 
-        For threads that have time: the detour over another thread costs more than a quick batch.
+        For threads with time: the detour over another thread costs more than a quick batch.
 
         Args:
             batch: The batch.
-            done: To be called exactly once, as for `begin`; by who waits or, when time is up, elsewhere.
+            done: As for `start`; called by the waiting thread or, after its timeout, by another one.
 
         Returns:
-            What the caller is to wait with soon, or to leave; None where the outcome comes as for `begin`.
+            The handle that the caller waits for or detaches soon; None if the outcome comes as for `start`.
         """
         self.start(batch, done)
         return None
 
-    def available(self, again: Callable[[], None]) -> bool:
-        """Whether it can be given a batch now; asked of instances with `begins` before each batch.
+    def available(self, on_available: Callable[[], None]) -> bool:
+        """Whether it can take a batch now; asked before each batch of instances with `starts_async`.
 
-        Asked with a lock of the model held, so it must not wait; possibly several times for one batch.
+        Called with a lock of the model held, so it must not wait; possibly several times for one batch.
 
         Args:
-            again: Called once it can, if it can't now; from any thread, but not from within this, and not
-                while holding locks that this takes. Those given when it could are not to be called.
+            on_available: Called from any thread once the instance is available, if it is not; but not from
+                within this, nor while holding locks that this takes. Not called if it was available.
         """
         return True
 
     def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
-        """Says how it was warmed up; for instances that lose what that was for, and go on after a new start.
+        """Sets how to warm it up again; for instances that survive a restart of what was warmed up.
 
         Args:
-            warm_up: To be called before requests of others reach the instance again, with an instance that
-                runs batches where they would; raises if one fails.
+            warm_up: Called, before requests reach the restarted instance, with an instance that runs batches
+                there; raises if one fails.
         """
 
     def worker(self) -> WorkerStatus | None:
-        """What its process is in, if it has one of its own."""
+        """The state of its process; None if it has none of its own."""
         return None
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class BackendModel(ABC):
     """A model version loaded by a backend; what its instances share.
 
     Attributes:
-        creates_in_parallel: Whether several threads may make instances at the same time. What takes long asks
+        creates_in_parallel: Whether several threads may create instances at the same time. Long steps check
             `load_cancelled`.
         notes: What it does against its config; None where the backend takes none.
     """

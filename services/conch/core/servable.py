@@ -55,17 +55,20 @@ class WorkerStatus:
 
 
 class InlineClaim(Protocol):
-    """A model with requests that a thread has promised to see to."""
+    """A claim to run batches of a model inline, on the thread that submitted its requests.
+
+    The claimant calls one of the methods below soon; until then no other thread is woken for the requests.
+    """
 
     @property
     def fast(self) -> bool:
-        """Whether a batch is short enough to be run while nobody polls."""
+        """Whether batches are short enough to run while no thread polls."""
 
     def run_inline(self, budget_ns: int | None = None) -> bool:
-        """Runs batches until nothing is left, or the budget is used up: then True."""
+        """Runs batches until nothing is ready, or the budget is used up: then True, and claimed again."""
 
     def run_batch_inline(self) -> bool:
-        """Runs one batch if one is ready, and has others see to the rest; True if something is left then."""
+        """Runs one batch, waking a thread for others; True if something is ready then, and claimed again."""
 
     def release(self) -> None:
         """Leaves the requests to the model's own threads."""
@@ -111,10 +114,10 @@ class Servable(Protocol):
 
         Args:
             request: The request.
-            may_claim: Whether the caller is willing to run batches soon.
+            may_claim: Whether the caller may run batches inline.
 
         Returns:
-            What the caller has to lead or hand over soon, only if it may lead; else None.
+            The claim that the caller runs or releases soon, only with `may_claim`; else None.
 
         Raises:
             ConchError: The request does not fit the model, or can't be queued.

@@ -93,9 +93,9 @@ class WorkerInstance(BackendInstance):
             batch, done if self._limit is None else self._limit.watch(link, batch, done)
         )
 
-    def available(self, again: Again) -> bool:
+    def available(self, on_available: Again) -> bool:
         """False while requests had better wait for the worker; see `BackendInstance.available`."""
-        return self._supervisor.link is not None or not self._supervisor.await_worker(again)
+        return self._supervisor.link is not None or not self._supervisor.await_worker(on_available)
 
     def set_warm_up(self, warm_up: Callable[[BackendInstance], None]) -> None:
         """Has each further worker be warmed up before it serves; see `BackendInstance.set_warm_up`."""

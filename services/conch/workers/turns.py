@@ -151,6 +151,6 @@ class Turn:
         """See `Awaited.wait`."""
         self._link.wait_for(self, timeout_ns)
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """See `Awaited.leave`."""
         self._link.give_back()

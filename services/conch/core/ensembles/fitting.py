@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conch.core.dispatch import Dispatcher
+from conch.core.admission import Admission
 from conch.core.ensembles.flow import Run
 from conch.core.ensembles.plan import Plan
-from conch.core.errors import ConchError, DeadlineExceededError, UnavailableError
+from conch.core.errors import DeadlineExceededError, UnavailableError
 from conch.core.request import InferenceRequest, Responder
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
@@ -55,12 +55,12 @@ class Fitting:
 
     Args:
         plan: The ensemble.
-        dispatcher: The way to its models.
+        admission: Resolves its models.
     """
 
-    def __init__(self, plan: Plan, dispatcher: Dispatcher) -> None:
+    def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan = plan
-        self._dispatcher = dispatcher
+        self._admission = admission
         self._sides: dict[int, _Side] = {}
 
     def __call__(
@@ -82,14 +82,7 @@ class Fitting:
         child.timeout_us = request.timeout_us
         child.correlation_id, child.sequence_start, child.sequence_end = run.correlation
         child.deadline_ns = request.deadline_ns
-        # By its correlation: while a model is replaced, the old one goes on with the sequences it has.
-        try:
-            model = self._dispatcher.find(child)
-        except ConchError:
-            leaving = self._dispatcher.leaving(child)
-            if leaving is None:
-                raise
-            model = leaving
+        model = self._admission.resolve_step(child)
         side = self._sides.get(step.number)
         if side is None or side.spec is not model.spec:
             side = self._sides[step.number] = self._side(run, model.spec)

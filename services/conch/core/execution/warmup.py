@@ -14,15 +14,15 @@ from numpy.random import Generator, default_rng  # here, not when several models
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
 from conch.core.errors import InvalidArgumentError
-from conch.core.execution.execution import Executor
+from conch.core.execution.executor import Executor
+from conch.core.model_control import check_load_cancelled
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.scheduling.base import Batch
 from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import Controls
-from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec, WarmupInput, WarmupSample
-from conch.core.stats import ModelStatistics
-from conch.core.stopping import check_wanted
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.core.validation import RequestValidator, shape_text
 
@@ -87,7 +87,7 @@ class Warmup:
                 self._on_start = None
         for sample, tensors in self._samples:
             for iteration in range(sample.count):
-                check_wanted()
+                check_load_cancelled()
                 log.debug(
                     "model '%s' instance %s is running warmup sample '%s' for iteration %d",
                     self._spec.name,
@@ -98,7 +98,7 @@ class Warmup:
                 outcome = _Outcome(sample.batch_size)
                 requests = self._requests(sample, tensors, outcome)
                 while requests:
-                    check_wanted()
+                    check_load_cancelled()
                     self._executor.run(instance, Batch(requests, len(requests)))
                     requests = [request for request in requests if request.rescheduled]
                     for request in requests:
@@ -152,7 +152,7 @@ class _Outcome:
             UnavailableError: The load was stopped.
         """
         while not self._finished.wait(_LOOK_S):
-            check_wanted()
+            check_load_cancelled()
         return self._errors
 
 

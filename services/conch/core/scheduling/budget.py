@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from conch.core.batchkey import PaddedKey
+from conch.core.batch_key import PaddedKey
 from conch.core.request import RequestState
-from conch.core.scheduling.base import Batch
 from conch.core.scheduling.dynamic import DynamicBatcher
 from conch.core.scheduling.priority import PriorityBatcher
+from conch.core.scheduling.scheduler import Batch
 
 _QUEUED = RequestState.QUEUED
 

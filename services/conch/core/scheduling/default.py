@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler
 from conch.core.scheduling.expiry import Expiries
 from conch.core.scheduling.queue import bound_of, queue_full
+from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler
 
 # Members of an enumeration are slow to look up on the way of every request.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING

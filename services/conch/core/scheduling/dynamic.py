@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduling.expiry import Expiries
 from conch.core.scheduling.queue import Queue, bound_of, queue_full
+from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 
 # Members of an enumeration are slow to look up on the way of every request.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.request import InferenceRequest, RequestState
-from conch.core.scheduling.base import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduling.expiry import NEVER
 from conch.core.scheduling.queue import bound_of, queue_full
+from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 from conch.core.scheduling.sequence.controls import Controls
-from conch.core.scheduling.sequence.direct import DirectSeats
-from conch.core.scheduling.sequence.oldest import OldestSeats
-from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.scheduling.sequence.direct_strategy import DirectSeats
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
+from conch.core.scheduling.sequence.oldest_strategy import OldestSeats
 from conch.core.scheduling.sequence.table import LiveSequence, Seats, SequenceTable
 from conch.core.scheduling.sequence.timers import SequenceTimers
 from conch.core.spec import ModelSpec
@@ -360,10 +360,10 @@ class SequenceBatcher(Scheduler):
 
     def _drop_answered(self, batch: Batch, seats: Seats, now_ns: int) -> None:
         """Takes those out of a batch that got their last answer while they waited to run again."""
-        answered = [request for request in batch.requests if request.answered]
+        answered = [request for request in batch.requests if request.completed]
         if not answered:
             return
-        batch.requests = [request for request in batch.requests if not request.answered]
+        batch.requests = [request for request in batch.requests if not request.completed]
         batch.size = len(batch.requests)
         self._now_ns = now_ns
         self._pending -= len(answered)
@@ -385,7 +385,7 @@ class SequenceBatcher(Scheduler):
         if not request.rescheduled:
             return
         request.rescheduled = False
-        if request.answered:
+        if request.completed:
             return
         request.sequence_start = False
         request.state = _QUEUED

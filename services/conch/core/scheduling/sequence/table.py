@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import Batch, Decision
+from conch.core.scheduling.scheduler import Batch, Decision
 from conch.core.tensor import Tensor
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import Decision
 from conch.core.scheduling.dynamic import DynamicBatcher
+from conch.core.scheduling.scheduler import Decision
 from conch.core.scheduling.sequence.table import Seats
 from conch.core.spec import SequenceBatching
 

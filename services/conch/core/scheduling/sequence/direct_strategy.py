@@ -6,8 +6,8 @@ import heapq
 from math import ceil
 
 from conch.core.request import InferenceRequest
-from conch.core.scheduling.base import Batch
 from conch.core.scheduling.expiry import NEVER
+from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.controls import Controls, FillerRequest, empty_inputs
 from conch.core.scheduling.sequence.table import LiveSequence, Seats
 from conch.core.spec import SequenceBatching

@@ -5,25 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from conch.core.admission import Admission
 from conch.core.clock import Clock, monotonic_ns
-from conch.core.dispatch import Dispatcher
-from conch.core.ensembles.execution import Execution
+from conch.core.ensembles.ensemble_execution import EnsembleExecution
 from conch.core.ensembles.fitting import Fitting, fitted
 from conch.core.ensembles.flow import Answer, Correlation
 from conch.core.ensembles.plan import Plan
 from conch.core.errors import CancelledError, ConchError, as_conch_error
 from conch.core.execution.shaping import Shaper
-from conch.core.readiness import Readiness
+from conch.core.model_statistics import RUNNING, ModelStatistics
 from conch.core.registry import Registry
 from conch.core.request import InferenceRequest, InferenceResponse, Parameter
-from conch.core.scheduling.base import Batch
-from conch.core.servable import ClosedError, Leadable
+from conch.core.request_log import REQUESTS, note_run
+from conch.core.scheduling.scheduler import Batch
+from conch.core.servable import ClosedError, InlineClaim, Readiness, WorkerStatus
 from conch.core.spec import ModelSpec
-from conch.core.stats import RUNNING, ModelStatistics
 from conch.core.validation import RequestValidator
-from conch.core.verbose import REQUESTS
-from conch.core.watch import note_run
-from conch.core.workers import WorkerStatus
 
 
 class EnsembleModel:
@@ -41,7 +38,7 @@ class EnsembleModel:
             own times can't be told apart in it.
         version_text: The version number as the protocol carries it.
         plan: How tensors go through it.
-        dispatcher: The way to its models.
+        admission: The way in for its steps.
         fitting: Makes the requests for its models.
         clock: Monotonic time in nanoseconds.
     """
@@ -52,8 +49,8 @@ class EnsembleModel:
         self.version_text = str(spec.version)
         self.plan = plan
         self._registry = registry
-        self.dispatcher = Dispatcher(registry)
-        self.fitting = Fitting(plan, self.dispatcher)
+        self.admission = Admission(registry, "ensemble-step")
+        self.fitting = Fitting(plan, self.admission)
         self.clock = clock
         self._validate = RequestValidator(spec)
         self._shaper = Shaper(spec)
@@ -62,7 +59,7 @@ class EnsembleModel:
         self._lock = threading.Lock()
         self._drained = threading.Condition(self._lock)
         self._closing = False
-        self._open: dict[InferenceRequest, Execution] = {}
+        self._open: dict[InferenceRequest, EnsembleExecution] = {}
 
     @property
     def readiness(self) -> Sequence[Readiness]:
@@ -90,7 +87,7 @@ class EnsembleModel:
         """None: requests wait in the queues of its models."""
         return 0
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         """Checks a request and runs its first steps; see `Servable.submit`.
 
         Raises:
@@ -102,14 +99,14 @@ class EnsembleModel:
         if REQUESTS.on:
             REQUESTS.begin(request, self)
         request.queued_ns = self.clock()
-        execution = Execution(self, request)
+        execution = EnsembleExecution(self, request)
         with self._lock:
             if self._closing:
                 raise ClosedError
             self._open[request] = execution
         if self._shaper.reshapes_inputs:
             self._shaper.shape_inputs(request)
-        return execution.start(may_lead)
+        return execution.start(may_claim)
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Answers a request with CANCELLED, begins none of its further steps and cancels those that run."""
@@ -150,7 +147,7 @@ class EnsembleModel:
             self._count(request, response)  # first: a client that has its answer finds it counted
         request.respond(response, answer.final)
 
-    def ended(self, execution: Execution) -> None:
+    def ended(self, execution: EnsembleExecution) -> None:
         """Takes notice that nothing of a request runs any more; see `Owner`."""
         with self._lock:
             del self._open[execution.request]

@@ -23,7 +23,7 @@ _PAUSE_NS = 1_000_000_000
 _CLOSE_S = 5.0
 
 
-class CacheWorkers:
+class CacheThreads:
     """Makes calls to one blocking cache, on as many threads as it takes calls at a time.
 
     Args:

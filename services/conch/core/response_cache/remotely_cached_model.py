@@ -9,13 +9,13 @@ from functools import partial
 
 from conch.core.clock import Clock
 from conch.core.errors import CancelledError, ConchError, as_conch_error
+from conch.core.model_statistics import QUEUED
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_cache.base import ResponseCache
-from conch.core.response_cache.cached import CachedModel, Use, take_copies, use_of
-from conch.core.response_cache.key import KeyMaker
-from conch.core.response_cache.workers import CacheWorkers
-from conch.core.servable import ClosedError, Leadable, Servable
-from conch.core.stats import QUEUED
+from conch.core.response_cache.cache_key import KeyMaker
+from conch.core.response_cache.cache_threads import CacheThreads
+from conch.core.response_cache.cached_model import CachedModel, Use, take_copies, use_of
+from conch.core.servable import ClosedError, InlineClaim, Servable
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class RemotelyCachedModel(CachedModel):
     """
 
     def __init__(
-        self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock, workers: CacheWorkers
+        self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock, workers: CacheThreads
     ) -> None:
         super().__init__(model, cache, keys, clock)
         self._workers = workers
@@ -51,14 +51,14 @@ class RemotelyCachedModel(CachedModel):
         """Requests accepted and not yet executing."""
         return len(self._here) + self.model.pending
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         """Has the cache's threads look for an answer; where they can't, the model answers."""
         use = use_of(request)
         if use is Use.BYPASS or not self._workers.healthy:
-            return self.model.submit(request, may_lead)
+            return self.model.submit(request, may_claim)
         take_copies(request)
         if use is Use.REFRESH:
-            return self._run(request, self._key(request), None, may_lead)
+            return self._run(request, self._key(request), None, may_claim)
         with self._lock:
             if self._closing:
                 raise ClosedError
@@ -69,9 +69,9 @@ class RemotelyCachedModel(CachedModel):
         if not self._take(request):
             return None  # cancelled, and answered
         request.model = None
-        to_lead = self.model.submit(request, may_lead)
+        claim = self.model.submit(request, may_claim)
         self._recall(request)
-        return to_lead
+        return claim
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Cancels a request: answers it at once if it is here or queued, else marks it for the model."""

@@ -1,6 +1,6 @@
 """Rate limits as a pure state machine: who of those that share resources runs next.
 
-Every instance that needs resources has a `Claim`. It asks when it has something to run, is granted all that
+Every instance that needs resources has a `ResourceGrant`. It asks when it has something to run, is granted all that
 it needs at once or waits, and gives everything back when its batch is done:
 
     RESTING --ask--> WAITING --granted--> HELD --release--> RESTING
@@ -43,7 +43,7 @@ class ResourceLimit:
     device: int | None = None
 
 
-class ClaimState(Enum):
+class GrantState(Enum):
     """Where a claim is between asking and giving back."""
 
     RESTING = auto()
@@ -51,7 +51,7 @@ class ClaimState(Enum):
     HELD = auto()
 
 
-class Claim:
+class ResourceGrant:
     """What one instance needs to run a batch.
 
     Args:
@@ -80,7 +80,7 @@ class Claim:
         self.score = 0
         self.started = 0  # the score before the last grant, to go back to if nothing was run
         self.order = 0
-        self.state = ClaimState.RESTING
+        self.state = GrantState.RESTING
         self.on_granted: Callable[[], None] = lambda: None
 
 
@@ -94,11 +94,11 @@ class ResourceScheduler:
 
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
         self._limits = tuple(limits)
-        self._claims: set[Claim] = set()
+        self._grants: set[ResourceGrant] = set()
         self._capacity: dict[Pool, int] = {}
         self._used: dict[Pool, int] = {}
         self._level: dict[Pool, int] = {}  # highest score granted anything of a pool
-        self._waiting: list[tuple[int, int, Claim]] = []
+        self._waiting: list[tuple[int, int, ResourceGrant]] = []
         self._orders = 0
 
     @property
@@ -111,7 +111,7 @@ class ResourceScheduler:
         """Units that are held."""
         return self._used
 
-    def add(self, claims: Collection[Claim]) -> list[Claim]:
+    def add(self, grants: Collection[ResourceGrant]) -> list[ResourceGrant]:
         """Lets instances take part.
 
         Returns:
@@ -120,39 +120,39 @@ class ResourceScheduler:
         Raises:
             InvalidArgumentError: They could never run; nothing has changed. The text is Triton's.
         """
-        self._check(claims)
-        self._claims.update(claims)
-        self._measure(claims)
+        self._check(grants)
+        self._grants.update(grants)
+        self._measure(grants)
         return self._grant()
 
-    def remove(self, claims: Iterable[Claim]) -> list[Claim]:
+    def remove(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
         """Takes instances out that run nothing; those that are not there any more are no error.
 
         Returns:
             Claims that were granted because of it.
         """
-        leaving = [claim for claim in claims if claim in self._claims]
-        for claim in leaving:
-            self._put_down(claim)
-        self._claims.difference_update(leaving)
+        leaving = [grant for grant in grants if grant in self._grants]
+        for grant in leaving:
+            self._put_down(grant)
+        self._grants.difference_update(leaving)
         self._measure(leaving)
         return self._grant()
 
-    def ask(self, claims: Iterable[Claim]) -> Claim | None:
+    def ask(self, grants: Iterable[ResourceGrant]) -> ResourceGrant | None:
         """Asks for one of several resting claims, all that come before it in the order waiting from now on.
 
         Returns:
             The one that was granted; None if all of them wait.
         """
-        for claim in claims:
-            claim.score = max(claim.score, self._floor(claim))
-        for claim in sorted(claims, key=_score):
-            self._wait(claim)
+        for grant in grants:
+            grant.score = max(grant.score, self._floor(grant))
+        for grant in sorted(grants, key=_score):
+            self._wait(grant)
             if self._grant():  # nobody else could run before, and nothing has come free
-                return claim
+                return grant
         return None
 
-    def release(self, claim: Claim, again: bool = False) -> list[Claim]:
+    def release(self, grant: ResourceGrant, again: bool = False) -> list[ResourceGrant]:
         """Gives back what an instance held for the batch that it has run.
 
         Args:
@@ -163,35 +163,35 @@ class ResourceScheduler:
         Returns:
             Claims that were granted because of it, perhaps the same one again.
         """
-        self._free(claim)
+        self._free(grant)
         if again:
-            claim.score = max(claim.score, self._floor(claim))
-            self._wait(claim)
+            grant.score = max(grant.score, self._floor(grant))
+            self._wait(grant)
         return self._grant()
 
-    def give_back(self, claims: Iterable[Claim]) -> list[Claim]:
+    def give_back(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
         """Says that claims, waiting or held, are not needed: nothing was run.
 
         Returns:
             Claims that were granted because of it.
         """
-        for claim in claims:
-            self._put_down(claim)
+        for grant in grants:
+            self._put_down(grant)
         return self._grant()
 
-    def _floor(self, claim: Claim) -> int:
+    def _floor(self, grant: ResourceGrant) -> int:
         """The score of those that a claim competes with; where it needs several things, the lowest."""
-        return min((self._level.get(pool, 0) for pool in claim.needs), default=0)
+        return min((self._level.get(pool, 0) for pool in grant.needs), default=0)
 
-    def _wait(self, claim: Claim) -> None:
+    def _wait(self, grant: ResourceGrant) -> None:
         self._orders += 1
-        claim.order = self._orders
-        claim.state = ClaimState.WAITING
-        insort(self._waiting, (claim.score, claim.order, claim))
+        grant.order = self._orders
+        grant.state = GrantState.WAITING
+        insort(self._waiting, (grant.score, grant.order, grant))
 
-    def _grant(self) -> list[Claim]:
+    def _grant(self) -> list[ResourceGrant]:
         """Grants what can be granted, in order."""
-        granted: list[Claim] = []
+        granted: list[ResourceGrant] = []
         left = {
             pool: free
             for pool, count in self._capacity.items()
@@ -199,9 +199,9 @@ class ResourceScheduler:
         }
         place = 0
         while left and place < len(self._waiting):
-            claim = self._waiting[place][2]
-            fits = all(left.get(pool, 0) >= count for pool, count in claim.needs.items())
-            for pool, count in claim.needs.items():
+            grant = self._waiting[place][2]
+            fits = all(left.get(pool, 0) >= count for pool, count in grant.needs.items())
+            for pool, count in grant.needs.items():
                 # Used, or set aside for it.
                 if pool in left:
                     left[pool] -= count
@@ -209,55 +209,55 @@ class ResourceScheduler:
                         del left[pool]
             if fits:
                 del self._waiting[place]
-                self._hold(claim)
-                granted.append(claim)
+                self._hold(grant)
+                granted.append(grant)
             else:
                 place += 1
         return granted
 
-    def _hold(self, claim: Claim) -> None:
-        claim.state = ClaimState.HELD
-        for pool, count in claim.needs.items():
+    def _hold(self, grant: ResourceGrant) -> None:
+        grant.state = GrantState.HELD
+        for pool, count in grant.needs.items():
             self._used[pool] = self._used.get(pool, 0) + count
-            self._level[pool] = max(self._level.get(pool, 0), claim.score)
-        claim.started = claim.score
-        claim.score += claim.priority
+            self._level[pool] = max(self._level.get(pool, 0), grant.score)
+        grant.started = grant.score
+        grant.score += grant.priority
 
-    def _free(self, claim: Claim) -> None:
-        claim.state = ClaimState.RESTING
-        for pool, count in claim.needs.items():
+    def _free(self, grant: ResourceGrant) -> None:
+        grant.state = GrantState.RESTING
+        for pool, count in grant.needs.items():
             self._used[pool] -= count
             if not self._used[pool]:
                 del self._used[pool]
 
-    def _put_down(self, claim: Claim) -> None:
-        if claim.state is ClaimState.HELD:
-            self._free(claim)
-            claim.score = claim.started
-        elif claim.state is ClaimState.WAITING:
-            del self._waiting[bisect_left(self._waiting, (claim.score, claim.order))]
-            claim.state = ClaimState.RESTING
+    def _put_down(self, grant: ResourceGrant) -> None:
+        if grant.state is GrantState.HELD:
+            self._free(grant)
+            grant.score = grant.started
+        elif grant.state is GrantState.WAITING:
+            del self._waiting[bisect_left(self._waiting, (grant.score, grant.order))]
+            grant.state = GrantState.RESTING
 
-    def _check(self, claims: Collection[Claim]) -> None:
-        owners = {claim.owner for claim in claims}
+    def _check(self, grants: Collection[ResourceGrant]) -> None:
+        owners = {grant.owner for grant in grants}
         # A model that is loaded anew may change its mind, as its old instances go.
-        others = (claim for claim in self._claims if claim.owner not in owners)
-        pools = {pool for claim in (*claims, *others) for pool in claim.needs}
+        others = (grant for grant in self._grants if grant.owner not in owners)
+        pools = {pool for grant in (*grants, *others) for pool in grant.needs}
         shared = {name for name, device in pools if device is None}
-        for claim in claims:
-            for name, _ in claim.needs:
+        for grant in grants:
+            for name, _ in grant.needs:
                 if name in shared and any(pool[0] == name and pool[1] is not None for pool in pools):
                     raise InvalidArgumentError(
                         f'Resource "{name}" is present as both global and device-specific resource in the '
                         f"model configuration."
                     )
         if self._limits:
-            self._check_limits(claims)
+            self._check_limits(grants)
 
-    def _check_limits(self, claims: Iterable[Claim]) -> None:
+    def _check_limits(self, grants: Iterable[ResourceGrant]) -> None:
         most: dict[Pool, int] = {}
-        for claim in claims:
-            for pool, count in claim.needs.items():
+        for grant in grants:
+            for pool, count in grant.needs.items():
                 most[pool] = max(most.get(pool, 0), count)
         for pool, count in most.items():
             limit = self._limit(pool)
@@ -276,10 +276,10 @@ class ResourceScheduler:
         own = [limit.count for limit in named if limit.device == device]
         return max(own or [limit.count for limit in named if limit.device is None], default=0)
 
-    def _measure(self, claims: Iterable[Claim]) -> None:
+    def _measure(self, grants: Iterable[ResourceGrant]) -> None:
         """Finds out how much there is of the pools of some claims that have come or gone."""
-        for pool in {pool for claim in claims for pool in claim.needs}:
-            needed = [claim.needs[pool] for claim in self._claims if pool in claim.needs]
+        for pool in {pool for grant in grants for pool in grant.needs}:
+            needed = [grant.needs[pool] for grant in self._grants if pool in grant.needs]
             if needed:
                 self._capacity[pool] = self._limit(pool) if self._limits else max(needed)
             else:
@@ -287,5 +287,5 @@ class ResourceScheduler:
                 self._level.pop(pool, None)
 
 
-def _score(claim: Claim) -> int:
-    return claim.score
+def _score(grant: ResourceGrant) -> int:
+    return grant.score

@@ -1,9 +1,16 @@
 """Sends the responses of a model in the order in which its requests were queued.
 
-A request gets a place in a line when it is queued, and its place takes what is said to it in the stead of its
-responder. The place at the head passes everything on at once; the others keep it until those before them are
-done, whatever they are done with: a response, an error, an expiry or a cancellation. One thread at a time
-passes things on, without holding a lock, so a responder may do anything, also answer other requests.
+A queued request gets a place in a line, which replaces its responder. The place at the head forwards responses
+at once. The others keep theirs until those before them are complete: with a response, an error, an expiry or a
+cancellation.
+
+Guarantees: one thread at a time forwards, without the lock, so a responder may complete other requests:
+
+    1. Thread A adds a response to the head, sets `_forwarding` under the lock and forwards without it.
+    2. Thread B adds a response to a place. It sees `_forwarding` and leaves the response there.
+    3. A takes what is ready, again under the lock, and finds B's. It clears `_forwarding` with nothing ready.
+
+Used by: `Runner`.
 """
 
 from __future__ import annotations
@@ -19,11 +26,11 @@ from conch.core.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 Submit = Callable[[InferenceRequest, int], None]
-_Said = tuple[InferenceRequest, InferenceResponse | None, bool]
+_Response = tuple[InferenceRequest, InferenceResponse | None, bool]
 
 
 def keeps_order(spec: ModelSpec) -> bool:
-    """Whether a model's config asks for responses in the order of the requests."""
+    """Whether a model's config asks for ordered responses."""
     return (spec.batching is not None and spec.batching.preserve_ordering) or (
         spec.sequence is not None and spec.sequence.preserve_ordering
     )
@@ -35,17 +42,13 @@ class ResponseOrder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places: deque[_Place] = deque()
-        self._passing = False
+        self._forwarding = False
 
     def around(self, submit: Submit) -> Submit:
-        """A scheduler's `submit` that gives each request it queues a place.
-
-        Args:
-            submit: What queues a request; calls follow one another, so places are in the queue's order.
-        """
+        """Wraps a scheduler's `submit`, whose calls are serialised, to give each queued request a place."""
 
         def submit_in_order(request: InferenceRequest, now_ns: int) -> None:
-            submit(request, now_ns)  # first: what it refuses gets no place
+            submit(request, now_ns)  # first: a refused request gets no place
             self._enter(request)
 
         return submit_in_order
@@ -57,23 +60,23 @@ class ResponseOrder:
                 self._places.append(place)
             return place
 
-        request.intercept(place_for, waits=True)
+        request.wrap_responder(place_for, waits=True)
 
-    def _say(self, place: _Place, said: _Said) -> None:
+    def _add(self, place: _Place, kept: _Response) -> None:
         with self._lock:
-            place.kept.append(said)
-            if self._passing or not self._places or self._places[0] is not place:
-                return  # whoever passes things on comes to it, or will once it is at the head
-            self._passing = True
+            place.kept.append(kept)
+            if self._forwarding or not self._places or self._places[0] is not place:
+                return  # forwarded by the forwarding thread, or once the place is at the head
+            self._forwarding = True
         while ready := self._ready():
             for responder, request, response, final in ready:
                 try:
                     responder(request, response, final)
-                except Exception:  # must not keep those behind from their answers
+                except Exception:  # must not affect the requests behind
                     log.exception("a response of model '%s' could not be passed on", request.model_name)
 
     def _ready(self) -> list[tuple[Responder, InferenceRequest, InferenceResponse | None, bool]]:
-        """Takes out what may be said now; nothing if that is all, and then another thread may pass on."""
+        """Takes out what may be forwarded; if nothing, another thread may forward from now on."""
         ready = []
         places = self._places
         with self._lock:
@@ -87,23 +90,23 @@ class ResponseOrder:
                     ready.append((place.responder, request, response, final))
                     if final:
                         done = True
-                        break  # what another thread said after that is too late
-                kept.clear()  # or the request would keep its response for as long as it lives
+                        break  # later responses of other threads are dropped
+                kept.clear()  # or the request would keep its response alive
                 if done:
                     places.popleft()
-            self._passing = bool(ready)
+            self._forwarding = bool(ready)
         return ready
 
 
 class _Place:
-    """One request's place: a responder that keeps what it is given until it is its turn."""
+    """One request's place: a responder that keeps responses until it is at the head."""
 
     __slots__ = ("_order", "kept", "responder")
 
     def __init__(self, order: ResponseOrder, responder: Responder) -> None:
         self._order = order
         self.responder = responder
-        self.kept: list[_Said] = []
+        self.kept: list[_Response] = []
 
     def __call__(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        self._order._say(self, (request, response, final))
+        self._order._add(self, (request, response, final))

@@ -12,14 +12,12 @@ from enum import Enum
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError, InvalidArgumentError
-from conch.core.readiness import Readiness
 from conch.core.request import InferenceRequest, InferenceResponse, Responder
 from conch.core.response_cache.base import ResponseCache
-from conch.core.response_cache.entry import EntryError, decode_entry, encode_entry
-from conch.core.response_cache.key import ORDER, KeyMaker
-from conch.core.servable import Leadable, Servable
+from conch.core.response_cache.cache_entry import EntryError, decode_entry, encode_entry
+from conch.core.response_cache.cache_key import ORDER, KeyMaker
+from conch.core.servable import InlineClaim, Readiness, Servable, WorkerStatus
 from conch.core.spec import ModelSpec
-from conch.core.workers import WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -121,22 +119,22 @@ class CachedModel:
         """How many sequences have begun: none, for a model with a cache."""
         return self.model.held
 
-    def submit(self, request: InferenceRequest, may_lead: bool = False) -> Leadable | None:
+    def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
         """Answers a request from the cache, or has the model do so; see `Servable.submit`."""
         use = use_of(request)
         if use is Use.BYPASS:
-            return self.model.submit(request, may_lead)
+            return self.model.submit(request, may_claim)
         start = self._clock()
         take_copies(request)
         key = self._key(request)
         if use is Use.REFRESH:
-            return self._run(request, key, None, may_lead)
+            return self._run(request, key, None, may_claim)
         entry = self._cache.lookup(key)
         if entry is not None and (response := self._read(entry)) is not None:
             request.model = self
             self._answer(request, response, start, start)
             return None
-        return self._run(request, key, self._clock() - start, may_lead)
+        return self._run(request, key, self._clock() - start, may_claim)
 
     def cancel(self, request: InferenceRequest) -> bool:
         """Cancels a request; see `Servable.cancel`."""
@@ -171,22 +169,24 @@ class CachedModel:
         request.respond(response, True)
 
     def _run(
-        self, request: InferenceRequest, key: bytes, missed_ns: int | None, may_lead: bool
-    ) -> Leadable | None:
+        self, request: InferenceRequest, key: bytes, missed_ns: int | None, may_claim: bool
+    ) -> InlineClaim | None:
         """Has the model answer, and keeps the answer.
 
         Args:
             request: The request.
             key: Its key.
             missed_ns: How long it took to find that there is no answer yet; None if nobody looked.
-            may_lead: Whether the caller is willing to run batches soon.
+            may_claim: Whether the caller is willing to run batches soon.
         """
         keeper = _Keeper(self, key, missed_ns)
-        request.intercept(keeper.before)
+        request.wrap_responder(keeper.before)
         try:
-            return self.model.submit(request, may_lead)
+            return self.model.submit(request, may_claim)
         except BaseException:
-            request.intercept(lambda _: keeper.responder)  # the same request may be submitted to a successor
+            request.wrap_responder(
+                lambda _: keeper.responder
+            )  # the same request may be submitted to a successor
             raise
 
     def _read(self, entry: bytes | bytearray | memoryview) -> InferenceResponse | None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.response_cache.base import ResponseCache
-from conch.core.response_cache.cached import CachedModel
-from conch.core.response_cache.key import Identity, KeyMaker, NewHash
-from conch.core.response_cache.local import LocalCache, LocalCacheStatistics
-from conch.core.response_cache.remote import RemotelyCachedModel
-from conch.core.response_cache.workers import CacheWorkers
+from conch.core.response_cache.cache_key import Identity, KeyMaker, NewHash
+from conch.core.response_cache.cache_threads import CacheThreads
+from conch.core.response_cache.cached_model import CachedModel
+from conch.core.response_cache.local_cache import LocalCache, LocalCacheStatistics
+from conch.core.response_cache.remotely_cached_model import RemotelyCachedModel
 from conch.core.servable import Servable
 
 
@@ -34,7 +34,7 @@ class CacheService:
         self._cache = cache
         self._new_hash = new_hash
         self._clock = clock
-        self._workers = CacheWorkers(cache, clock) if cache.blocking else None
+        self._workers = CacheThreads(cache, clock) if cache.blocking else None
 
     def wrap(self, model: Servable, identity: Identity) -> Servable:
         """A model behind the cache.

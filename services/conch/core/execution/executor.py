@@ -1,4 +1,9 @@
-"""Executes one batch: runs the instance, shapes its responses, counts, answers every request once."""
+"""Executes one batch: runs the instance, shapes the responses, counts, and completes every request once.
+
+Threads and locks: none of its own; batches of several instances run at the same time. Responses are counted
+before they are sent, so that a client that has its response finds it in the statistics.
+Used by: the runners, and `Warmup`.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +23,15 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
-from conch.core.execution.answers import Execution, OpenAnswers
-from conch.core.execution.begun import Begun
-from conch.core.execution.retry import retry_after_ms
+from conch.core.execution.pending_batch import PendingBatch
+from conch.core.execution.response_tracker import ExecutionRecord, ResponseTracker
 from conch.core.execution.shaping import Shaper
+from conch.core.model_statistics import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.scheduling.base import Batch
-from conch.core.scheduling.sequence.state import SequenceStates
+from conch.core.request_log import REQUESTS, RunTimes, note_open, note_run
+from conch.core.scheduling.scheduler import Batch
+from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec
-from conch.core.stats import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
-from conch.core.verbose import REQUESTS
-from conch.core.watch import RunTimes, note_open, note_run
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,20 @@ _NOT_ITERATIVE = (
     "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to "
     "handle such a flag."
 )
+
+
+_LEAST_RETRY_MS = 1
+_MOST_RETRY_MS = 10_000
+_UNKNOWN_RETRY_MS = 1_000
+
+
+def retry_after_ms(mean_batch_ns: int, pending: int, requests_per_batch: float, instances: int) -> int:
+    """Estimates the milliseconds until a queue is worked off; see `Executor.refuse`."""
+    if not mean_batch_ns:
+        return _UNKNOWN_RETRY_MS
+    batches = pending / max(requests_per_batch, 1.0)
+    ms = mean_batch_ns * batches / max(instances, 1) / 1e6
+    return round(min(max(ms, _LEAST_RETRY_MS), _MOST_RETRY_MS))
 
 
 class _Failures(list[InferenceResponse | None]):
@@ -47,14 +64,14 @@ class Executor:
 
     Args:
         spec: The model version.
-        statistics: Where executions are counted.
+        statistics: Counts executions.
         clock: Monotonic time in nanoseconds.
 
     Attributes:
-        open: The requests that the model answers itself and has not answered yet.
-        may_be_led: Whether polling threads may run batches. Not those of decoupled models: sending may block
-            until a client has read, and it is the polling threads that send to it.
-        cancels: To be set once a request that runs has been cancelled; nobody looks for them before.
+        tracker: The requests that the model completes itself.
+        allows_inline: Whether polling threads may run batches. False for decoupled models: sending may block
+            until a client reads, and the polling threads do that sending.
+        cancels: Set once a running request has been cancelled; until then requests are not checked for it.
     """
 
     __slots__ = (
@@ -67,14 +84,14 @@ class Executor:
         "_spec",
         "_states",
         "_statistics",
+        "allows_inline",
         "cancels",
-        "may_be_led",
-        "open",
+        "tracker",
     )
 
     def __init__(self, spec: ModelSpec, statistics: ModelStatistics, clock: Clock) -> None:
-        self.open = OpenAnswers(statistics, clock, spec.decoupled)
-        self.may_be_led = not spec.decoupled
+        self.tracker = ResponseTracker(statistics, clock, spec.decoupled)
+        self.allows_inline = not spec.decoupled
         self._decoupled = spec.decoupled
         self.cancels = False
         self._spec = spec
@@ -88,16 +105,16 @@ class Executor:
         self._states = SequenceStates(spec) if sequence is not None and sequence.states else None
 
     def run(self, instance: BackendInstance, batch: Batch) -> None:
-        """Runs a batch on an instance; never raises, every request of the batch gets an answer."""
-        if instance.begins:
-            came = threading.Event()
-            begun = self.begin(instance, batch, lambda _: came.set())
-            came.wait()
-            begun.finish()
-            begun.release()
+        """Runs a batch on an instance and completes its requests; never raises."""
+        if instance.starts_async:
+            completed = threading.Event()
+            pending = self.start(instance, batch, lambda _: completed.set())
+            completed.wait()
+            pending.finish()
+            pending.release()
             return
         times = self._start(batch)
-        execution = self.open.begin(batch) if self._decoupled else None
+        execution = self.tracker.begin(batch) if self._decoupled else None
         outcome: Outcome
         try:
             outcome = instance.execute(batch)
@@ -105,58 +122,62 @@ class Executor:
             outcome = self._failures(batch, error)
         self._finish(batch, times, execution, outcome)
 
-    def begin(
-        self, instance: BackendInstance, batch: Batch, then: Callable[[Begun], None], here: bool = False
-    ) -> Begun:
-        """Begins a batch on an instance with `begins`; never raises.
+    def start(
+        self,
+        instance: BackendInstance,
+        batch: Batch,
+        on_complete: Callable[[PendingBatch], None],
+        awaitable: bool = False,
+    ) -> PendingBatch:
+        """Starts a batch on an instance with `starts_async`; never raises.
 
         Args:
             instance: The instance.
             batch: The batch.
-            then: Called once, from any thread and possibly before this returns, when the batch has run: the
-                callee is to have it finished, which answers its requests.
-            here: Whether the caller will wait for the outcome, if the instance lets it: `Begun.awaited`.
+            on_complete: Called once with the outcome, from any thread and possibly before this returns; it
+                has the batch finished.
+            awaitable: Whether the caller will wait for the outcome, where the instance allows it.
         """
         times = self._start(batch)
-        execution = self.open.begin(batch) if self._decoupled else None
-        begun = Begun(instance, batch, times, execution, self._finish, then)
+        execution = self.tracker.begin(batch) if self._decoupled else None
+        pending = PendingBatch(instance, batch, times, execution, self._finish, on_complete)
         try:
-            if here:
-                begun.awaited = instance.begin_here(batch, begun)
+            if awaitable:
+                pending.awaited = instance.start_awaitable(batch, pending)
             else:
-                instance.begin(batch, begun)
+                instance.start(batch, pending)
         except BaseException as error:
-            if not begun.settle(error):
+            if not pending.settle(error):
                 log.exception("model '%s' failed after it had answered a batch", self._spec.name)
         if self.cancels:
-            # Who was cancelled before the instance could say whom to tell of it.
+            # Cancelled before the instance could set `on_cancel`.
             for request in batch.requests:
                 if request.cancelled:
-                    self.tell_cancelled(request)
-        return begun
+                    self.notify_cancelled(request)
+        return pending
 
-    def tell_cancelled(self, request: InferenceRequest) -> None:
-        """Lets the instance that runs a request know that it was cancelled, if it wants to."""
+    def notify_cancelled(self, request: InferenceRequest) -> None:
+        """Notifies the instance that runs a request of its cancellation."""
         try:
-            request.tell_cancelled()
+            request.notify_cancelled()
         except Exception:
             log.exception("an instance of model '%s' could not be told of a cancellation", self._spec.name)
 
     def _start(self, batch: Batch) -> RunTimes | None:
-        """What comes before a batch runs."""
+        """Prepares a batch to run."""
         batch.compute_start_ns = self._clock()
         if REQUESTS.on:
             REQUESTS.execute(batch, self._spec)
-        # Some may be answered before the model returns.
+        # Before the model runs: it may complete some requests at once.
         times = note_run(batch) if self._statistics.watched else None
         if self._shaper.reshapes_inputs:
             self._shape_inputs(batch.requests)
         return times
 
     def _finish(
-        self, batch: Batch, times: RunTimes | None, execution: Execution | None, outcome: Outcome
+        self, batch: Batch, times: RunTimes | None, execution: ExecutionRecord | None, outcome: Outcome
     ) -> None:
-        """What comes after a batch has run."""
+        """Shapes, counts and sends the responses of a batch that has run."""
         if execution is not None:
             self._finish_decoupled(batch, times, execution, outcome)
             return
@@ -168,20 +189,19 @@ class Executor:
             responses = self._checked(batch, outcome)
         if self._sequences:
             requests, responses = self._sequence(batch, responses)
-        # By the model itself, or as it runs again.
-        unanswered = None in responses
-        apart = unanswered or (self.cancels and any(request.cancelled for request in requests))
+        # The model responds itself, or runs the request again.
+        incomplete = None in responses
+        one_by_one = incomplete or (self.cancels and any(request.cancelled for request in requests))
         now = batch.compute_end_ns = self._clock()
         if not batch.compute_input_end_ns:
             batch.compute_input_end_ns = batch.compute_start_ns
-        if not batch.compute_output_start_ns and not unanswered:
+        if not batch.compute_output_start_ns and not incomplete:
             batch.compute_output_start_ns = now
         if times is not None:
             times.complete(batch)
         failed = self._shape_all(requests, responses)
-        # Counted before anything is sent: a client that has its answer finds it in the statistics.
-        if apart:
-            self._count_apart(batch, requests, responses)
+        if one_by_one:
+            self._count_one_by_one(batch, requests, responses)
         else:
             self._statistics.record_batch(batch, failed)
         for request, response in zip(requests, responses, strict=True):
@@ -192,13 +212,13 @@ class Executor:
     def _respond(request: InferenceRequest, response: InferenceResponse) -> None:
         try:
             request.respond(response)
-        except Exception:  # must not keep the others of the batch from their answers, nor end the thread
+        except Exception:  # must not affect the other requests, nor end the thread
             log.exception("a response of model '%s' could not be handed over", request.model_name)
 
     def _finish_decoupled(
-        self, batch: Batch, times: RunTimes | None, execution: Execution, outcome: Outcome
+        self, batch: Batch, times: RunTimes | None, execution: ExecutionRecord, outcome: Outcome
     ) -> None:
-        """The same for a batch whose requests answer for themselves, possibly after this."""
+        """The same for a batch of a decoupled model, whose requests may complete later."""
         responses = self._checked(batch, outcome)
         failed = type(responses) is _Failures
         now = batch.compute_end_ns = self._clock()
@@ -220,7 +240,7 @@ class Executor:
                 respond(request, response)
 
     def _checked(self, batch: Batch, outcome: Outcome) -> Sequence[InferenceResponse | None]:
-        """One response, or None, for each request."""
+        """Checks that there is one response, or None, for each request."""
         if outcome is None:
             return [None] * len(batch.requests)
         if type(outcome) is _Failures:
@@ -234,22 +254,22 @@ class Executor:
                 f"backend of model '{self._spec.name}' returned {len(outcome)} responses for "
                 f"{len(batch.requests)} requests"
             )
-        except Exception as error:  # also something that is no sequence
+        except Exception as error:  # an outcome may be no sequence at all
             return self._failures(batch, error)
 
-    def _count_apart(
+    def _count_one_by_one(
         self,
         batch: Batch,
         requests: Sequence[InferenceRequest],
         responses: Sequence[InferenceResponse | None],
     ) -> None:
-        """Counts a batch whose requests do not all end here, or some of which were cancelled."""
+        """Counts each request of a batch in which some go on or were cancelled."""
         statistics = self._statistics
         now = batch.compute_end_ns
         times = batch.compute_start_ns, batch.compute_input_end_ns, now
         goes_on = not batch.compute_output_start_ns
         output_ns = 0 if goes_on else now - batch.compute_output_start_ns
-        execution = self.open.execution(batch)
+        execution = self.tracker.execution(batch)
         refused: list[tuple[InferenceRequest, ConchError]] = []
         for request, response in zip(requests, responses, strict=True):
             error = None if response is None else response.error
@@ -262,7 +282,7 @@ class Executor:
                     execution.end(now)
                     statistics.record_success(request, times, output_ns, again=True)
                     continue
-                if error is None and self.open.adopt(request, execution):
+                if error is None and self.tracker.adopt(request, execution):
                     if not goes_on:
                         execution.end(now)
                     if statistics.watched:
@@ -280,37 +300,32 @@ class Executor:
             request.fail(error)
 
     def expire(self, request: InferenceRequest, text: str) -> None:
-        """Answers a request that may not wait any longer.
-
-        Args:
-            request: The request.
-            text: What it is told, unless its client's own deadline has passed.
-        """
-        if request.answered:
+        """Fails a request whose queue timeout or deadline has passed; `text` is for the former."""
+        if request.completed:
             return
         now = self._clock()
         ns = now - request.received_ns
         error: ConchError
         if request.deadline_ns is not None and now >= request.deadline_ns:
-            self._statistics.record_cancellation(ns, QUEUED)  # as it counts if gRPC is the first to notice
-            # What a client says to itself at its deadline: this may reach it first, and must read the same.
+            self._statistics.record_cancellation(ns, QUEUED)  # as counted where gRPC notices first
+            # The text of the client's own error, which this may overtake.
             error = DeadlineExceededError("Deadline Exceeded")
         else:
             self._statistics.record_rejection(ns, TIMEOUT)
             error = UnavailableError(text)
-        self.open.fail(request, error)
+        self.tracker.fail(request, error)
 
     def refuse(
         self, request: InferenceRequest, error: ConchError, pending: int, mean_batch_ns: int, instances: int
     ) -> None:
-        """Counts a request that a full queue refused, and adds to its error when to try again.
+        """Counts a request that a full queue refused, and sets when to retry.
 
         Args:
             request: The request.
-            error: What it is told.
+            error: The error; gets the time.
             pending: Requests in the queue.
-            mean_batch_ns: How long a batch takes; 0 where none has finished yet.
-            instances: Instances of the model.
+            mean_batch_ns: Mean time of a batch; 0 before the first one.
+            instances: Number of instances.
         """
         statistics = self._statistics
         statistics.record_rejection(self._clock() - request.received_ns, QUEUE_FULL)
@@ -321,7 +336,7 @@ class Executor:
     def _sequence(
         self, batch: Batch, responses: Sequence[InferenceResponse | None]
     ) -> tuple[list[InferenceRequest], Sequence[InferenceResponse | None]]:
-        """The requests that clients made and their responses, which have given up their states."""
+        """Removes fillers, and moves states from the responses to their sequences."""
         requests = batch.requests
         if batch.fillers:
             pairs = [pair for pair in zip(requests, responses, strict=True) if not pair[0].filler]
@@ -333,13 +348,9 @@ class Executor:
         return requests, responses
 
     def _runs_again(self, request: InferenceRequest, batch: Batch) -> ConchError | None:
-        """Makes a request that its model has rescheduled ready to run again.
-
-        Returns:
-            Why it does not, for its client; None where it does or nobody waits for it.
-        """
+        """Prepares a rescheduled request to run again; an error if it may not."""
         request.rescheduled = False
-        if request.filler or request.answered:
+        if request.filler or request.completed:
             return None
         if request.cancelled:
             return CancelledError("")
@@ -353,7 +364,7 @@ class Executor:
         return None
 
     def _idle_error(self, request: InferenceRequest) -> ConchError:
-        """Says that a sequence has ended as nothing came of it for too long; begins with Triton's text."""
+        """The error for a sequence that idled for too long; begins with Triton's text."""
         return InvalidArgumentError(
             f"inference request for sequence {request.correlation_id} to model '{self._spec.name}' must "
             f"specify the START flag on the first request of the sequence: the sequence ended while its "
@@ -367,7 +378,7 @@ class Executor:
     def _shape_all(
         self, requests: Sequence[InferenceRequest], responses: Sequence[InferenceResponse | None]
     ) -> list[InferenceRequest]:
-        """Shapes the responses of a batch; returns the requests that have an error for a response."""
+        """Shapes the responses of a batch; returns the requests whose response is an error."""
         failed: list[InferenceRequest] = []
         changes = self._shaper.changes
         for request, response in zip(requests, responses, strict=True):
@@ -382,7 +393,7 @@ class Executor:
     def _shape(self, request: InferenceRequest, response: InferenceResponse) -> None:
         try:
             self._shaper.shape_response(request, response)
-        except Exception as error:  # outputs whose shapes do not hold what they say
+        except Exception as error:  # outputs whose data do not fit their shapes
             response.error = self._shown(error)
             response.outputs = []
 

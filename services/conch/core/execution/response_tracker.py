@@ -1,8 +1,12 @@
-"""Requests that their model answers itself: during `execute`, after it, any number of times.
+"""Requests whose model sends the responses itself: during `execute`, after it, any number of times.
 
-Something stands between such a request and its responder. It counts the responses, counts the request
-when it gets its last one, and knows how many have not got theirs, so that a version that still answers
-is not freed.
+`ResponseTracker` wraps the responder of such a request. It counts the responses, counts the request at its
+last one, and knows how many requests are open, so that a version that still responds is not freed.
+
+Owns: the number of open requests of one model version.
+Threads and locks: responses come on any thread. The tracker's lock guards the number; the lock of an
+execution decides which thread completes a request (`_TrackedResponder.claim`) and counts the execution.
+Used by: `Executor`, `Runner`, `Model`.
 """
 
 from __future__ import annotations
@@ -12,83 +16,79 @@ from collections.abc import Callable
 
 from conch.core.clock import Clock
 from conch.core.errors import ConchError
+from conch.core.model_statistics import RUNNING, ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse, Kept, Responder
-from conch.core.response_stats import ResponseKind
-from conch.core.scheduling.base import Batch
-from conch.core.stats import RUNNING, ModelStatistics
+from conch.core.scheduling.scheduler import Batch
+from conch.core.statistics_snapshot import ResponseKind
 
 
-class OpenAnswers:
-    """The requests of one model version that it answers itself and that have not got their last response.
+class ResponseTracker:
+    """The open requests of one model version: those without a last response.
 
     Args:
-        statistics: Where they and their executions are counted.
+        statistics: Counts requests and executions.
         clock: Monotonic time in nanoseconds.
-        decoupled: Whether each of their responses is counted too.
+        decoupled: Whether each response is counted too.
 
     Attributes:
-        on_none: Called when the last of them has been answered; from any thread.
+        on_none: Called, from any thread, when the last open request completes.
     """
 
     def __init__(self, statistics: ModelStatistics, clock: Clock, decoupled: bool) -> None:
         self.statistics = statistics
         self.clock = clock
         self.decoupled = decoupled
-        self.on_none: Callable[[], None] = _nothing
+        self.on_none: Callable[[], None] = _ignore
         self._lock = threading.Lock()
         self._count = 0
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of open requests."""
         return self._count
 
-    def begin(self, batch: Batch) -> Execution:
-        """Watches over all requests of a batch that is about to run; its start must be set."""
+    def begin(self, batch: Batch) -> ExecutionRecord:
+        """Tracks all requests of a batch that is about to run; its start time must be set."""
         execution = self.execution(batch)
 
-        def between(responder: Responder) -> Responder:
-            if isinstance(responder, _Answers):
-                responder.goes_on(execution)  # the request has run before
+        def wrap(responder: Responder) -> Responder:
+            if isinstance(responder, _TrackedResponder):
+                responder.run_again(execution)
                 return responder
             self._add(1)
-            return _Answers(self, execution, responder)
+            return _TrackedResponder(self, execution, responder)
 
         for request in batch.requests:
             if not request.filler:
-                request.intercept(between)
+                request.wrap_responder(wrap)
         return execution
 
-    def execution(self, batch: Batch) -> Execution:
-        """The execution of a batch, for `adopt`; its start must be set."""
-        return Execution(self.statistics, batch)
+    def execution(self, batch: Batch) -> ExecutionRecord:
+        """The record of a batch's execution, for `adopt`; its start time must be set."""
+        return ExecutionRecord(self.statistics, batch)
 
-    def adopt(self, request: InferenceRequest, execution: Execution) -> bool:
-        """Watches over one request of a batch that has run.
-
-        Returns:
-            Whether it has still to be answered, and is counted then. If not, the caller counts it.
-        """
-        if _is_answered(request):
+    def adopt(self, request: InferenceRequest, execution: ExecutionRecord) -> bool:
+        """Tracks one request of a batch that has run; False if it is complete and the caller counts it."""
+        if _is_completed(request):
             return False
         self._add(1)
-        answers = _Answers(self, execution, _nobody)
+        tracked = _TrackedResponder(self, execution, _unset_responder)
 
-        def between(responder: Responder) -> Responder:
-            answers.responder = responder
-            return answers
+        def wrap(responder: Responder) -> Responder:
+            tracked.responder = responder
+            return tracked
 
-        request.intercept(between)
-        # If it is answered by now, its responder may have been called in the old way or in the new one.
-        if _is_answered(request) and answers.claim():
+        request.wrap_responder(wrap)
+        # Another thread may have completed it meanwhile, by the old responder or by the tracked one.
+        if _is_completed(request) and tracked.claim():
             self.remove()
             return False
         return True
 
     def fail(self, request: InferenceRequest, error: ConchError) -> None:
-        """Answers a request that has left the queue with an error; the caller counts it, nobody here does."""
-        answers = request.responder
-        owner = answers.claim() if isinstance(answers, _Answers) else None
+        """Fails a request that has left the queue; the caller counts it."""
+        responder = request.responder
+        owner = responder.claim() if isinstance(responder, _TrackedResponder) else None
         kept = getattr(request, "kept", None)
         try:
             if isinstance(kept, Kept):
@@ -100,7 +100,7 @@ class OpenAnswers:
                 self.remove()
 
     def remove(self) -> None:
-        """Says that a request has had its last response."""
+        """Notes that a request has had its last response."""
         with self._lock:
             self._count -= 1
             none = not self._count
@@ -112,10 +112,10 @@ class OpenAnswers:
             self._count += count
 
 
-class Execution:
-    """The execution of a batch, counted once: when it ends, or when the first request of it is done.
+class ExecutionRecord:
+    """The execution of a batch, counted once: when it ends, or when its first request completes.
 
-    It keeps the batch no longer than that: one request that goes on must not keep the others' tensors.
+    It drops the batch then: one request that goes on must not keep the tensors of the others.
     """
 
     __slots__ = ("_batch", "_lock", "_statistics", "input_end_ns", "start_ns")
@@ -128,12 +128,12 @@ class Execution:
         self.input_end_ns = 0
 
     def end(self, now_ns: int, failed: bool = False) -> None:
-        """Counts the execution, unless it has been counted or has failed."""
+        """Counts the execution, unless it was counted or failed."""
         with self._lock:
             batch, self._batch = self._batch, None
             if batch is None:
                 return
-            # A request that is done before `execute` returns finds some of the times not set yet.
+            # Some times are not set yet if a request completes before `execute` returns.
             input_end = self.input_end_ns = batch.compute_input_end_ns or self.start_ns
             output_start = batch.compute_output_start_ns or now_ns
             if not failed:
@@ -142,13 +142,13 @@ class Execution:
                 )
 
 
-class _Answers:
+class _TrackedResponder:
     """The responder of one request."""
 
     __slots__ = ("_execution", "_failed", "_index", "_open", "_output_ns", "_since_ns", "responder")
 
-    def __init__(self, owner: OpenAnswers, execution: Execution, responder: Responder) -> None:
-        self._open: OpenAnswers | None = owner
+    def __init__(self, owner: ResponseTracker, execution: ExecutionRecord, responder: Responder) -> None:
+        self._open: ResponseTracker | None = owner
         self._execution = execution
         self._index = 0
         self._output_ns = 0
@@ -156,12 +156,12 @@ class _Answers:
         self._failed = False
         self.responder = responder
 
-    def goes_on(self, execution: Execution) -> None:
-        """Says that the request runs again: its last run is the one whose times are still to be counted."""
+    def run_again(self, execution: ExecutionRecord) -> None:
+        """Takes the record of a rescheduled request's next run, whose times are counted."""
         self._execution = execution
 
-    def claim(self) -> OpenAnswers | None:
-        """Whom to tell that the request is done; None if somebody else does."""
+    def claim(self) -> ResponseTracker | None:
+        """The tracker to notify of completion; None if another thread has taken it."""
         with self._execution._lock:
             owner, self._open = self._open, None
         return owner
@@ -179,7 +179,7 @@ class _Answers:
             owner.statistics.record_response(self._index, kind, now - self._since_ns)
             if not self._index and response is not None and not failed:
                 owner.statistics.record_first_response(now - request.received_ns)
-        # Counted before anything is sent: a client that has its answer finds it in the statistics.
+        # Counted before it is sent: a client that has its response finds it in the statistics.
         ends = final and self.claim() is not None
         if ends:
             self._count(owner.statistics, request, now)
@@ -209,8 +209,8 @@ class _Answers:
             statistics.record_success(request, times, self._output_ns)
 
 
-def _is_answered(request: InferenceRequest) -> bool:
-    return request.answered  # asked twice, as another thread may answer it in between
+def _is_completed(request: InferenceRequest) -> bool:
+    return request.completed  # read twice: another thread may complete it in between
 
 
 def _kind(request: InferenceRequest, response: InferenceResponse | None, failed: bool) -> ResponseKind:
@@ -221,9 +221,9 @@ def _kind(request: InferenceRequest, response: InferenceResponse | None, failed:
     return ResponseKind.EMPTY if response is None or not response.outputs else ResponseKind.SUCCESS
 
 
-def _nothing() -> None:
-    """What is called where nobody waits."""
+def _ignore() -> None:
+    """The default callback."""
 
 
-def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """Stands in for a responder that is set before it can be called."""
+def _unset_responder(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """Placeholder for a responder that is set before it can be called."""

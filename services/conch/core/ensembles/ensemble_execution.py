@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from conch.core.admission import Admission
 from conch.core.clock import Clock
-from conch.core.dispatch import Dispatcher
+from conch.core.ensembles.ensemble_claim import EnsembleClaim
 from conch.core.ensembles.fitting import Fitting
 from conch.core.ensembles.flow import Answer, Correlation, Flow, FlowError, Run
-from conch.core.ensembles.leading import Lead
 from conch.core.ensembles.plan import Plan
 from conch.core.errors import (
     ERRORS_BY_CODE,
@@ -27,16 +27,15 @@ from conch.core.errors import (
     as_conch_error,
     without_traceback,
 )
+from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.servable import Leadable
-from conch.core.stats import ModelStatistics
-from conch.core.watch import watch_of
+from conch.core.servable import InlineClaim
 
 
 class Owner(Protocol):
     """The ensemble that executions belong to."""
 
-    dispatcher: Dispatcher
+    admission: Admission
     clock: Clock
     plan: Plan
     fitting: Fitting
@@ -45,11 +44,11 @@ class Owner(Protocol):
     def answer(self, request: InferenceRequest, answer: Answer) -> None:
         """Answers a request."""
 
-    def ended(self, execution: Execution) -> None:
+    def ended(self, execution: EnsembleExecution) -> None:
         """Takes notice that an execution has been answered and nothing of it runs any more."""
 
 
-class Execution:
+class EnsembleExecution:
     """A request on its way through an ensemble.
 
     Args:
@@ -72,16 +71,16 @@ class Execution:
         self._cancels = False
         self._ended = False
 
-    def start(self, may_lead: bool) -> Leadable | None:
+    def start(self, may_claim: bool) -> InlineClaim | None:
         """Runs the first steps.
 
         Args:
-            may_lead: Whether the caller is willing to run batches soon.
+            may_claim: Whether the caller is willing to run batches soon.
 
         Returns:
             What the caller has to lead or hand over soon, only if it may lead.
         """
-        return self._tell(lambda flow: flow.start(self.request.inputs), may_lead)
+        return self._tell(lambda flow: flow.start(self.request.inputs), may_claim)
 
     def cancel(self) -> None:
         """Answers that it was cancelled, unless it has been answered, and cancels what runs of it."""
@@ -101,7 +100,7 @@ class Execution:
 
         self._tell(tell)
         for child in children:
-            self._owner.dispatcher.cancel(child)
+            self._owner.admission.cancel(child)
         return first
 
     def _on_response(self, child: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
@@ -132,7 +131,7 @@ class Execution:
 
         self._tell(tell)
         for child in children:
-            self._owner.dispatcher.cancel(child)
+            self._owner.admission.cancel(child)
 
     def _of_step(self, error: ConchError) -> ConchError:
         """A step's error as the client gets it."""
@@ -145,7 +144,7 @@ class Execution:
         shown.retry_after_ms = error.retry_after_ms
         return shown
 
-    def _tell(self, event: Callable[[Flow], None], may_lead: bool = False) -> Leadable | None:
+    def _tell(self, event: Callable[[Flow], None], may_claim: bool = False) -> InlineClaim | None:
         """Tells the flow of an event, and does what it wants done unless another thread is at it."""
         with self._lock:
             event(self._flow)
@@ -155,11 +154,11 @@ class Execution:
             if self._working:
                 return None
             self._working = True
-        return self._work(may_lead)
+        return self._work(may_claim)
 
-    def _work(self, may_lead: bool) -> Leadable | None:
+    def _work(self, may_claim: bool) -> InlineClaim | None:
         """Empties the outbox."""
-        promised: Leadable | None = None
+        claim: InlineClaim | None = None
         while True:
             with self._lock:
                 if not self._outbox:
@@ -177,38 +176,34 @@ class Execution:
                     item.error = self._of_step(item.error)
                 self._owner.answer(self.request, item)
             elif type(item) is Run:
-                model = self._submit(item, may_lead and promised is None)
-                promised = promised or model
+                model = self._submit(item, may_claim and claim is None)
+                claim = claim or model
         if ended:
             self._owner.ended(self)
-        return None if promised is None else Lead(promised, self._owner.clock)
+        return None if claim is None else EnsembleClaim(claim, self._owner.clock)
 
-    def _submit(self, run: Run, may_lead: bool) -> Leadable | None:
+    def _submit(self, run: Run, may_claim: bool) -> InlineClaim | None:
         """Gives a step to its model; returns what is left for the caller to lead."""
         owner = self._owner
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
-            if owner.statistics.watched and (watch := watch_of(self.request)) is not None:
-                watch.step(child, model)
         except Exception as error:
             self._step_failed(run, without_traceback(as_conch_error(error)), True)
             return None
         with self._lock:
             self._children[child] = run
-        lead = Lead.current()
+        lead = EnsembleClaim.current()
         try:
-            promised = owner.dispatcher.submit(child, may_lead or lead is not None, model)
+            parent = self.request if owner.statistics.watched else None
+            claim = owner.admission.admit(child, may_claim or lead is not None, model, parent=parent)
         except Exception as error:
             with self._lock:
                 self._children.pop(child, None)
-            shown = without_traceback(as_conch_error(error))
-            if (watch := watch_of(child)) is not None:
-                watch.refused(child, shown)
-            self._step_failed(run, shown, True)
+            self._step_failed(run, without_traceback(as_conch_error(error)), True)
             return None
         if self._cancels:
-            owner.dispatcher.cancel(child)  # the others were when the model did not have this one yet
-        if promised is not None and lead is not None:
-            lead.add(promised)
+            owner.admission.cancel(child)  # the others were when the model did not have this one yet
+        if claim is not None and lead is not None:
+            lead.add(claim)
             return None
-        return promised
+        return claim
