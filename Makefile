@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # Serving needs a tenth of what tests and linters need.
 SERVE_STAMP := $(VENV)/.serves
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 # The servers and workers that tests start import what is compiled already, also where Python is told to write none:
 # a server starts in two thirds of the time.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup serve wheel test test-slow test-failed lint type format proto bench bench-setup clean
+.PHONY: setup serve wheel test test-all test-failed faults lint ratchet type format proto settings docs bench \
+	bench-setup clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -33,16 +35,24 @@ wheel: $(SERVE_STAMP)
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	$(PYTEST) -m 'not slow and not process' --budgets quick
 
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+test-all: $(STAMP)
+	HYPOTHESIS_PROFILE=ci $(PYTEST) --budgets all
 
 test-failed: $(STAMP)
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+
+faults: $(STAMP)
+	$(BIN)/python scripts/planted_faults.py
 
 lint: type
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/python scripts/generate_protocol.py --check
+	$(BIN)/python scripts/check_structure.py && $(BIN)/python scripts/generate_settings.py --check
+	$(BIN)/python -m bench.ratchet
+
+ratchet: $(STAMP)
+	$(BIN)/python -m bench.ratchet
 
 type: $(STAMP)
 	$(BIN)/mypy
@@ -52,6 +62,12 @@ format: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python scripts/generate_protocol.py
+
+settings: $(STAMP)
+	$(BIN)/python scripts/generate_settings.py
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 bench-setup: $(STAMP)
 	bash bench/setup_peers.sh

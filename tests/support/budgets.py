@@ -38,7 +38,7 @@ def report(terminal: Any, part: str) -> list[str]:
 
     Args:
         terminal: pytest's terminal reporter.
-        part: Which budgets hold: "quick", "process" or "slow".
+        part: Which budgets hold: "quick" or "all".
     """
     taken = durations(terminal)
     terminal.section(f"slowest {SLOWEST} tests")

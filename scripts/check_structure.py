@@ -1,0 +1,272 @@
+"""Holds the structure of the code: ``python scripts/check_structure.py``; each message says what to do.
+
+Rules: imports follow ``scripts/structure.toml`` and have no cycles; a basename occurs once in a package;
+tests use no private attribute of other modules; docstrings and comments do without the words that
+``structure.toml`` bans; modules are neither long nor, unless they are listed there, tiny.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {"conch": "services", "conch_control": "control"}
+SETTINGS = "scripts/structure.toml"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A source file, and its path from the root of the checkout."""
+
+    name: str
+    where: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text)
+
+    @property
+    def basename(self) -> str:
+        """The name of its file."""
+        return self.where.rpartition("/")[2]
+
+    @property
+    def lines(self) -> int:
+        """How many lines it has."""
+        return self.text.count("\n")
+
+
+class Checkout:
+    """What is checked: settings, modules by name without generated ones, and the tests' files."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings: dict[str, Any] = tomllib.loads((root / SETTINGS).read_text())
+        self.modules: dict[str, Module] = {}
+        for package, folder in SOURCES.items():
+            source = root / folder
+            for path in sorted([*source.glob(f"{package}/**/*.py"), *source.glob("*.py")]):
+                if "_pb2" not in path.name:
+                    parts = path.relative_to(source).with_suffix("").parts
+                    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                    self.modules[name] = Module(name, str(path.relative_to(root)), path.read_text())
+        self.tests = {
+            str(path.relative_to(root)): path.read_text() for path in sorted((root / "tests").rglob("*.py"))
+        }
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: where, and whether only inside a function or for type checkers."""
+
+    name: str
+    line: int
+    lazy: bool
+    typing: bool
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """All imports of a module; those for type checkers are marked."""
+    lazy, typing = set(), set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            lazy |= {id(inner) for inner in ast.walk(node)}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            typing |= {id(inner) for inner in ast.walk(node)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield Import(name, node.lineno, id(node) in lazy, id(node) in typing)
+
+
+def under(name: str, package: str) -> bool:
+    """Whether a module is a package or lies in it."""
+    return name == package or name.startswith(f"{package}.")
+
+
+def check_directions(checkout: Checkout) -> Iterator[str]:
+    """Imports that the first rule for their module does not allow."""
+    for module in checkout.modules.values():
+        rule = next(
+            (each for each in checkout.settings["imports"] if under(module.name, each["module"])), None
+        )
+        if rule is None:
+            yield f"{module.where}: no rule for {module.name}; add one to {SETTINGS}"
+            continue
+        for one in imports(module):
+            if one.typing or one.name.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            allowed = [*rule["allowed"], *(rule.get("lazy", []) if one.lazy else [])]
+            if not any(under(one.name, package) for package in allowed):
+                yield (
+                    f"{module.where}:{one.line}: {module.name} imports {one.name}, which its rule does not "
+                    f"allow: hand the object in, or move the code to where both may be known"
+                )
+
+
+def graph(found: dict[str, Module]) -> dict[str, set[str]]:
+    """Which modules each depends on, packages included, wherever and for whatever it imports them."""
+    edges: dict[str, set[str]] = defaultdict(set)
+    for module in found.values():
+        for one in imports(module):
+            name = one.name
+            while name:
+                if name in found and not under(module.name, name):
+                    edges[module.name].add(name)
+                name = name.rpartition(".")[0]
+    return edges
+
+
+def check_cycles(checkout: Checkout) -> Iterator[str]:
+    """Modules that import each other, directly or by way of others (Tarjan's algorithm)."""
+    edges = graph(checkout.modules)
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for other in edges[name]:
+            if other not in index:
+                visit(other)
+                low[name] = min(low[name], low[other])
+            elif other in stack:
+                low[name] = min(low[name], index[other])
+        if low[name] == index[name]:
+            cycle = []
+            while True:
+                cycle.append(stack.pop())
+                if cycle[-1] == name:
+                    break
+            if len(cycle) > 1:
+                cycles.append(sorted(cycle))
+
+    sys.setrecursionlimit(10_000)
+    for name in checkout.modules:
+        if name not in index:
+            visit(name)
+    for cycle in cycles:
+        yield f"import cycle of {', '.join(cycle)}: move what they share into a module that both import"
+
+
+def check_basenames(checkout: Checkout) -> Iterator[str]:
+    """Files of one name in a package."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for module in checkout.modules.values():
+        if module.basename != "__init__.py":
+            names[module.name.partition(".")[0], module.basename].append(module.where)
+    for (_, name), places in sorted(names.items()):
+        if len(places) > 1:
+            yield f"{name} occurs {len(places)} times ({', '.join(places)}): name each after its content"
+
+
+def check_sizes(checkout: Checkout) -> Iterator[str]:
+    """Modules that are too long, or small without a reason, and reasons that are not needed any more."""
+    least, most, small, large = (
+        checkout.settings["sizes"][key] for key in ("least", "most", "small", "large")
+    )
+    for module in checkout.modules.values():
+        if module.basename == "__init__.py":
+            continue
+        if module.lines > most and module.where not in large:
+            yield f"{module.where}: {module.lines} lines, more than {most}: split it by its reasons to change"
+        if module.lines < least and module.where not in small:
+            yield (
+                f"{module.where}: {module.lines} lines, fewer than {least}: merge it into the module that "
+                f"uses it, or add it to `small` in {SETTINGS} with its reason to stand alone"
+            )
+    paths = {module.where for module in checkout.modules.values()}
+    for where in [*small, *large]:
+        if where not in paths:
+            yield f"{SETTINGS}: {where} is not there any more: take it out of the list"
+
+
+def prose(text: str) -> Iterator[tuple[int, str]]:
+    """Comments and docstrings with their lines."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for statement in body if isinstance(body, list) else ():
+            constant = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
+                for offset, line in enumerate(constant.value.splitlines()):
+                    yield statement.lineno + offset, line
+
+
+def check_words(checkout: Checkout) -> Iterator[str]:
+    """Banned words in docstrings and comments."""
+    words = checkout.settings["words"]["banned"]
+    pattern = re.compile(rf"\b({'|'.join(words)})\b", re.IGNORECASE)
+    for module in checkout.modules.values():
+        for line, text in prose(module.text):
+            if match := pattern.search(text):
+                yield (
+                    f"{module.where}:{line}: '{match[0]}': make a part of the system the subject "
+                    f"(see CONTRIBUTING.md, Voice)"
+                )
+
+
+def check_privates(checkout: Checkout) -> Iterator[str]:
+    """Tests that use a private attribute of another module."""
+    allowed = set(checkout.settings["tests"]["privates"])
+    for where, text in checkout.tests.items():
+        tree = ast.parse(text)
+        own = {"_replace", "_asdict", "_fields", "_make"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                own.add(node.attr)
+            elif isinstance(node, ast.AnnAssign | ast.Assign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                own |= {target.id for target in targets if isinstance(target, ast.Name)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and re.match(r"_(?!_)", node.attr)
+                and node.attr not in own
+                and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+                and ast.unparse(node) not in allowed
+            ):
+                yield (
+                    f"{where}:{node.lineno}: {ast.unparse(node)} is private: test by behaviour, or give the "
+                    f"class a public way"
+                )
+
+
+CHECKS = (check_directions, check_cycles, check_basenames, check_sizes, check_words, check_privates)
+
+
+def main() -> None:
+    """Prints all that is wrong; ends with 1 if there is anything."""
+    checkout = Checkout(ROOT)
+    problems = [problem for check in CHECKS for problem in check(checkout)]
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.exit(f"{len(problems)} problems with the structure")
+
+
+if __name__ == "__main__":
+    main()
