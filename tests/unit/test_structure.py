@@ -1,0 +1,73 @@
+"""Each check of the structure finds what it is for, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripts import check_structure as structure
+
+SETTINGS = """
+[words]
+banned = ["whoever"]
+[tests]
+privates = ["os._exit"]
+[sizes]
+least = 2
+most = 6
+large = []
+small = []
+[[imports]]
+module = "conch.core"
+allowed = ["conch.core", "numpy"]
+[[imports]]
+module = "conch"
+allowed = ["conch"]
+lazy = ["torch"]
+"""
+CLEAN = {
+    "services/conch/core/request.py": '"""Requests."""\nimport numpy\n',
+    "services/conch/server.py": '"""A server."""\nfrom conch.core import request\ndef f():\n    import torch\n',
+    "tests/test_it.py": "class A:\n    def f(self):\n        self._own = 1\n\na = A()\na._own\nos._exit\n",
+}
+
+
+def problems(root: Path, files: dict[str, str]) -> dict[str, list[str]]:
+    """What each check finds in a checkout of these files."""
+    for name, text in {structure.SETTINGS: SETTINGS, **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    checkout = structure.Checkout(root)
+    found = {check.__name__: list(check(checkout)) for check in structure.CHECKS}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def test_nothing_is_wrong(tmp_path: Path) -> None:
+    assert problems(tmp_path, CLEAN) == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "text", "says"),
+    [
+        ("check_directions", "services/conch/core/a.py", "#\nimport conch.server\n", "imports conch.server"),
+        ("check_directions", "services/conch/a.py", "#\nimport torch\n", "imports torch"),
+        ("check_directions", "services/other.py", "#\nimport os\n", "no rule for other"),
+        ("check_cycles", "services/conch/core/a.py", "#\nimport conch.core.a.b\n", ""),
+        ("check_basenames", "services/conch/api/server.py", "#\n#\n", "server.py occurs 2 times"),
+        ("check_sizes", "services/conch/a.py", "#\n" * 7, "split it"),
+        ("check_sizes", "services/conch/a.py", "#\n", "merge it"),
+        ("check_words", "services/conch/a.py", '#\n"""Tells\nwhoever asks."""\n', "a.py:3: 'whoever'"),
+        ("check_words", "services/conch/a.py", "#\n# Whoever asks.\n", "a.py:2: 'Whoever'"),
+        ("check_privates", "tests/test_b.py", "#\nserver._core.model\n", "server._core is private"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, check: str, name: str, text: str, says: str) -> None:
+    files = {**CLEAN, name: text}
+    if check == "check_cycles":
+        files = {**CLEAN, "services/conch/core/a.py": "#\nimport conch.core.b\n"}
+        files["services/conch/core/b.py"] = "#\ndef f():\n    from conch.core import a\n"
+        says = "import cycle of conch.core.a, conch.core.b"
+    found = problems(tmp_path, files)
+    assert list(found) == [check]
+    (one,) = found[check]
+    assert says in one
