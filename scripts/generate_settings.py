@@ -1,13 +1,15 @@
-"""Writes docs/settings.md from the definitions of the settings."""
+"""Writes docs/settings.md and the keyword types of `conch.Server` from the definitions of the settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from conch.cli.settings.reference import docs_text
+from conch.cli.settings.reference import docs_text, keywords_text
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
+ROOT = Path(__file__).resolve().parents[1]
+FILES = {"docs/settings.md": docs_text, "services/conch/api/server_keywords.py": keywords_text}
 
 if __name__ == "__main__":
-    DOCS.write_text(docs_text(), encoding="utf-8")
-    print(DOCS)
+    for name, text in FILES.items():
+        (ROOT / name).write_text(text(), encoding="utf-8")
+        print(ROOT / name)

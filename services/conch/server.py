@@ -32,8 +32,8 @@ from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, GrpcOptions
-from conch.frontends.http.loop import LoopThread
-from conch.frontends.http.server import HttpFrontEnd, HttpOptions
+from conch.frontends.http.event_loop import LoopThread
+from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener
 from conch.memory.regions import Regions
@@ -280,7 +280,7 @@ class Server:
             log.info("the server is draining: it is not ready any more, and goes on answering")
 
     def stop(self) -> bool:
-        """Drains for the drain delay, finishes open requests within the exit timeout, unloads; cancels a start.
+        """Drains, finishes open requests within the exit timeout, unloads; also cancels a start.
 
         Returns:
             Whether all open requests were finished in time.

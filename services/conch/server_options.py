@@ -21,9 +21,9 @@ from conch.frontends.access_policy import parse_restricted_apis, parse_restricte
 from conch.frontends.grpc.adapter import TlsOptions
 from conch.frontends.grpc.grpc_front_end import ConnectionLimits, GrpcOptions, KeepAlive
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
-from conch.frontends.http.infer.forward import forwarder
-from conch.frontends.http.origins import ANY_ORIGIN
-from conch.frontends.http.server import HttpOptions, HttpTls
+from conch.frontends.http.cors import ANY_ORIGIN
+from conch.frontends.http.http_server import HttpOptions, HttpTls
+from conch.frontends.http.infer.headers import forwarder
 from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
 from conch_control.options import ControlMode, ControlOptions

@@ -406,7 +406,9 @@ def test_a_terminal_gets_text(repository: Path) -> None:
         os.close(ours)
     lines = [line for line in seen.splitlines() if "loaded" in line]
     assert lines
-    assert all(re.match(r'I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ lifecycle\.py:\d+\] "', line) for line in lines)
+    assert all(
+        re.match(r'I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ model_lifecycle\.py:\d+\] "', line) for line in lines
+    )
 
 
 def test_a_free_port_that_was_asked_for(repository: Path) -> None:

@@ -36,6 +36,9 @@ class ServerSettings:
     Args:
         keywords: Settings by keyword; a port of None is not opened.
 
+    Attributes:
+        options: The options of the server's parts.
+
     Raises:
         FlagError: One is unknown, wrong, or contradicts another one.
     """
@@ -52,12 +55,12 @@ class ServerSettings:
             if port in given and given[port] is None:
                 given[switch] = False
         self._settings = read_keywords(given)
-        self._options = build_options(self._settings)
+        self.options = build_options(self._settings)
 
     @property
     def ports(self) -> frozenset[int]:
         """The ports to listen on, without those that may be any free one."""
-        options = self._options
+        options = self.options
         parts = (options.grpc, options.http, options.metrics, options.control_port)
         return frozenset(each.port for each in parts if each is not None) - {0}
 
@@ -69,7 +72,7 @@ class ServerSettings:
             FlagError: The access log can't be opened.
         """
         REQUESTS.on = log.isEnabledFor(logging.DEBUG)
-        options, settings = self._options, self._settings
+        options, settings = self.options, self._settings
         control = options.control
         if control.mode == "explicit" and WILDCARD not in control.startup_models:
             names = dict.fromkeys((*control.startup_models, *bound.names))

@@ -1,4 +1,7 @@
-"""`conch.Server`: a whole server inside a program, and functions as models of it."""
+"""`conch.Server`: a server inside a program, with functions as models.
+
+Threads and locks: any thread may call it; `_lock` guards its stage, `_binding` serialises binding and start.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from conch.api.function_config import ModelConfig, Tensor
 from conch.api.function_io import Result
 from conch.api.function_repository import BoundModel, BoundRepository
 from conch.api.in_process import InProcessRequests, Inputs, RequestOptions, Responses
+from conch.api.server_keywords import ServerKeywords
 from conch.core.errors import InternalError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.process.banner import local_address
@@ -39,47 +43,47 @@ class _Stage(Enum):
 
 
 class Server:
-    """A server in this process; any thread may use it, and there may be several.
+    """A server in this process; thread-safe, and there may be several.
 
-    It takes the flags of ``conch serve`` by keyword, with underscores: ``http_port=0``,
-    ``model_control_mode="explicit"``, ``backend_config=["python,key=value"]``. A port of 0 is a free one, and
-    one of None is not opened. Environment variables are not looked at, and logging belongs to the program.
+    It takes the flags of ``conch serve`` as keyword arguments with underscores: ``http_port=0``,
+    ``model_control_mode="explicit"``, ``backend_config=["python,key=value"]``. Port 0 picks a free port, None
+    opens none. Environment variables are ignored, and the program configures logging.
 
-    A server can be started once. ``with`` starts and stops it. In a notebook, or another interactive session,
-    a server that is started takes the place of one that has a port in common with it.
+    A server can be started once; ``with`` starts and stops it. In an interactive session (a notebook),
+    starting a server stops an earlier one with a common port.
 
     Args:
-        repositories: Model repositories: directories, or URLs of object stores; none for functions alone.
+        repositories: Model repositories: directories or object store URLs; none to serve only functions.
         flags: The flags.
 
     Raises:
-        FlagError: A flag is unknown or wrong.
+        FlagError: A flag is unknown or invalid.
     """
 
-    def __init__(self, *repositories: str | Path, **flags: Any) -> None:
+    def __init__(self, *repositories: str | Path, **flags: Unpack[ServerKeywords]) -> None:
         given = flags.pop("model_repository", None)
         more = [] if given is None else given if isinstance(given, list | tuple) else [given]
         self._settings = ServerSettings({**flags, "model_repository": [*repositories, *more]})
         self._bound = BoundRepository()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._stage = _Stage.NEW
         self._server: Composition | None = None
-        self._direct: InProcessRequests | None = None
+        self._in_process: InProcessRequests | None = None
         self._wakers: list[Callable[[], None]] = []
-        self._binding = threading.Lock()  # held while functions are bound, or all of them loaded
+        self._binding = threading.Lock()  # held while functions are bound or loaded at the start
         self._stack = ExitStack()
         self._stopped = threading.Event()
         self._finished = True
 
     def start(self) -> Server:
-        """Loads the models and listens; returns the server when it is ready for requests.
+        """Loads the models and listens; returns when the server is ready.
 
         Raises:
-            ConchError: A model can't be loaded, or a port is taken, or the server was stopped meanwhile;
+            ConchError: A model cannot be loaded, a port is in use, or the server was stopped meanwhile;
                 nothing is left running.
             RuntimeError: The server has been started before.
         """
-        with self._binding:  # what is bound from here on is loaded by who binds it
+        with self._binding:  # later binds load their models themselves
             with self._lock:
                 if self._stage is not _Stage.NEW:
                     raise RuntimeError(f"the server {self._stage.value}; make another one")
@@ -93,12 +97,12 @@ class Server:
                 self._start(server)
                 with self._lock:
                     self._check_not_stopped()
-                    self._direct = InProcessRequests(server.core)
+                    self._in_process = InProcessRequests(server.core)
                     self._stage = _Stage.RUNNING
                 _RUNNING.add(self)
             except BaseException:
                 with self._lock:
-                    # Once there is a server, who stops it sees to everything.
+                    # Once the server exists, `stop` cleans up.
                     theirs = self._stage is _Stage.STOPPED and self._server is not None
                     self._stage = _Stage.STOPPED
                 if not theirs:
@@ -107,8 +111,8 @@ class Server:
         return self
 
     def _replace_earlier(self) -> None:
-        """Stops servers of this session that have the same ports: a cell or a line was run again."""
-        if not hasattr(sys, "ps1"):  # a program, which stops its servers itself
+        """Stops servers with common ports in an interactive session, where a cell may run again."""
+        if not hasattr(sys, "ps1"):  # not interactive: the program stops its servers itself
             return
         for other in list(_RUNNING):
             if self._settings.ports & other._settings.ports:
@@ -124,14 +128,15 @@ class Server:
             raise InternalError(f"{error.message}: {reasons}" if reasons else error.message) from error
 
     def stop(self) -> bool:
-        """Finishes the requests that there are, unloads the models and gives the ports back.
+        """Finishes running requests, unloads the models and closes the ports.
 
-        From any thread but those that run a function of it; a server that still starts gives that up. Streams
-        that this thread reads are ended at once. Who still waits in the end is told that it has been stopped.
+        Callable from any thread except those that run a bound function; a server that is still starting
+        aborts. Streams that this thread reads end at once; other readers get an error if the server stops
+        before their end.
 
         Returns:
-            Whether all requests were finished within ``exit_timeout_secs``. Also for a server that was not
-            started, or is stopped already.
+            Whether all requests finished within ``exit_timeout_secs``; also for a server that never started
+            or has stopped.
         """
         with self._lock:
             stage, server = self._stage, self._server
@@ -139,15 +144,15 @@ class Server:
         if stage is _Stage.NEW:
             self._end()
         if stage is _Stage.STOPPED or server is None:
-            self._stopped.wait()  # until whoever stops it, or gives its start up, has done so
+            self._stopped.wait()  # until the stop, or the aborted start, has finished
             return self._finished
-        if self._direct is not None:
-            self._direct.end_own_streams()
+        if self._in_process is not None:
+            self._in_process.end_own_streams()
         try:
             self._finished = server.stop()
         finally:
-            if self._direct is not None:
-                self._direct.close()
+            if self._in_process is not None:
+                self._in_process.close()
             self._end()
         return self._finished
 
@@ -169,20 +174,19 @@ class Server:
         self.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the server is stopped; returns whether it is."""
+        """Waits until the server has stopped; returns whether it has."""
         return self._stopped.wait(timeout)
 
     def serve(self) -> None:
-        """Starts the server if it has not been, waits until something stops it, and stops it.
+        """Starts the server unless it runs, waits for a stop, and stops it.
 
-        Once it serves, its models and addresses are printed to standard error.
-
-        On the main thread SIGINT and SIGTERM stop it for as long as this waits, also while it starts, and a
-        second one ends the process; on others only `stop` does.
+        Prints models and addresses to standard error when it is ready. On the main thread SIGINT and SIGTERM
+        stop it during this call, also while it starts, and a second signal ends the process; on other threads
+        only `stop` does.
 
         Raises:
-            ConchError: It can't be started.
-            RuntimeError: It has been stopped already.
+            ConchError: It cannot be started.
+            RuntimeError: It has stopped already.
         """
         if threading.current_thread() is not threading.main_thread():
             self._start_if_new()
@@ -191,7 +195,7 @@ class Server:
             return
         signals = Signals(logging.shutdown)
         with signals.caught(), self._waking(signals.wake):
-            # Not here, where signals are answered.
+            # On another thread: this one handles signals.
             start = Task("conch-start", self._start_if_new, signals.wake)
             signals.wait_for(lambda: start.ended or signals.asked)
             if not signals.asked:
@@ -201,7 +205,7 @@ class Server:
             stop = Task("conch-stop", self.stop, signals.wake)
             signals.wait_for(lambda: stop.ended)
             if stop.get():
-                start.join()  # else it may hang with the model that it loads
+                start.join()  # otherwise a hanging model load would block here
 
     def _start_if_new(self) -> None:
         if self._stage is _Stage.STOPPED:
@@ -238,23 +242,23 @@ class Server:
 
     @property
     def grpc_port(self) -> int | None:
-        """The port that gRPC is served on; None for none."""
+        """The gRPC port; None without one."""
         return None if self._server is None else self._server.grpc_port
 
     @property
     def http_port(self) -> int | None:
-        """The port that REST is served on; None for none."""
+        """The HTTP port; None without one."""
         return None if self._server is None else self._server.http_port
 
     @property
     def metrics_port(self) -> int | None:
-        """The port that metrics are served on; None for none."""
+        """The metrics port; None without one."""
         return None if self._server is None else self._server.metrics_port
 
     @property
     def grpc_url(self) -> str | None:
-        """Where clients of this machine find gRPC, such as ``127.0.0.1:8001``; None for nowhere."""
-        options = self._settings.grpc
+        """Local gRPC address such as ``127.0.0.1:8001``; None without one."""
+        options = self._settings.options.grpc
         if options is None or self.grpc_port is None:
             return None
         return (
@@ -265,16 +269,16 @@ class Server:
 
     @property
     def http_url(self) -> str | None:
-        """Where clients of this machine find REST, such as ``http://127.0.0.1:8000``; None for nowhere."""
-        options = self._settings.http
+        """Local HTTP URL such as ``http://127.0.0.1:8000``; None without one."""
+        options = self._settings.options.http
         if options is None or self.http_port is None:
             return None
         return f"http{'s' if options.tls else ''}://{local_address(options.address, self.http_port)}"
 
     @property
     def metrics_url(self) -> str | None:
-        """Where clients of this machine find the metrics; None for nowhere."""
-        options = self._settings.metrics
+        """Local URL of the metrics; None without one."""
+        options = self._settings.options.metrics
         if options is None or self.metrics_port is None:
             return None
         scheme = "https" if options.tls else "http"
@@ -282,7 +286,7 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether it is to be sent requests, as clients are told."""
+        """Server readiness, as clients see it."""
         return self._stage is _Stage.RUNNING and self._server is not None and self._server.core.serving
 
     @property
@@ -291,31 +295,31 @@ class Server:
         return self._running().agent.index(False)
 
     def model_ready(self, name: str, version: str | int = "") -> bool:
-        """Whether a model is to be sent requests."""
+        """Model readiness, as clients see it."""
         return self._running().core.model_ready(name, str(version or ""))
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Loads or reloads a model, and returns when it is ready; in any mode.
+        """Loads or reloads a model in any model control mode; returns when it is ready.
 
         Args:
             name: Its name.
-            config: A config in JSON to use in place of the model's.
-            files: With it, all files of the model by path.
+            config: A config in JSON that replaces the model's.
+            files: With `config`, all files of the model by path.
 
         Raises:
-            ConchError: It can't be loaded; what served before still does.
+            ConchError: It cannot be loaded; the version that served before still does.
         """
         parameters: dict[str, LoadParameter] = {} if config is None else {"config": config}
         parameters |= {f"file:{path}": content for path, content in (files or {}).items()}
-        with _reasons():
+        with _with_reasons():
             self._running().agent.load(name, parameters)
 
     def unload(self, name: str, dependents: bool = False) -> None:
-        """Begins to unload a model; one that is not loaded is no error.
+        """Starts to unload a model; no error if it is not loaded.
 
         Args:
             name: Its name.
-            dependents: Also unload the models of an ensemble that were loaded for it only.
+            dependents: Whether to unload models that were loaded only for this ensemble, too.
         """
         self._running().agent.unload(name, dependents)
 
@@ -330,24 +334,24 @@ class Server:
         version: int = 1,
         example: Inputs | None = None,
     ) -> None:
-        """Makes a function a model; in a running server, returns when it is ready.
+        """Serves a function as a model; in a running server, returns when it is ready.
 
-        Binding a name again replaces its function: requests that run are finished by the old one.
+        Binding a name again replaces its function: the old one finishes running requests.
 
         Args:
             name: The model's name.
             function: Takes a list of `conch.Request` and returns a list of outputs; see `conch.batch` and
                 `conch.sample` for functions of arrays. A coroutine function runs on an event loop of its
-                instance. A list of functions has as many instances, which run side by side.
-            inputs: What it takes; without, what an example or the function's type hints say.
-            outputs: What it returns; likewise.
+                instance. A list of functions makes as many instances, which run concurrently.
+            inputs: Its inputs; by default from the example or the type hints.
+            outputs: Its outputs; likewise.
             config: How it is served.
             version: The model's version.
-            example: Arrays by input, with the batch dimension where the model has one: the function is called
-                once with them to learn the inputs and outputs that are not given.
+            example: Arrays by input, with the batch dimension where the model has one; the function is called
+                once with them to derive inputs and outputs that are not given.
 
         Raises:
-            ConchError: Something is wrong with it; what was bound before stays.
+            ConchError: The binding is invalid; the previous one stays.
         """
         functions: list[Any] = list(function) if isinstance(function, list | tuple) else [function]
         if not functions or not all(callable(each) for each in functions):
@@ -374,14 +378,14 @@ class Server:
             before = self._bound.put(model)
             if self._stage is _Stage.RUNNING and self._server is not None:
                 try:
-                    with _reasons():
+                    with _with_reasons():
                         self._server.agent.load(name, {})
                 except BaseException:
                     self._bound.restore(model, before)
                     raise
 
     def unbind(self, name: str) -> None:
-        """Takes a function out of service; requests that run are finished.
+        """Removes a function; running requests finish.
 
         Raises:
             InvalidArgumentError: The name has none.
@@ -394,45 +398,45 @@ class Server:
     def infer(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> Result:
-        """Runs a request on a model, without a client and without a copy of the inputs.
+        """Runs a request on a model without copying the inputs.
 
-        The inputs must stay as they are until the outputs are there.
+        The inputs must not change until the outputs are returned.
 
         Args:
             model: The model's name.
             inputs: Arrays by name, with the batch dimension where the model has one.
-            timeout: Seconds that it may take; None for any time.
-            options: What else there is to say; see `RequestOptions`.
+            timeout: Time limit in seconds; None for no limit.
+            options: Other options; see `RequestOptions`.
 
         Returns:
-            The outputs by name; the arrays are the caller's.
+            The outputs by name; the arrays belong to the caller.
 
         Raises:
-            ConchError: What a client would be told.
+            ConchError: The error that a client would receive.
         """
-        return self._way_in().infer(model, inputs, timeout, options)
+        return self._in_process_requests().infer(model, inputs, timeout, options)
 
     async def infer_async(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> Result:
         """As `infer`, without blocking the event loop."""
-        return await self._way_in().infer_async(model, inputs, timeout, options)
+        return await self._in_process_requests().infer_async(model, inputs, timeout, options)
 
     def stream(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> Responses:
-        """As `infer`, for models with any number of responses: gives each as it comes.
+        """As `infer`, for models with any number of responses; yields each as it arrives.
 
-        The request begins when the first is asked for. A loop that is left early cancels it, as does
-        ``close()``. A model that is ahead of the loop waits for it. The timeout is that of each response.
+        The first `next` submits the request. Leaving the loop early, or ``close()``, cancels it. The model
+        blocks while it is too far ahead of the loop. The timeout applies to each response.
         """
-        return self._way_in().stream(model, inputs, timeout, options)
+        return self._in_process_requests().stream(model, inputs, timeout, options)
 
     def stream_async(
         self, model: str, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Result]:
         """As `stream`, without blocking the event loop."""
-        return self._way_in().stream_async(model, inputs, timeout, options)
+        return self._in_process_requests().stream_async(model, inputs, timeout, options)
 
     def _check_not_stopped(self) -> None:
         if self._stage is _Stage.STOPPED:
@@ -445,15 +449,15 @@ class Server:
             raise UnavailableError(f"the server {self._stage.value}")
         return server
 
-    def _way_in(self) -> InProcessRequests:
+    def _in_process_requests(self) -> InProcessRequests:
         self._running()
-        assert self._direct is not None, "a server that runs has one"
-        return self._direct
+        assert self._in_process is not None, "a server that runs has one"
+        return self._in_process
 
 
 @contextmanager
-def _reasons() -> Iterator[None]:
-    """Has errors say what clients are not told, but a program's author wants to know."""
+def _with_reasons() -> Iterator[None]:
+    """Adds the reason to errors, which clients do not see but a program's author needs."""
     try:
         yield
     except PollError as error:

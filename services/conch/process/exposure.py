@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from conch.frontends.access_policy import is_loopback
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.frontends.http.server import HttpOptions
+from conch.frontends.http.http_server import HttpOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server_options import ServerOptions
 from conch_control.options import ControlMode

@@ -101,8 +101,9 @@ def test_keywords_take_python_values(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 @pytest.mark.parametrize("name", ["log_verbose", "log_file", "log_json"])
 def test_logging_belongs_to_the_program(name: str) -> None:
+    keywords: dict[str, Any] = {name: "1"}
     with pytest.raises(FlagError, match=f"{name}: logging belongs to the program"):
-        conch.Server(**{name: "1"})
+        conch.Server(**keywords)
 
 
 def test_the_command_line_says_what_a_server_refuses() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from conch.cli import config_command
-from conch.cli.settings.reference import docs_text, help_parser
+from conch.cli.settings.reference import docs_text, help_parser, keywords_text
 from conch.cli.settings.resolve import read_flags, read_keywords
 from conch.cli.settings.resolved import SETTINGS, Settings, Source
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
-from conch.frontends.http.server import HttpOptions
+from conch.frontends.http.http_server import HttpOptions
 from conch.observability.logging.log_settings import LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server_options import ServerOptions, build_options
@@ -20,8 +20,9 @@ from conch.server_options import ServerOptions, build_options
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_docs_are_current() -> None:
+def test_generated_files_are_current() -> None:
     assert (ROOT / "docs/settings.md").read_text() == docs_text(), "run scripts/generate_settings.py"
+    assert (ROOT / "services/conch/api/server_keywords.py").read_text() == keywords_text(), "run it"
 
 
 def test_defaults_of_settings_are_those_of_the_options() -> None:

@@ -126,7 +126,11 @@ def test_the_text_of_an_exception_forges_no_line(breaking: str) -> None:
     ("form", "escape", "pattern"),
     [
         ("default", True, r'I\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_log_handler\.py:\d+\] "one\\n\\"two\\""\n'),
-        ("ISO8601", True, r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I PID test_log_handler\.py:\d+\] "one\\n\\"two\\""\n'),
+        (
+            "ISO8601",
+            True,
+            r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I PID test_log_handler\.py:\d+\] "one\\n\\"two\\""\n',
+        ),
         ("default", False, r'I\d{4} \d\d:\d\d:\d\d\.\d{6} PID test_log_handler\.py:\d+\] one\n"two"\n'),
     ],
 )

@@ -1,4 +1,7 @@
-"""Presents settings: help of `conch serve`, output of `conch config`, tables of docs/settings.md."""
+"""Presents settings: help of `conch serve`, output of `conch config`, and the generated files.
+
+`scripts/generate_settings.py` writes those: docs/settings.md and the keyword types of `conch.Server`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,21 @@ Each setting can be given in four ways; the first one that gives it wins:
 `conch.Server` takes them as keywords, `grpc_port=8001`, or from the file; it does not read the environment.
 `conch config` with the flags of `conch serve` prints each effective value and where it came from.
 """
+
+_KEYWORDS_HEAD = '''\
+"""Types of the keywords of `conch.Server`. Made by `scripts/generate_settings.py`; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class ServerKeywords(TypedDict, total=False):
+    """Keywords of `conch.Server`, described in docs/settings.md; None leaves a setting out."""
+
+'''
 
 
 def help_parser(program: str, usage: str = "") -> argparse.ArgumentParser:
@@ -87,3 +105,18 @@ def docs_text() -> str:
             parts.append(f"| `{each.flag}` | {kind} | {default} | {text} |")
         parts[-1] += "\n"
     return "\n".join(parts)
+
+
+def keywords_text() -> str:
+    """The text of services/conch/api/server_keywords.py."""
+    lines = []
+    for each in SETTINGS:
+        if not each.listed or each.scope == "process":
+            continue
+        kind = each.kind.python
+        if each.choices:
+            choices = ", ".join(f'"{choice}"' for choice in each.choices)
+            kind = f"Literal[{choices}]"
+        several = f" | Sequence[{kind}]" if each.repeatable else ""
+        lines.append(f"    {each.key}: {kind}{several} | None\n")
+    return _KEYWORDS_HEAD + "".join(lines)

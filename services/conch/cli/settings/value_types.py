@@ -16,10 +16,14 @@ MOST_PORT = 65535
 
 @dataclass(frozen=True, slots=True)
 class ValueType(Generic[T]):
-    """The type of one value; `parse` raises `argparse.ArgumentTypeError`."""
+    """The type of one value; `parse` raises `argparse.ArgumentTypeError`.
+
+    `python` is the annotation of the keyword, which accepts texts too.
+    """
 
     name: str
     parse: Callable[[str], T]
+    python: str = "str"
 
 
 def parse_bool(text: str) -> bool:
@@ -53,7 +57,7 @@ def integer(least: int, most: int | None = None, name: str = "integer") -> Value
             raise argparse.ArgumentTypeError(f"must be {limits}, got {value}")
         return value
 
-    return ValueType(name, parse)
+    return ValueType(name, parse, "int | str")
 
 
 def _duration(text: str) -> float:
@@ -117,20 +121,20 @@ def _pool(text: str) -> str:
 
 
 TEXT = ValueType("text", str)
-BOOL = ValueType("bool", parse_bool)
-FILE = ValueType("file", Path)
-DIRECTORY = ValueType("directory", Path)
-REPOSITORY = ValueType("location", _repository)
+BOOL = ValueType("bool", parse_bool, "bool | str")
+FILE = ValueType("file", Path, "Path | str")
+DIRECTORY = ValueType("directory", Path, "Path | str")
+REPOSITORY = ValueType("location", _repository, "Path | str")
 NATURAL = integer(0)
 POSITIVE = integer(1)
-ANY_PORT = ValueType("port", _integer)
+ANY_PORT = ValueType("port", _integer, "int | str")
 """A port whose range is checked only if its protocol is on."""
 PORT = integer(0, MOST_PORT, "port")
-DURATION = ValueType("number", _duration)
-INTERVAL = ValueType("number", _interval)
-CAPABILITY = ValueType("number", _capability)
+DURATION = ValueType("number", _duration, "float | str")
+INTERVAL = ValueType("number", _interval, "float | str")
+CAPABILITY = ValueType("number", _capability, "float | str")
 CONFIG_NAME = ValueType("text", _config_name)
-INPUT_SIZE = ValueType("integer", _input_size)
-HTTP_THREADS = ValueType("integer", _http_threads)
+INPUT_SIZE = ValueType("integer", _input_size, "int | str")
+HTTP_THREADS = ValueType("integer", _http_threads, "int | str")
 POOL = ValueType("size", _pool)
 """Bytes, or ``<GPU>:<bytes>``."""

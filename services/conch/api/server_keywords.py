@@ -1,0 +1,103 @@
+"""Types of the keywords of `conch.Server`. Made by `scripts/generate_settings.py`; do not edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class ServerKeywords(TypedDict, total=False):
+    """Keywords of `conch.Server`, described in docs/settings.md; None leaves a setting out."""
+
+    model_repository: Path | str | Sequence[Path | str] | None
+    model_store: Path | str | Sequence[Path | str] | None
+    model_namespacing: bool | str | None
+    model_cache_directory: Path | str | None
+    model_cache_byte_size: int | str | None
+    storage_timeout_secs: int | str | None
+    model_control_mode: Literal["none", "explicit", "poll", "watch"] | None
+    load_model: str | Sequence[str] | None
+    reload: bool | str | None
+    repository_poll_secs: float | str | None
+    repository_settle_secs: float | str | None
+    allow_model_control: bool | str | None
+    allow_model_upload: bool | str | None
+    model_load_thread_count: int | str | None
+    model_load_retry_count: int | str | None
+    max_queue_size: int | str | None
+    model_config_name: str | None
+    disable_auto_complete_config: bool | str | None
+    strict_model_config: bool | str | None
+    backend_directory: Path | str | None
+    backend_config: str | Sequence[str] | None
+    id: str | None
+    exit_on_error: bool | str | None
+    strict_readiness: bool | str | None
+    drain_delay: float | str | None
+    exit_timeout_secs: int | str | None
+    listen_while_loading: bool | str | None
+    allow_client_shm: bool | str | None
+    min_supported_compute_capability: float | str | None
+    config_file: Path | str | None
+    cache_config: str | Sequence[str] | None
+    response_cache_byte_size: int | str | None
+    rate_limit: Literal["off", "execution_count"] | None
+    rate_limit_resource: str | Sequence[str] | None
+    allow_grpc: bool | str | None
+    grpc_address: str | None
+    grpc_port: int | str | None
+    reuse_grpc_port: bool | str | None
+    grpc_infer_thread_count: int | str | None
+    grpc_max_message_bytes: int | str | None
+    grpc_max_connections: int | str | None
+    grpc_max_concurrent_streams: int | str | None
+    grpc_max_metadata_bytes: int | str | None
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] | None
+    grpc_header_forward_pattern: str | None
+    grpc_restricted_protocol: str | Sequence[str] | None
+    grpc_use_ssl: bool | str | None
+    grpc_use_ssl_mutual: bool | str | None
+    grpc_server_cert: Path | str | None
+    grpc_server_key: Path | str | None
+    grpc_root_cert: Path | str | None
+    grpc_keepalive_time: int | str | None
+    grpc_keepalive_timeout: int | str | None
+    grpc_keepalive_permit_without_calls: bool | str | None
+    grpc_http2_max_pings_without_data: int | str | None
+    grpc_http2_min_recv_ping_interval_without_data: int | str | None
+    grpc_http2_max_ping_strikes: int | str | None
+    grpc_max_connection_age: int | str | None
+    grpc_max_connection_age_grace: int | str | None
+    allow_http: bool | str | None
+    http_address: str | None
+    http_port: int | str | None
+    reuse_http_port: bool | str | None
+    http_thread_count: int | str | None
+    http_max_input_size: int | str | None
+    http_max_connections: int | str | None
+    http_idle_timeout_secs: int | str | None
+    http_header_forward_pattern: str | None
+    http_restricted_api: str | Sequence[str] | None
+    http_cors_origin: str | Sequence[str] | None
+    http_use_ssl: bool | str | None
+    http_server_cert: Path | str | None
+    http_server_key: Path | str | None
+    http_root_cert: Path | str | None
+    control_port: int | str | None
+    control_address: str | None
+    control_token_file: Path | str | None
+    control_use_ssl: bool | str | None
+    control_server_cert: Path | str | None
+    control_server_key: Path | str | None
+    control_root_cert: Path | str | None
+    access_log: str | None
+    access_log_format: Literal["json", "text"] | None
+    allow_metrics: bool | str | None
+    allow_gpu_metrics: bool | str | None
+    allow_cpu_metrics: bool | str | None
+    metrics_address: str | None
+    metrics_port: int | str | None
+    metrics_use_ssl: bool | str | None
+    metrics_interval_ms: int | str | None
+    metrics_config: str | Sequence[str] | None
