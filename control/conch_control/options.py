@@ -22,28 +22,28 @@ ALL_BACKENDS = ""
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """What the operator decides about the repository.
+    """Settings of the control plane.
 
     Attributes:
         repositories: Local directories, and URLs of object stores.
-        mode: ``none`` loads everything once; ``explicit`` loads what clients and the startup list name; with
-            ``poll`` and ``watch`` everything is loaded, and a planner has it follow the repositories.
+        mode: ``none`` loads everything once; ``explicit`` loads what clients and `startup_models` name;
+            ``poll``
+            and ``watch`` load everything and follow the repositories.
         startup_models: Models to load at the start in explicit mode; ``*``, alone, for all.
-        strict_model_config: Whether configs must be complete: no completion from the model's files.
-        load_threads: Most models being loaded at the same time.
-        load_retries: How often a version that failed to load is tried again.
-        model_config_name: Use ``configs/<name>.pbtxt`` of a model, where it exists, as its config.
-        backend_options: Options by backend; those under the empty name hold for all.
-        devices: What instances can be placed on.
-        rate_limits: How much there is of the resources that instances need, nothing said for as much as the
-            neediest one needs; None for no rate limits at all.
-        max_queue_size: Most requests that may wait for a model version that does not say so itself; 0 for any
-            number.
-        storage: Settings of repositories in object stores.
-        namespacing: Whether several repositories may have models of one name.
-        keep_latencies: Whether models count how long each request takes, for histograms.
-        keep_first_responses: Whether they do so for first responses, in Triton's buckets.
-        keep_summaries: Whether they keep what quantiles of times are made of.
+        strict_model_config: Require complete configs, without completion from the model's files.
+        load_threads: Most concurrent loads.
+        load_retries: Retries of a version that fails to load.
+        model_config_name: Use ``configs/<name>.pbtxt`` of a model as its config, where it exists.
+        backend_options: Options by backend; those under the empty name apply to all.
+        devices: Devices for instances.
+        rate_limits: Capacity of rate limiter resources, by default the largest demand; None disables rate
+            limits.
+        max_queue_size: Default queue limit of a model version; 0 for none.
+        storage: Settings of object stores.
+        namespacing: Allow models of the same name in several repositories.
+        keep_latencies: Keep latency histograms.
+        keep_first_responses: Keep first-response histograms, in Triton's buckets.
+        keep_summaries: Keep data for quantiles.
     """
 
     repositories: tuple[str | Path, ...]

@@ -61,13 +61,13 @@ class Following:
     def becomes(self, answer: int, name: str = "m") -> None:
         """Waits for another answer of a model."""
 
-        def answered() -> bool:
+        def completed() -> bool:
             try:
                 return self.answer(name) == answer
             except InferenceServerException:
                 return False
 
-        eventually(answered, f"{name} answers {answer}: {self.server.errors[-3000:]}")
+        eventually(completed, f"{name} answers {answer}: {self.server.errors[-3000:]}")
 
     def lines(self, text: str) -> int:
         """How often the log says something."""

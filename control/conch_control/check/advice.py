@@ -12,12 +12,7 @@ _PARAMETERS = ("CONCH_CACHE_TTL", "CONCH_MAX_QUEUE_SIZE", "CONCH_PADDING")
 
 
 def ineffective_settings(config: ModelConfig, of_backend: Sequence[str] = ()) -> Problems:
-    """Settings of an effective config that have no effect, as problems that fail no load.
-
-    Args:
-        config: The config.
-        of_backend: `Backend.parameters` of its backend.
-    """
+    """Settings of an effective config that have no effect, as problems that fail no load."""
     yield from _batching_advice(config)
     for number, group in enumerate(config.instance_group):
         for field in ("host_policy", "secondary_devices"):

@@ -102,9 +102,6 @@ class Report:
 class FindingCollector:
     """Collects the findings of one model and locates them in its config file.
 
-    Args:
-        model_report: Receives the findings.
-
     Attributes:
         file: Config file, or the model's directory if it has none.
         reading: Parsed config text; None without a file.

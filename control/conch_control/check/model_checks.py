@@ -24,8 +24,7 @@ from conch_control.check.user_code import PythonFile, agent_notes, agent_problem
 from conch_control.config.completion import checked_model_file, complete, runtime_problems
 from conch_control.config.instance_groups import resolving_groups
 from conch_control.config.model_spec import assemble_spec, read_extras
-from conch_control.config.normalize import normalize
-from conch_control.config.origins import config_origins
+from conch_control.config.parse import config_origins, normalize
 from conch_control.config.platforms import filling_backend, is_ensemble
 from conch_control.config.problems import Problem, Problems, attempt, collect, nearest
 from conch_control.config.ragged import ragged_problems
@@ -61,10 +60,6 @@ class Rules:
 
 class ModelCheck:
     """The check of one model.
-
-    Args:
-        source: The model.
-        rules: Settings.
 
     Attributes:
         model_report: The findings.

@@ -57,9 +57,6 @@ class Span:
 class Positions:
     """Positions of all fields of a text.
 
-    Args:
-        text: The config.
-
     Attributes:
         text: The config.
         spans: Its fields, outer ones first.

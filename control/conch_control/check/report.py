@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from conch_control.check.findings import Finding, ModelReport, Report
 from conch_control.config.json_format import to_json
-from conch_control.config.origins import CONFIG_FILE
+from conch_control.config.parse import CONFIG_FILE
 from conch_control.config.problems import entry_path
 from conch_control.config.schema import is_map, part_of_entry
 
@@ -112,12 +112,7 @@ def is_clean(report: Report, strict: bool) -> bool:
 
 
 def as_text(report: Report, show: bool = False) -> str:
-    """A report as text.
-
-    Args:
-        report: The report.
-        show: Include the effective configs.
-    """
+    """A report as text."""
     lines: list[str] = []
     for location, reason in report.unreadable.items():
         lines.append(f"{location}: error: the repository can't be read: {reason}")

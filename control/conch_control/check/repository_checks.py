@@ -99,12 +99,7 @@ class _UnknownError(InvalidArgumentError):
 
 
 def check_ensembles(checks: Mapping[str, ModelCheck], duplicates: Collection[str]) -> None:
-    """Checks all ensembles, composing ones first.
-
-    Args:
-        checks: Models with unique names, each checked alone.
-        duplicates: Names in several repositories.
-    """
+    """Checks all ensembles, composing ones first."""
 
     def parts(name: str) -> tuple[str, ...]:
         config = None if name not in checks else checks[name].config

@@ -36,12 +36,7 @@ class PythonFile:
 
 
 def read_python(content: bytes, name: str) -> PythonFile:
-    """Parses a source file.
-
-    Args:
-        content: The file.
-        name: File name for messages.
-    """
+    """Parses a source file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about the model's source
@@ -65,13 +60,7 @@ def _may_complete_config(tree: ast.Module) -> bool:
 
 
 def agent_problems(config: ModelConfig, model: str, directory: Path) -> Problems:
-    """Problems of a model's repository agents that would fail its load.
-
-    Args:
-        config: The config as written.
-        model: Model name.
-        directory: The model's directory.
-    """
+    """Problems of a model's repository agents that would fail its load."""
     for number, agent in enumerate(config.model_repository_agents.agents):
         path = f"model_repository_agents.agents[{number}]"
         if _is_third_party(agent.name):

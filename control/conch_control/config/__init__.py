@@ -1,1 +1,1 @@
-"""Model configs: parsed, completed, normalised, validated, and turned into what the core reads."""
+"""Model configs: parsing, completion, defaults, validation, and conversion to the core's spec."""

@@ -1,4 +1,4 @@
-"""Where a model's file is, and what runs it."""
+"""Completes a config through its backend, and locates the model file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from conch_control.config.problems import Checked, Problem, Problems
 from conch_control.repository.layout import stays_within
 
 _NATIVE = frozenset(entry.backend for entry in FORMATS if entry.model_file != "model.py")
-"""Backends that are no Python code."""
+"""Backends that are not Python code."""
 
 
 def runtime_problems(config: ModelConfig) -> Problems:
-    """What is wrong with a config's ``runtime``."""
-    # There are no libraries to choose from: the only runtime is the backend's own, by any of its names.
+    """Problems of a config's ``runtime``."""
+    # No libraries can be chosen: the only runtime is the backend's own, under any of its names.
     own = {"", f"libtriton_{config.backend}.so"}
     if config.backend not in _NATIVE:
         own.add("model.py")
@@ -40,17 +40,10 @@ def runtime_problems(config: ModelConfig) -> Problems:
 def checked_model_file(
     config: ModelConfig, backend: Backend, directory: Path, version_directory: Path
 ) -> Checked[str]:
-    """Name of the model's file, or folder, in a version directory, and why it can't be used.
-
-    Args:
-        config: The config.
-        backend: The backend that is to run the model.
-        directory: The model's directory.
-        version_directory: That of the version.
-    """
+    """Name of the model's file or folder in a version directory, and its problems."""
     name = config.default_model_filename or backend.default_model_file
     path = version_directory / name
-    # Joined as it is opened: an absolute name leaves nothing of the directories before it.
+    # Joined as it is opened: an absolute name replaces the directory.
     if not stays_within(directory, os.path.join(version_directory.name, name)):
         yield Problem(
             "default_model_filename",
@@ -71,10 +64,10 @@ def checked_model_file(
 def complete(
     config: ModelConfig, backend: Backend, version_directory: Path, options: Mapping[str, str]
 ) -> ModelConfig:
-    """The config as the backend completes it; the model's name is not the backend's to change.
+    """The config as the backend completes it; the model's name stays.
 
     Raises:
-        ConchError: The backend can't complete it, or made something of it that is no config.
+        ConchError: Completion failed, or returned no valid config.
     """
     data = backend.complete_config(to_json(config), version_directory, options)
     try:

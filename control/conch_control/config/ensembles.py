@@ -1,7 +1,6 @@
-"""Checks an ensemble's config: by itself, and against the models it is made of; rules and texts are Triton's.
+"""Checks an ensemble's config, alone and against its composing models; rules and texts are Triton's.
 
-`validate_ensemble` needs nothing but the config. `plan_ensemble` needs the models, so it comes when they have
-been loaded.
+`validate_ensemble` needs only the config; `plan_ensemble` needs the loaded models.
 """
 
 from __future__ import annotations
@@ -26,20 +25,16 @@ from conch_control.config.problems import (
 )
 
 FindModel = Callable[[EnsembleStep], ModelSpec]
-"""The model of a step as it is loaded now."""
+"""Returns the loaded model of a step."""
 
 
 def validate_ensemble(config: ModelConfig) -> None:
-    """Checks what an ensemble's config says by itself.
-
-    Raises:
-        InvalidArgumentError: It breaks a rule.
-    """
+    """Checks an ensemble's config alone. Raises InvalidArgumentError: it breaks a rule."""
     raise_first(ensemble_problems(config))
 
 
 def ensemble_problems(config: ModelConfig) -> Problems:
-    """What is wrong with an ensemble's config by itself."""
+    """Problems of an ensemble's config alone."""
     name = config.name
     if config.instance_group:
         yield Problem(
@@ -65,7 +60,7 @@ def ensemble_problems(config: ModelConfig) -> Problems:
             sound = False
             yield problem
         makers.update(dict.fromkeys(step.output_map.values(), step))
-    if sound:  # else tensors that are not connected are only a consequence
+    if sound:  # else unconnected tensors are only a consequence
         yield from _connection_problems(config, makers)
 
 
@@ -102,7 +97,7 @@ def _step_problems(
 
 
 def step_path(number: int) -> str:
-    """Path of a step of an ensemble."""
+    """Path of a step."""
     return f"ensemble_scheduling.step[{number}]"
 
 
@@ -143,7 +138,7 @@ def _connection_problems(config: ModelConfig, makers: Mapping[str, ModelEnsembli
 
 
 def _place(config: ModelConfig, tensor: str) -> str:
-    """Path of the first place in the maps that names a tensor."""
+    """Path of the first map entry that names a tensor."""
     for number, step in enumerate(config.ensemble_scheduling.step):
         for kind, mapping in (("input_map", step.input_map), ("output_map", step.output_map)):
             for end in sorted(mapping):
@@ -163,7 +158,7 @@ def _not_written(
         if output not in consumed:
             return f"ensemble output '{output}' for ensemble {ensemble}' is not used"
         return f"output '{output}' for ensemble '{ensemble}' is not written"
-    # As far back as it goes, or until it turns in a circle.
+    # Follow the inputs back to the first missing one, or around a cycle.
     missing = output
     followed: set[str] = set()
     while missing in makers and missing not in followed:
@@ -177,7 +172,7 @@ def _not_written(
 
 
 def scheduling_of(config: ModelConfig) -> EnsembleScheduling | None:
-    """The ensemble's steps as the core has them; None for a config that is not an ensemble's."""
+    """The ensemble's steps for the core; None for other models."""
     if not config.HasField("ensemble_scheduling"):
         return None
     return EnsembleScheduling(
@@ -190,10 +185,10 @@ def scheduling_of(config: ModelConfig) -> EnsembleScheduling | None:
 
 
 def plan_ensemble(spec: ModelSpec, find_model: FindModel) -> Plan:
-    """Checks an ensemble against its models, and plans how tensors go through it.
+    """Checks an ensemble against its models, and plans its data flow.
 
     Raises:
-        ConchError: A model is not loaded, or does not fit the others.
+        ConchError: A model is not loaded, or does not fit.
     """
     plan = result_or_raise(checked_plan(spec, find_model))
     assert plan is not None, "there was no problem"
@@ -201,14 +196,14 @@ def plan_ensemble(spec: ModelSpec, find_model: FindModel) -> Plan:
 
 
 def checked_plan(spec: ModelSpec, find_model: FindModel) -> Checked[Plan | None]:
-    """Checks an ensemble against its models, and plans how tensors go through it; None if it can't be."""
+    """The plan of an ensemble and its problems; None if it can't be planned."""
     scheduling = spec.ensemble
     assert scheduling is not None, "only for ensembles"
     models: list[ModelSpec | None] = []
     for number, step in enumerate(scheduling.steps):
         path = f"{step_path(number)}.model_name"
         models.append((yield from attempt(path, partial(find_model, step))))
-    # The ensemble's own reshape lies between its clients and its models.
+    # The ensemble's own reshape applies between clients and models.
     tensors = {
         tensor.name: _Seen(spec, tensor, tensor.backend_dims) for tensor in (*spec.inputs, *spec.outputs)
     }
@@ -249,7 +244,7 @@ def _plan(spec: ModelSpec, scheduling: EnsembleScheduling, models: Iterable[Mode
 
 
 def completed(spec: ModelSpec, plan: Plan, find_model: FindModel) -> ModelSpec:
-    """An ensemble's spec with what its models say: its outputs' labels, where it has none of its own."""
+    """The spec with the labels of the composing models, where the ensemble has none."""
     assert spec.ensemble is not None, "only for ensembles"
     return replace(
         spec,
@@ -258,12 +253,12 @@ def completed(spec: ModelSpec, plan: Plan, find_model: FindModel) -> ModelSpec:
 
 
 def _pairs(tensors: Iterable[TensorSpec], mapping: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """A model's tensors with those of the ensemble, in the order of the model's config."""
+    """Model tensors with their ensemble tensors, in the order of the model's config."""
     return tuple((tensor.name, mapping[tensor.name]) for tensor in tensors if tensor.name in mapping)
 
 
 class _Seen:
-    """A tensor of an ensemble as the first that has to do with it describes it."""
+    """An ensemble tensor as first described, by the ensemble or by a model."""
 
     def __init__(self, model: ModelSpec, tensor: TensorSpec, dims: tuple[int, ...]) -> None:
         self.model = model
@@ -336,7 +331,7 @@ def _consistency_problems(ensemble: str, path: str, tensor: str, one: _Seen, oth
             expected=_type_name(one),
             found=_type_name(other),
         )
-    # With the batch dimension they may agree where one of the models has it among its dims.
+    # Shapes may agree with the batch dimension if one model has it in its dims.
     elif not (_agree(one.dims, other.dims) or _agree(one.full, other.full)):
         yield Problem(
             path,

@@ -1,4 +1,4 @@
-"""The instance groups of a config, and the same as the core has them."""
+"""Instance groups of a config: defaults, checks, conversion to the core."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from conch_control.config.problems import Problem, Problems, raise_first
 
 
 def read_groups(config: ModelConfig) -> tuple[InstanceGroup, ...]:
-    """The groups as they stand in a config."""
+    """The groups as written."""
     return tuple(_read(group) for group in config.instance_group)
 
 
 def resolve_groups(config: ModelConfig, devices: Devices, backend: Backend) -> None:
-    """Fills in the defaults of instance groups, and checks them; may be repeated.
+    """Fills in defaults of instance groups and checks them; idempotent.
 
     Args:
         config: The config; changed in place.
-        devices: What the machine has.
-        backend: The backend that is to run the model.
+        devices: Devices of the machine.
+        backend: The backend of the model.
 
     Raises:
-        InvalidArgumentError: A group can't be placed; none of them has changed.
+        InvalidArgumentError: A group can't be placed; nothing has changed.
     """
     raise_first(resolving_groups(config, devices, backend))
 
 
 def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) -> Problems:
-    """Does what `resolve_groups` does, and says of each group why it can't be placed."""
+    """As `resolve_groups`, yielding the problems."""
     yield from group_problems(config, devices, backend.cpu_instance_count, backend.uses_gpus)
     if not _kinds_known(config):
         return
@@ -46,13 +46,13 @@ def resolving_groups(config: ModelConfig, devices: Devices, backend: Backend) ->
 def group_problems(
     config: ModelConfig, devices: Devices, cpu_count: int = 1, allows_gpus: bool = True
 ) -> Problems:
-    """Why instance groups can't be placed.
+    """Reasons why instance groups can't be placed.
 
     Args:
         config: The config.
-        devices: What the machine has.
-        cpu_count: Instances of a group on the CPU that names no count.
-        allows_gpus: Whether the backend takes a GPU where a group leaves the choice.
+        devices: Devices of the machine.
+        cpu_count: Default count of a CPU group.
+        allows_gpus: True if the backend prefers GPUs where a group does not tell.
     """
     if not _kinds_known(config):
         for number, group in enumerate(config.instance_group):
@@ -84,7 +84,7 @@ def group_problems(
 
 
 def _kinds_known(config: ModelConfig) -> bool:
-    """Whether all groups have a kind; text may give any number for a name."""
+    """True if all kinds are valid; the text format allows any number."""
     return all(group.kind in ModelInstanceGroup.Kind.values() for group in config.instance_group)
 
 
@@ -98,7 +98,7 @@ def _possible(group: InstanceGroup, devices: Devices) -> str:
 
 def _read(group: ModelInstanceGroup) -> InstanceGroup:
     limits = group.rate_limiter
-    shared = "global"  # a word of Python's
+    shared = "global"  # a Python keyword
     return InstanceGroup(
         name=group.name,
         kind=ModelInstanceGroup.Kind.Name(group.kind).removeprefix("KIND_"),

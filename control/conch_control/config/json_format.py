@@ -1,8 +1,7 @@
-"""Model configs in JSON form, as Triton prints and reads them.
+"""Model configs in Triton's JSON form.
 
-Printed: original field names, enums by name, fields with their default value too, 64-bit numbers as
-numbers (protobuf's own JSON has them as strings). Read: enum names in any case, numbers or strings for
-64-bit fields, nothing unknown.
+Output: original field names, enum names, default values included, 64-bit numbers as numbers (protobuf
+prints strings). Input: enum names in any case, 64-bit values as numbers or strings, no unknown fields.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.lenient_json import RepeatedKey, parse_lenient
 from conch_control.config.problems import with_suggestion
 
-# protobuf's stubs also allow for the C runtime's class, which has the same members.
+# The stubs also allow the C runtime's class, which has the same members.
 _CONFIG = cast(Descriptor, ModelConfig.DESCRIPTOR)
 _INT64_TYPES = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
-# Triton converts 64-bit fields by a list of paths, and these are not on it.
+# Triton converts 64-bit fields by a list of paths without these.
 _STILL_STRINGS = frozenset(
     {
         "inference.ModelSequenceBatching.InitialState.dims",
@@ -33,7 +32,7 @@ _STILL_STRINGS = frozenset(
 
 
 def to_json(config: ModelConfig) -> dict[str, Any]:
-    """A config as a dictionary in JSON form, members in the order of the schema."""
+    """A config as a JSON dictionary, members in schema order."""
     printed = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
@@ -41,10 +40,10 @@ def to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> ModelConfig:
-    """The config that a dictionary in JSON form describes.
+    """The config of a JSON dictionary.
 
     Raises:
-        InvalidArgumentError: Something in it is unknown, or of the wrong type.
+        InvalidArgumentError: A member is unknown or has the wrong type.
     """
     try:
         converted = _convert(dict(data), _CONFIG, _upper_enum)
@@ -54,7 +53,7 @@ def from_json(data: Mapping[str, Any]) -> ModelConfig:
 
 
 def parse_override(text: str) -> ModelConfig:
-    """The config of a load request's ``config`` parameter, read as leniently as Triton reads it.
+    """Parses the ``config`` parameter of a load request, as leniently as Triton.
 
     Raises:
         InvalidArgumentError: It is not JSON, or not a config.
@@ -71,10 +70,10 @@ def parse_override(text: str) -> ModelConfig:
 
 
 def _regular(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
-    """Brings what protobuf's C++ parser takes into the form that its Python parser takes.
+    """Converts what protobuf's C++ parser accepts to what its Python parser accepts.
 
-    A field may come several times, by either of its names; one that repeats may be a single value, and one
-    that does not is given by the last; lists may be nested.
+    A field may repeat, under either of its names; repeated fields may be single values or nested lists;
+    the last value of a singular field wins.
     """
     found: dict[str, Any] = {}
     for name, given in data.items():
@@ -140,7 +139,7 @@ def _upper_enum(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _convert(data: dict[str, Any], message: Descriptor, leaf: _Leaf) -> dict[str, Any]:
-    """Copies a dictionary with `leaf` applied to every value that is no message."""
+    """Copies a dictionary, applying `leaf` to all non-message values."""
     fields = message.fields_by_name
     return {
         name: _convert_field(value, fields[name], leaf) if name in fields else value
@@ -163,7 +162,7 @@ def _convert_field(value: Any, field: FieldDescriptor, leaf: _Leaf) -> Any:
 
 
 def _in_order(data: dict[str, Any], message: Descriptor) -> dict[str, Any]:
-    """Sorts members as the schema has them; protobuf prints those that are set before the others."""
+    """Sorts members in schema order."""
     return {
         field.name: _in_order_value(data[field.name], field.message_type)
         for field in message.fields

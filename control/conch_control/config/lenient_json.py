@@ -1,7 +1,7 @@
-"""JSON as protobuf's C++ parser takes it, which is how Triton reads the configs of load requests.
+"""Lenient JSON parser with the rules and error texts of protobuf's C++ parser.
 
-Besides JSON: keys without quotes, single quotes, a comma behind the last member or element, line breaks in
-strings. Not taken: comments, NaN, leading zeros. Texts of errors are protobuf's, with the place.
+Triton uses that parser for config overrides. Accepted besides JSON: unquoted keys, single quotes, trailing
+commas, line breaks in strings. Not accepted: comments, NaN, leading zeros.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ _LITERALS = {"true": True, "false": False, "null": None}
 
 
 class RepeatedKey(list[Any]):
-    """The values of a key that an object has more than once."""
+    """The values of a key that occurs several times in an object."""
 
 
 def parse_lenient(text: str) -> Any:
-    """Reads a text; objects become dictionaries.
-
-    Raises:
-        ValueError: It is not JSON, not even by these rules; the text says what was expected, and where.
-    """
+    """Parses a text. Raises ValueError: it is malformed; the text has the position."""
     reader = _Reader(text)
     value = reader.value(_MOST_DEPTH)
     if reader.next():
@@ -37,14 +33,14 @@ def parse_lenient(text: str) -> Any:
 
 
 class _Reader:
-    """What is left of a text."""
+    """Parser state."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
 
     def next(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Skips white space and returns the next character; empty at the end."""
         found = _SPACE.match(self._text, self._at)
         assert found is not None, "it matches nothing too"
         self._at = found.end()
@@ -126,7 +122,7 @@ class _Reader:
             self.fail("Closing quote expected in string.")
         try:
             text = _ESCAPE.sub(_unescaped, found[found.lastindex or 0])
-            # Halves of a character that were escaped one by one become one.
+            # Joins escaped surrogate pairs.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             self.fail("Invalid surrogate pair.")

@@ -1,4 +1,4 @@
-"""Turns a finished config into what the core and the backends read."""
+"""Converts a finished config to the core's spec."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_S = 10**9
 
 
 def checked_cache_ttl(config: ModelConfig) -> Checked[int]:
-    """How long a model's cached responses are valid, in nanoseconds; 0 for as long as the cache says."""
+    """Lifetime of cached responses in nanoseconds; 0 for the cache's default."""
     if _TTL not in config.parameters:
         return 0
     text = config.parameters[_TTL].string_value
@@ -60,10 +60,10 @@ _USUAL_MS = (100.0, 500.0, 2000.0, 5000.0)
 
 
 def first_response_buckets(config: Mapping[str, Any]) -> tuple[float, ...]:
-    """Upper bounds in milliseconds of the buckets of Triton's histogram of first responses.
+    """Bucket bounds of the first-response histogram in milliseconds.
 
     Args:
-        config: A model's config in JSON; ``model_metrics`` may have others than the usual ones.
+        config: Config in JSON; ``model_metrics`` may override the defaults.
     """
     for control in config.get("model_metrics", {}).get("metric_control", ()):
         if control.get("metric_identifier", {}).get("family") == _FIRST_RESPONSE:
@@ -77,14 +77,14 @@ _MAX_QUEUE_SIZE = "CONCH_MAX_QUEUE_SIZE"
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a spec needs besides what its config says in so many words.
+    """Parts of a spec read from files and parameters.
 
     Attributes:
-        labels: Labels of each output, in their order.
+        labels: Labels of each output, in order.
         sequence: Sequence batching, or None.
         padding: Padding, or None.
-        cache_ttl_ns: How long cached responses are valid.
-        max_queue_size: Most requests that may wait.
+        cache_ttl_ns: Lifetime of cached responses.
+        max_queue_size: Most queued requests.
     """
 
     labels: tuple[tuple[str, ...], ...]
@@ -105,28 +105,27 @@ def build_spec(
     """The spec of one version.
 
     Args:
-        config: The completed, normalised and validated config.
+        config: Completed, normalised and validated config.
         directory: The model's directory.
         version: The version.
-        model_file: Name of the model's file in the version's directory.
-        backend_options: Options of the backend from the command line.
-        max_queue_size: Most requests that may wait where the config does not say it; 0 for any number.
+        model_file: Name of the model's file in the version directory.
+        backend_options: Command line options of the backend.
+        max_queue_size: Default of the queue limit; 0 for none.
 
     Raises:
-        ConchError: A labels file or a state's can't be read, or is not the model's own; a state or a
-            parameter makes no sense.
+        ConchError: A labels or state file is unreadable or outside the model, or a parameter is invalid.
     """
     extras = result_or_raise(read_extras(config, directory, max_queue_size))
     return assemble_spec(config, directory, version, model_file, backend_options, extras)
 
 
 def read_extras(config: ModelConfig, directory: Path, max_queue_size: int = 0) -> Checked[Extras]:
-    """Reads files and parameters that a config names, and says what is wrong with them.
+    """Reads files and parameters of a config, and reports their problems.
 
     Args:
-        config: The completed and normalised config; other checks may have found problems with it.
+        config: Completed and normalised config; may be invalid otherwise.
         directory: The model's directory.
-        max_queue_size: Most requests that may wait where the config does not say it; 0 for any number.
+        max_queue_size: Default of the queue limit; 0 for none.
     """
     labels = []
     for number, tensor in enumerate(config.output):
@@ -148,7 +147,7 @@ def assemble_spec(
     backend_options: Mapping[str, str],
     extras: Extras,
 ) -> ModelSpec:
-    """The spec of one version of a model whose config has no problems; see `build_spec`."""
+    """The spec of one version of a valid config; see `build_spec`."""
     return ModelSpec(
         name=config.name,
         version=version,
@@ -215,7 +214,7 @@ def _labels(tensor: ModelOutput, model: str, directory: Path) -> tuple[str, ...]
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise InternalError(f"failed to open text file for read {path}: {reason}") from error
-    except ValueError as error:  # not UTF-8, or no path at all
+    except ValueError as error:  # not UTF-8, or no valid path
         raise InvalidArgumentError(f"label file '{name}' of output '{tensor.name}': {error}") from error
 
 
@@ -225,7 +224,7 @@ def _batching(config: ModelConfig) -> DynamicBatching | None:
     batching = config.dynamic_batching
     policies = _policies(batching)
     if config.max_batch_size == 0 and not (policies or batching.preserve_ordering):
-        return None  # without a batch dimension the dynamic batcher never merges either
+        return None  # no batch dimension: nothing to merge
     return DynamicBatching(
         preferred_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * 1000,
@@ -236,7 +235,7 @@ def _batching(config: ModelConfig) -> DynamicBatching | None:
 
 
 def _policies(batching: ModelDynamicBatching) -> tuple[QueuePolicy, ...]:
-    """The policy of each level; nothing where there is one level without limits."""
+    """Queue policy of each priority level; empty for one level without limits."""
     default = _policy(batching.default_queue_policy)
     named = batching.priority_queue_policy
     policies = tuple(
@@ -244,7 +243,7 @@ def _policies(batching: ModelDynamicBatching) -> tuple[QueuePolicy, ...]:
         for level in range(1, batching.priority_levels + 1)
     )
     policies = policies or (default,)
-    # The action and the override have no effect where there is no timeout.
+    # Without a timeout, action and override have no effect.
     if len(policies) == 1 and not (policies[0].timeout_ns or policies[0].max_size):
         return ()
     return policies

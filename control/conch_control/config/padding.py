@@ -1,4 +1,4 @@
-"""Reads the parameter ``CONCH_PADDING`` and checks it against a model's tensors."""
+"""Parses ``CONCH_PADDING`` and checks it against a model's tensors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from conch.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 from conch_control.config.problems import Checked, Problem, entry_path, nearest, result_or_raise
 from conch_control.config.schema import WIRE_NAMES
 
-_LARGEST = 2**64  # of whole numbers, which JSON has of any size
+_LARGEST = 2**64  # JSON integers have any size
 _T = TypeVar("_T")
 
 
 def checked_padding(config: ModelConfig) -> Checked[Padding | None]:
-    """The padding of a completed and otherwise checked config; None where there is none.
-
-    The texts of problems name the parameter, the field in it and what to do.
-    """
+    """Padding of an otherwise valid config, and its problems; None without padding."""
     if PARAMETER not in config.parameters:
         return None
     path = f"{entry_path('parameters', PARAMETER)}.string_value"
@@ -42,18 +39,18 @@ def checked_padding(config: ModelConfig) -> Checked[Padding | None]:
 
 
 def read_padding(config: ModelConfig) -> Padding | None:
-    """The padding of a completed and otherwise checked config; None where there is none.
+    """Padding of an otherwise valid config; None without padding.
 
     Raises:
-        InvalidArgumentError: The parameter has another form, or does not fit the model; the text names the
-            parameter, the field in it and what to do.
+        InvalidArgumentError: The parameter is malformed or does not fit; the text names the field and the
+            remedy.
     """
     return result_or_raise(checked_padding(config))
 
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """What is wrong with the parameter's value."""
+    """A problem of the parameter's value."""
 
     message: str
     nearest: str = ""
@@ -132,11 +129,11 @@ def _axis_problems(tensor: ModelInput | ModelOutput, axis: int, field: str) -> I
 
 
 def _value(rule: PaddedInput, tensor: ModelInput, field: str) -> _Values[bool | int | float | str]:
-    """The value as the tensor's element type has it."""
+    """The value converted to the tensor's element type."""
     datatype = WIRE_NAMES.get(tensor.data_type)
     value = rule.value
     if datatype is None:
-        return value  # no type at all, which others tell
+        return value  # no type: reported elsewhere
     if datatype == "BF16":
         yield _Wrong(f"{field}: inputs of TYPE_BF16 can't be padded")
         return value

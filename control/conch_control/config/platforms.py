@@ -1,4 +1,4 @@
-"""Backends that configs may leave out: Triton's platform names and default file names."""
+"""Derives backend, platform and default file name from each other, by Triton's names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Format:
     """A model format.
 
     Attributes:
-        backend: Backend that runs it.
-        platform: Platform name that stands for it, or empty.
+        backend: Its backend.
+        platform: Its platform name, if any.
         model_file: Default name of the model's file or folder.
         aliases: Further platform names.
     """
@@ -28,7 +28,7 @@ class Format:
     aliases: tuple[str, ...] = ()
 
 
-# In the order in which a version directory is searched.
+# In search order.
 FORMATS = (
     Format("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
     Format("tensorflow", "tensorflow_graphdef", "model.graphdef"),
@@ -43,30 +43,30 @@ FORMATS = (
 _BACKEND_OF_PLATFORM = {
     name: entry.backend for entry in FORMATS for name in (entry.platform, *entry.aliases) if name
 }
-# Triton knows no platform for its Python backend, so a pair with it is a pair of unknowns.
+# Triton has no platform for its Python backend: such a pair counts as unknown.
 _BACKENDS_WITH_PLATFORM = frozenset(_BACKEND_OF_PLATFORM.values())
 
 
 def is_ensemble(config: ModelConfig) -> bool:
-    """Whether a config is meant as an ensemble's."""
+    """True for an ensemble's config."""
     return config.platform == ENSEMBLE or config.HasField("ensemble_scheduling")
 
 
 def fill_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> None:
-    """Fills in ``backend``, ``platform`` and ``default_model_filename`` where one tells the others.
+    """Fills in ``backend``, ``platform`` and ``default_model_filename``.
 
     Args:
-        config: The config, its name set; changed in place.
-        has_file: Whether a version directory has an entry of that name.
+        config: Config with its name; changed in place.
+        has_file: True if a version directory has an entry of that name.
 
     Raises:
-        InvalidArgumentError: Nothing tells the backend.
+        InvalidArgumentError: The backend can't be derived.
     """
     raise_first(filling_backend(config, has_file))
 
 
 def filling_backend(config: ModelConfig, has_file: Callable[[str], bool]) -> Problems:
-    """Does what `fill_backend` does; what it would raise is the one problem."""
+    """As `fill_backend`, yielding the problem."""
     if is_ensemble(config):
         return
     found = _format_of(config, has_file)
@@ -102,7 +102,7 @@ def check_pair(config: ModelConfig) -> None:
 
 
 def pair_problems(config: ModelConfig) -> Problems:
-    """What is wrong with platform and backend together."""
+    """Problems of platform and backend together."""
     platform, backend, name = config.platform, config.backend, config.name
     if is_ensemble(config):
         yield from _ensemble_problems(config)
@@ -154,7 +154,7 @@ def _format_of(config: ModelConfig, has_file: Callable[[str], bool]) -> Format |
     candidates = [entry for entry in FORMATS if backend in ("", entry.backend)]
     if file:
         named = next((entry for entry in candidates if entry.model_file == file), None)
-        # A file of any other name says nothing, but a backend given with it still has its platform.
+        # Other file names tell nothing; a given backend still implies its platform.
         return named or (candidates[0] if backend and candidates else None)
     found = next((entry for entry in candidates if has_file(entry.model_file)), None)
     return found or (candidates[0] if backend and candidates else None)

@@ -1,9 +1,7 @@
-"""What is wrong with a config, one thing after the other.
+"""Config checks as generators of problems.
 
-The checks of this package are generators. Who loads a model wants the first problem, as an exception
-(`result_or_raise`); who checks a repository wants all of them (`collect`). Both run the same rules in the
-same order. So a check that has found something goes on as well as it can, and does not follow up with what
-is only a consequence.
+A load raises the first problem (`result_or_raise`); `conch check` collects all (`collect`). Both run the
+same rules in the same order. A check continues after a problem, and skips consequences of it.
 """
 
 from __future__ import annotations
@@ -23,17 +21,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a config.
+    """A problem of a config.
 
     Attributes:
-        path: Path of the field, such as ``input[1].dims[0]``; a field that is missing has one too. Empty for
-            the config as a whole.
-        message: What is wrong, as clients are told by a load that fails of it.
-        expected: What belongs there; empty where the message says all there is.
-        found: What is there instead; empty for what the config has at the path.
-        nearest: A valid name that is close to the one found, if any.
-        kind: The error that a load fails with.
-        cause: What led to it, if it was an exception.
+        path: Field path, such as ``input[1].dims[0]``, also of a missing field; empty for the whole
+            config.
+        message: The problem, as a failing load reports it to clients.
+        expected: What belongs there, if the message does not tell.
+        found: What is there; empty for the value at the path.
+        nearest: A similar valid name, if any.
+        kind: Error class of a failing load.
+        cause: The exception behind it, if any.
     """
 
     path: str
@@ -53,15 +51,11 @@ Problems = Generator[Problem, None, None]
 """A check."""
 
 Checked = Generator[Problem, None, T]
-"""A check that also makes something of what it has read; of use only if there was no problem."""
+"""A check with a result, valid only without problems."""
 
 
 def result_or_raise(checked: Checked[T]) -> T:
-    """What a check has made.
-
-    Raises:
-        ConchError: The first problem that it has found.
-    """
+    """Result of a check. Raises ConchError: its first problem."""
     try:
         problem = next(checked)
     except StopIteration as done:
@@ -72,21 +66,13 @@ def result_or_raise(checked: Checked[T]) -> T:
 
 
 def raise_first(problems: Iterable[Problem]) -> None:
-    """Raises the first problem of a check as a `ConchError`, if there is one."""
+    """Raises the first problem of a check, if any."""
     for problem in problems:
         raise problem.error() from problem.cause
 
 
 def collect(checked: Checked[T], found: list[Problem]) -> T:
-    """Runs a check to its end.
-
-    Args:
-        checked: The check.
-        found: Gets its problems.
-
-    Returns:
-        What it has made.
-    """
+    """Runs a check to its end and returns its result."""
     while True:
         try:
             found.append(next(checked))
@@ -96,12 +82,7 @@ def collect(checked: Checked[T], found: list[Problem]) -> T:
 
 
 def attempt(path: str, action: Callable[[], T]) -> Checked[T | None]:
-    """Does what raises an error where it finds a problem; the result is None then.
-
-    Args:
-        path: Path of the field that the problem is about.
-        action: What to do.
-    """
+    """Runs an action; a `ConchError` becomes a problem, with the result None."""
     try:
         return action()
     except ConchError as error:
@@ -110,7 +91,7 @@ def attempt(path: str, action: Callable[[], T]) -> Checked[T | None]:
 
 
 def entry_path(path: str, key: str | int | bool) -> str:
-    """Path of the value under a key of a map."""
+    """Path of a map entry's value."""
     return f"{path}[{json.dumps(key, ensure_ascii=False)}]"
 
 
@@ -120,15 +101,12 @@ _UNKNOWN_JSON_VALUE = re.compile(r"Invalid enum value (?P<name>\w+) for enum typ
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The name that is closest to one, or nothing if none is close."""
+    """The most similar name; empty if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
 
 
 def unknown_name(message: str) -> tuple[str, str] | None:
-    """The unknown name that a parser's message is about and the known one nearest to it, if any.
-
-    None for messages about something else.
-    """
+    """The unknown name in a parser's message and the most similar known one; None for other messages."""
     pool = ModelConfig.DESCRIPTOR.file.pool
     if match := _UNKNOWN_FIELD.search(message):
         known = list(pool.FindMessageTypeByName(match["type"]).fields_by_name)
@@ -140,6 +118,6 @@ def unknown_name(message: str) -> tuple[str, str] | None:
 
 
 def with_suggestion(message: str) -> str:
-    """Adds ``did you mean 'x'?`` to a parser's message about an unknown name, if a known one is near."""
+    """Appends ``did you mean 'x'?`` to a message about an unknown name, if a similar one exists."""
     _, near = unknown_name(message) or ("", "")
     return f"{message.rstrip('.')}; did you mean '{near}'?" if near else message

@@ -1,7 +1,7 @@
-"""Ragged batching: checks a config's ``batch_input`` and ``batch_output``, and turns them into the core's.
+"""Ragged batching: ``batch_input`` and ``batch_output`` of a config.
 
-The rules and most texts are Triton's. Unlike Triton, which has them for TensorRT and custom backends only,
-they are allowed for every backend.
+Rules and most texts are Triton's, which allows them only for TensorRT and custom backends; here all
+backends may use them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from conch_control.config.schema import WIRE_NAMES
 
 
 def validate_ragged(config: ModelConfig) -> None:
-    """Checks a completed config's batch inputs and outputs.
+    """Checks batch inputs and outputs of a completed config.
 
     Raises:
-        InvalidArgumentError: One of them breaks a rule.
+        InvalidArgumentError: One breaks a rule.
     """
     raise_first(ragged_problems(config))
 
 
 def ragged_problems(config: ModelConfig) -> Problems:
-    """What is wrong with a completed config's batch inputs and outputs."""
+    """Problems of batch inputs and outputs of a completed config."""
     inputs = {tensor.name: tensor for tensor in config.input}
     targets: set[str] = set()
     for number, made in enumerate(config.batch_input):
@@ -90,7 +90,7 @@ def ragged_problems(config: ModelConfig) -> Problems:
 
 
 def batch_inputs(config: ModelConfig) -> tuple[BatchInput, ...]:
-    """The batch inputs of a checked config."""
+    """Batch inputs of a valid config."""
     return tuple(
         BatchInput(
             _input_kind(made), tuple(made.target_name), WIRE_NAMES[made.data_type], made.source_input[0]
@@ -100,7 +100,7 @@ def batch_inputs(config: ModelConfig) -> tuple[BatchInput, ...]:
 
 
 def batch_outputs(config: ModelConfig) -> tuple[BatchOutput, ...]:
-    """The batch outputs of a checked config."""
+    """Batch outputs of a valid config."""
     return tuple(
         BatchOutput(_output_kind(split), tuple(split.target_name), split.source_input[0])
         for split in config.batch_output
@@ -135,7 +135,7 @@ def _source_problems(path: str, names: Sequence[str], what: str, config: ModelCo
 
 
 def _kind_problems(path: str, what: str, number: int, kinds: EnumTypeWrapper) -> Problems:
-    # Text may give any number in place of a name.
+    # The text format allows any number.
     if number not in kinds.values():
         yield Problem(
             path, f"unknown batch {what} kind '{number}'", expected=f"one of {', '.join(kinds.keys())}"

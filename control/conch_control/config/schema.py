@@ -1,4 +1,4 @@
-"""Paths of fields, such as ``input[1].dims[0]`` or ``parameters["KEY"].string_value``, and what is there."""
+"""Facts about the config schema: element types, field paths, values at paths."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WIRE_NAMES: dict[int, str] = {
     for name, number in DataType.items()
     if name != "TYPE_INVALID"
 }
-"""Protocol name of each element type, such as ``FP32``; what is not in it is no element type."""
+"""Protocol name of each element type, such as ``FP32``, by enum number."""
 
 
 _STEP = re.compile(r'\.?(?P<name>\w+)|\[(?P<index>\d+)\]|\[(?P<key>"(?:[^"\\]|\\.)*")\]')
 
 
 def is_map(field: FieldDescriptor) -> bool:
-    """Whether a field is a map."""
+    """True for a map field."""
     message = field.message_type
     return message is not None and bool(message.GetOptions().map_entry)
 
@@ -38,7 +38,10 @@ def part_of_entry(field: FieldDescriptor, name: str) -> FieldDescriptor:
 
 
 def value_at(config: Message, path: str) -> Any:
-    """What a config has at a path; None where it has nothing."""
+    """The value at a path; None if unset.
+
+    Paths look like ``input[1].dims[0]`` or ``parameters["KEY"].string_value``.
+    """
     value: Any = config
     for step in _STEP.finditer(path):
         try:
@@ -67,13 +70,13 @@ def _field(message: Any, name: str) -> Any:
 
 
 Leaf = tuple[str, FieldDescriptor, Any]
-"""Path, field and value of something that is set."""
+"""Path, field and value of a set field."""
 
 
 def leaves(config: Message, path: str = "") -> Iterator[Leaf]:
-    """Everything that is set in a config, in the order of its schema.
+    """All set values of a config in schema order.
 
-    A repeated field of plain values is one, and so is a message in which nothing is set.
+    A repeated field of plain values counts as one value; so does an empty message.
     """
     for field in _in_order(config):
         value = getattr(config, field.name)

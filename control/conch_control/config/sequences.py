@@ -1,6 +1,6 @@
-"""The ``sequence_batching`` of a config: its defaults, its rules, and what the core is told of it.
+"""``sequence_batching`` of a config: defaults, checks, conversion to the core.
 
-Rules and texts are Triton's; where it only fails later, or ignores what it can't do, the load fails here.
+Rules and texts are Triton's; a load fails here also where Triton fails later or ignores a setting.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from conch_control.repository.layout import stays_within
 _IDLE_US = 1_000_000
 _FOLDER = "initial_state"
 _EMPTY_STRING = 4
-"""Bytes of an empty BYTES element: its length, which is zero."""
+"""Bytes of an empty BYTES element: its length field."""
 _LARGEST_STATE = 2**31
-"""Each sequence has its own; a config may be a client's text, so it must not ask for any amount of memory."""
+"""Largest initial state in bytes. Each sequence has its own, and the config may be a client's."""
 
 _FALSE_TRUE = {"int32_false_true": "INT32", "fp32_false_true": "FP32", "bool_false_true": "BOOL"}
 _CORRID_TYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
@@ -46,27 +46,23 @@ _KINDS: dict[int, Literal["START", "READY", "END", "CORRID"]] = {
 
 
 def normalize_sequences(config: ModelConfig) -> None:
-    """Fills in the defaults of a config's ``sequence_batching``, if it has one."""
+    """Fills in the defaults."""
     if not config.HasField("sequence_batching"):
         return
     batching = config.sequence_batching
     batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _IDLE_US
-    # Asking for the field of a strategy that was not chosen must not choose it.
+    # Reading a field of the other strategy must not select it.
     if batching.HasField("oldest") and config.max_batch_size > 0 and not batching.oldest.preferred_batch_size:
         batching.oldest.preferred_batch_size.append(config.max_batch_size)
 
 
 def validate_sequences(config: ModelConfig) -> None:
-    """Checks a config's ``sequence_batching``, if it has one, but for its states.
-
-    Raises:
-        InvalidArgumentError: It breaks a rule.
-    """
+    """Checks ``sequence_batching`` without its states. Raises InvalidArgumentError: it breaks a rule."""
     raise_first(sequence_problems(config))
 
 
 def sequence_problems(config: ModelConfig) -> Problems:
-    """What is wrong with a config's ``sequence_batching``, but for its states."""
+    """Problems of ``sequence_batching`` without its states."""
     if not config.HasField("sequence_batching"):
         return
     batching = config.sequence_batching
@@ -94,27 +90,27 @@ def sequence_problems(config: ModelConfig) -> Problems:
 
 
 def sequence_batching(config: ModelConfig, directory: Path) -> SequenceBatching | None:
-    """What the core is told of a config's ``sequence_batching``; None where it has none.
+    """Sequence batching for the core; None without it.
 
     Args:
-        config: The config, normalised and validated.
-        directory: The model's directory; files come from its folder ``initial_state``.
+        config: Normalised and validated config.
+        directory: The model's directory; files are in its folder ``initial_state``.
 
     Raises:
-        ConchError: A state breaks a rule, or its file can't be read or is not in that folder.
+        ConchError: A state breaks a rule, or its file is unreadable or outside that folder.
     """
     return result_or_raise(checked_sequences(config, directory))
 
 
 def checked_sequences(config: ModelConfig, directory: Path) -> Checked[SequenceBatching | None]:
-    """What the core is told of a config's ``sequence_batching``, and what is wrong with its states.
+    """Sequence batching for the core, and the problems of its states.
 
-    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` need nothing: they say how to save memory
-    on a GPU, and here a state lives in host memory of its own, of any size.
+    ``use_same_buffer_for_input_output`` and ``use_growable_memory`` have no effect: states live in host
+    memory.
 
     Args:
-        config: The config, normalised; what `sequence_problems` tells need not be right.
-        directory: The model's directory; files come from its folder ``initial_state``.
+        config: Normalised config; may be invalid by `sequence_problems`.
+        directory: The model's directory; files are in its folder ``initial_state``.
     """
     if not config.HasField("sequence_batching"):
         return None
@@ -155,7 +151,7 @@ def _control_problems(config: ModelConfig) -> Problems:
                 f"sequence batching control tensor must have a name for {name}",
                 found="nothing",
             )
-        # Triton lets one tensor have two kinds, of which one then overwrites the other.
+        # Triton allows two kinds for one tensor, which overwrite each other.
         if tensor.name in seen or len({control.kind for control in tensor.control}) > 1:
             yield Problem(
                 f"{path}.name",
@@ -353,7 +349,7 @@ def _initial_problems(path: str, state: _State) -> Problems:
 
 
 def _size(datatype: str, dims: tuple[int, ...]) -> int:
-    """Bytes of the first value; for BYTES, of as many empty elements."""
+    """Bytes of an initial value; for BYTES, of empty elements."""
     return prod(dims) * ELEMENT_SIZES.get(datatype, _EMPTY_STRING)
 
 
@@ -371,7 +367,7 @@ def _size_problems(path: str, name: str, datatype: str, dims: tuple[int, ...]) -
 def _initial_data(
     path: str, state: _State, datatype: str, dims: tuple[int, ...], directory: Path
 ) -> Checked[bytes | None]:
-    """The first value of a state in wire form, or None for zeros."""
+    """Initial value of a state in wire form; None for zeros."""
     initial = state.initial_state[0]
     match initial.WhichOneof("state_data"):
         case "zero_data":
@@ -392,7 +388,7 @@ def _initial_data(
     if data is None:
         return None
     if datatype == "BYTES":
-        # Strings have no size to expect: the file is all of them, each after its length.
+        # Strings have no fixed size: the whole file, each string after its length.
         return (yield from attempt(path, lambda: _checked_strings(data, prod(dims), initial.data_file)))
     size = _size(datatype, dims)
     if len(data) < size:
@@ -430,5 +426,5 @@ def _read(file: str, name: str, folder: Path) -> bytes:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise InternalError(f"failed to open text file for read {path}: {reason}") from error
-    except ValueError as error:  # no path at all
+    except ValueError as error:  # no valid path
         raise InvalidArgumentError(f"file '{file}' of state input '{name}': {error}") from error

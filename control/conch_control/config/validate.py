@@ -1,7 +1,7 @@
-"""Checks a normalised config; rules and texts are Triton's.
+"""Validates a normalised config; rules and texts are Triton's.
 
-`validate_config` needs nothing but the config as it was written; `validate_tensors` comes after the backend
-completed it. Instance groups have rules of their own, see `groups`.
+`validate_config` needs only the config as written; `validate_tensors` runs after completion. Instance
+groups have their own rules (`instance_groups`). `check_supported` rejects features that conch lacks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def validate_config(config: ModelConfig) -> None:
 
 
 def config_problems(config: ModelConfig) -> Problems:
-    """What is wrong with a config, but for tensors and instance groups."""
+    """Problems of a config, without tensors and instance groups."""
     yield from pair_problems(config)
     if config.HasField("ensemble_scheduling"):
         yield from ensemble_problems(config)
@@ -62,16 +62,12 @@ def config_problems(config: ModelConfig) -> Problems:
 
 
 def validate_tensors(config: ModelConfig) -> None:
-    """Checks inputs and outputs.
-
-    Raises:
-        InvalidArgumentError: One of them breaks a rule.
-    """
+    """Checks inputs and outputs. Raises InvalidArgumentError: one breaks a rule."""
     raise_first(tensor_problems(config))
 
 
 def tensor_problems(config: ModelConfig) -> Problems:
-    """What is wrong with inputs and outputs."""
+    """Problems of inputs and outputs."""
     kinds: dict[str, Sequence[ModelInput | ModelOutput]] = {"input": config.input, "output": config.output}
     for kind, tensors in kinds.items():
         seen: set[str] = set()
@@ -89,7 +85,7 @@ def tensor_problems(config: ModelConfig) -> Problems:
 
 
 def whole_problems(config: ModelConfig, devices: Devices) -> Problems:
-    """What is wrong with a config that nothing completes, whatever the backend is that it names."""
+    """Problems of a complete config, independent of its backend."""
     yield from tensor_problems(config)
     yield from ragged_problems(config)
     if not is_ensemble(config):
@@ -171,7 +167,7 @@ def _cache_problems(config: ModelConfig) -> Problems:
 
 
 def uncacheable_text(name: str, reason: str) -> str:
-    """What Triton says of a model whose answers can't be cached."""
+    """Triton's error for a model whose responses can't be cached."""
     return (
         f"Response Cache does not currently support model {name} with {reason}. Please disable the response "
         f"cache."
@@ -208,7 +204,7 @@ def _metrics_problems(metrics: ModelMetrics) -> Problems:
 
 
 def _tensor_problems(path: str, tensor: ModelInput | ModelOutput, kind: str, batching: bool) -> Problems:
-    """The problems of one tensor; the model's name is added to their texts."""
+    """Problems of one tensor; the caller adds the model's name."""
     if not tensor.name:
         yield Problem(f"{path}.name", f"model {kind} must specify 'name'", found="nothing")
     prefix = f"model {kind} '{tensor.name}'"
@@ -282,7 +278,7 @@ def _reshape_problems(
 
 
 def _chunk_sizes(dims: Iterable[int]) -> list[int]:
-    """Element counts of the stretches between variable dimensions: [2, -1, 3, 4] gives [2, 12]."""
+    """Element counts between variable dimensions: [2, -1, 3, 4] gives [2, 12]."""
     chunks: list[list[int]] = [[]]
     for dim in dims:
         if dim == -1:
@@ -301,14 +297,14 @@ _MOST_ROWS = 100_000
 
 
 def check_supported(config: ModelConfig, namespaces: bool = False) -> None:
-    """Checks that everything a config asks for is there.
+    """Checks that conch supports everything in a config.
 
     Args:
         config: The config.
-        namespaces: Whether models have namespaces.
+        namespaces: True if models have namespaces.
 
     Raises:
-        UnsupportedError: Something is not; the text names the fields.
+        UnsupportedError: It does not; the text names the fields.
     """
     fields = list(_unsupported(config, namespaces))
     if fields:
@@ -317,7 +313,7 @@ def check_supported(config: ModelConfig, namespaces: bool = False) -> None:
 
 
 def support_problems(config: ModelConfig) -> Problems:
-    """What a config asks for that is not there, each thing by itself."""
+    """Unsupported features of a config."""
     for path, name in _unsupported(config, False):
         yield Problem(
             path,
@@ -328,7 +324,7 @@ def support_problems(config: ModelConfig) -> Problems:
 
 
 def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, str]]:
-    """Paths of fields and what messages call them; a name for each thing, if many fields ask for it."""
+    """Paths and names of unsupported features, one for each feature."""
     for number, step in enumerate(config.ensemble_scheduling.step):
         if step.model_namespace and not namespaces:
             path = f"ensemble_scheduling.step[{number}].model_namespace"
@@ -340,11 +336,11 @@ def _unsupported(config: ModelConfig, namespaces: bool) -> Iterator[tuple[str, s
             for field in ("is_shape_tensor", "is_non_linear_format_io"):
                 if getattr(tensor, field):
                     yield f"{kind}[{number}].{field}", f"{kind}[{tensor.name}].{field}"
-    # Each level has queues of its own, so their number must not be a client's free choice.
+    # Each level has its own queue, and the config may be a client's.
     if config.HasField("dynamic_batching") and config.dynamic_batching.priority_levels > _MOST_LEVELS:
         path = "dynamic_batching.priority_levels"
         yield path, f"{path} > {_MOST_LEVELS}"
-    # Each row has a place of its own.
+    # Each row has its own slot.
     direct = config.HasField("sequence_batching") and not config.sequence_batching.HasField("oldest")
     if direct and config.max_batch_size > _MOST_ROWS:
         yield "max_batch_size", f"sequence_batching.direct with max_batch_size > {_MOST_ROWS}"

@@ -1,4 +1,4 @@
-"""Reads the warm-up samples of a config, and the files they name."""
+"""Reads warm-up samples and their files."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _FOLDER = "warmup"
 
 
 def read_warmup(config: ModelConfig, directory: Path) -> tuple[WarmupSample, ...]:
-    """The samples of a model that are to be run.
+    """The samples to run.
 
     Args:
-        config: The completed config.
-        directory: The model's directory; files come from its folder ``warmup``.
+        config: Completed config.
+        directory: The model's directory; files are in its folder ``warmup``.
 
     Raises:
-        ConchError: A sample says too little, or its file can't be read or is not in that folder.
+        ConchError: A sample is incomplete, or its file is unreadable or outside that folder.
     """
     return tuple(sample for _, sample in result_or_raise(checked_warmup(config, directory)))
 
 
 def checked_warmup(config: ModelConfig, directory: Path) -> Checked[list[tuple[int, WarmupSample]]]:
-    """The samples that are to be run, each with its number in the config, and what is wrong with others."""
+    """The samples to run with their numbers in the config, and the problems of the others."""
     samples = []
     for number, sample in enumerate(config.model_warmup):
         if not sample.batch_size:
-            continue  # how a config keeps a sample without running it; it is not even looked at
+            continue  # disabled, and not checked
         made = yield from _sample(f"model_warmup[{number}]", sample, directory / _FOLDER)
         if made is not None:
             samples.append((number, made))
@@ -44,7 +44,7 @@ def checked_warmup(config: ModelConfig, directory: Path) -> Checked[list[tuple[i
 
 def _sample(path: str, sample: ModelWarmup, folder: Path) -> Checked[WarmupSample | None]:
     inputs: list[WarmupInput] = []
-    # By name: a map of a message has no order that would be the same at the next load.
+    # Sorted: maps have no stable order.
     for name in sorted(sample.inputs):
         made = yield from _input(entry_path(f"{path}.inputs", name), sample, name, folder)
         if made is not None:
@@ -80,7 +80,7 @@ def _input(path: str, sample: ModelWarmup, name: str, folder: Path) -> Checked[W
         case "random_data":
             return WarmupInput(name, datatype, dims, "RANDOM")
         case "input_data_file":
-            # Strings have no size to expect: the file is all of them, each after its length.
+            # Strings have no fixed size: the whole file, each string after its length.
             size = ELEMENT_SIZES.get(datatype)
             expected = None if size is None else prod(dims) * size
             file = given.input_data_file
@@ -98,7 +98,7 @@ def _input(path: str, sample: ModelWarmup, name: str, folder: Path) -> Checked[W
 
 
 def _read(file: str, expected: int | None, name: str, prefix: str, folder: Path) -> bytes:
-    """The bytes of a file, or so many of them as are expected."""
+    """Content of a file, or its first `expected` bytes."""
     if not stays_within(folder, file):
         raise InvalidArgumentError(
             f"{prefix} file '{file}' of input '{name}' must stay within the folder '{_FOLDER}' of the model"
@@ -106,7 +106,7 @@ def _read(file: str, expected: int | None, name: str, prefix: str, folder: Path)
     path = folder / file
     try:
         with path.open("rb") as opened:
-            # Before reading: dims are only what a config says, and may ask for any amount of memory.
+            # Before reading: a client's dims may ask for any amount of memory.
             size = os.fstat(opened.fileno()).st_size
             if expected is not None and size < expected:
                 raise InvalidArgumentError(
@@ -117,5 +117,5 @@ def _read(file: str, expected: int | None, name: str, prefix: str, folder: Path)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise InternalError(f"{prefix} failed to open text file for read {path}: {reason}") from error
-    except ValueError as error:  # no path at all
+    except ValueError as error:  # no valid path
         raise InvalidArgumentError(f"{prefix} file '{file}' of input '{name}': {error}") from error

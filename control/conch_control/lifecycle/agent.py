@@ -28,16 +28,15 @@ from conch.core.registry import Entry, Registry
 from conch.core.response_cache.cache_service import CacheService
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
-from conch_control.config.origins import CONFIG_FILE, OVERRIDE, config_origins
+from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
 from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies, LoadOne
 from conch_control.lifecycle.ensemble_loader import EnsembleError
-from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides
+from conch_control.lifecycle.load_overrides import apply_overrides, read_overrides, remove_abandoned
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
-from conch_control.lifecycle.uploaded_files import remove_abandoned
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
 from conch_control.options import WILDCARD, ControlOptions

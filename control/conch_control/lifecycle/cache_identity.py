@@ -58,11 +58,7 @@ class EnsembleCacheIdentity:
 
 
 def all_composing_models(spec: ModelSpec, registry: Registry) -> Iterator[Servable]:
-    """The composing models of an ensemble, recursively.
-
-    Raises:
-        ConchError: One of them is missing.
-    """
+    """The composing models of an ensemble, recursively. Raises ConchError: one of them is missing."""
     seen: set[tuple[str, int]] = set()
     unseen = [spec]
     while unseen:

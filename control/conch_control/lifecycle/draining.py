@@ -24,13 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Drainer:
-    """Runs the threads that wait for the last requests and then close.
-
-    Args:
-        lock: The load queue's lock; re-entrant.
-        registry: Resolves draining versions for ensembles and sequences in flight.
-        states: Receives the final transition.
-    """
+    """Runs the threads that wait for the last requests and then close."""
 
     def __init__(self, lock: threading.Condition, registry: Registry, states: VersionStates) -> None:
         self._lock = lock

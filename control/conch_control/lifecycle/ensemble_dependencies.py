@@ -56,14 +56,7 @@ LoadOne = Callable[[str, str | None, int], None]
 
 
 class EnsembleDependencies:
-    """Dependencies between the models of a server.
-
-    Args:
-        options: Settings of the control plane.
-        registry: Where models are published.
-        lifecycle: Loads and unloads single models.
-        statistics: Counts ensemble loads that fail outside `lifecycle`.
-    """
+    """Dependencies between the models of a server."""
 
     def __init__(
         self,

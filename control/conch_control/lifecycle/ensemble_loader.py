@@ -17,7 +17,7 @@ from conch.core.spec import EnsembleStep, ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.ensembles import completed, plan_ensemble
 from conch_control.config.model_spec import build_spec
-from conch_control.config.normalize import normalize
+from conch_control.config.parse import normalize
 from conch_control.config.validate import check_supported, uncacheable_text, validate_config, validate_tensors
 from conch_control.lifecycle.cache_identity import EnsembleCacheIdentity, all_composing_models, wrap_in_cache
 from conch_control.lifecycle.model_definition import Definition
@@ -36,12 +36,7 @@ class EnsembleError(InvalidArgumentError):
 
 
 class EnsembleLoader:
-    """Loads ensembles.
-
-    Args:
-        registry: Has the composing models, loaded before.
-        cache: Response cache, if any.
-    """
+    """Loads ensembles."""
 
     def __init__(self, registry: Registry, cache: CacheService | None = None) -> None:
         self._registry = registry

@@ -80,9 +80,6 @@ class QueuedLoad:
 class LoadQueue:
     """The running and waiting loads.
 
-    Args:
-        limit: Most loads at the same time; each of another model.
-
     Attributes:
         lock: Guards the queue and everything loads depend on. Re-entrant.
         nested_loads: Number of calls inside `extra_slot`.

@@ -77,11 +77,7 @@ def gc_frozen() -> bool:
 
 
 def release_memory(also_frozen: bool = False) -> None:
-    """Collects garbage and trims the heap.
-
-    Args:
-        also_frozen: Also collect frozen objects; slower, and stops all threads.
-    """
+    """Collects garbage and trims the heap."""
     if also_frozen and gc_frozen():
         gc.unfreeze()
         gc.collect()

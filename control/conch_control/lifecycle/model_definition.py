@@ -13,8 +13,7 @@ from pathlib import Path
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
-from conch_control.config.normalize import normalize
-from conch_control.config.parse import read_config
+from conch_control.config.parse import normalize, read_config
 from conch_control.config.platforms import fill_backend
 from conch_control.config.problems import raise_first
 from conch_control.config.validate import validate_config, whole_problems

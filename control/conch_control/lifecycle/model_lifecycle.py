@@ -57,13 +57,6 @@ class ModelLifecycle:
     """Loads models into the registry and unloads them.
 
     Loads of one model run one at a time, those of different models in parallel up to ``load_threads``.
-
-    Args:
-        options: Settings of the control plane.
-        registry: Where models are published.
-        loader: Builds single versions.
-        states: State machine of all versions.
-        statistics: Load counters.
     """
 
     def __init__(
@@ -387,11 +380,7 @@ def _same(origin: Origin, queued: QueuedLoad, source: ModelSource) -> bool:
 
 
 def _select(definition: Definition) -> list[int]:
-    """The versions to load.
-
-    Raises:
-        NoVersionError: None is selected.
-    """
+    """The versions to load. Raises NoVersionError: none is selected."""
     try:
         return select_versions(definition.config, definition.versions)
     except InvalidArgumentError as error:

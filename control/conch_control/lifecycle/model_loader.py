@@ -25,7 +25,7 @@ from conch_control.config.completion import checked_model_file, complete, runtim
 from conch_control.config.instance_groups import read_groups, resolve_groups
 from conch_control.config.json_format import to_json
 from conch_control.config.model_spec import build_spec
-from conch_control.config.normalize import normalize
+from conch_control.config.parse import normalize
 from conch_control.config.platforms import is_ensemble
 from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import validate_ragged
@@ -119,10 +119,6 @@ class ModelLoader:
 
     def resize(self, definition: Definition, model: Servable) -> Resize | None:
         """Prepares a change of instance groups.
-
-        Args:
-            definition: New definition, which differs only in the instance groups.
-            model: A version that serves.
 
         Returns:
             The change, to commit or abandon; None if the version must be loaded again.

@@ -26,8 +26,7 @@ from pathlib import Path
 from conch.core.errors import CancelledError, ConchError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
-from conch_control.config.normalize import normalize
-from conch_control.config.parse import decode_config
+from conch_control.config.parse import decode_config, normalize
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import gc_frozen
 from conch_control.lifecycle.model_definition import PollError
@@ -93,11 +92,7 @@ def _nothing() -> None:
 
 
 def read_fingerprint(source: ModelSource) -> Fingerprint:
-    """Current state of a model's files.
-
-    Raises:
-        PollError: The storage does not answer.
-    """
+    """Current state of a model's files. Raises PollError: the storage does not answer."""
     try:
         return source.fingerprint()
     except (ConchError, OSError) as error:

@@ -124,12 +124,7 @@ def on_success(
 
 
 def on_failure(statuses: Statuses, failures: Mapping[int, str]) -> dict[int, Change]:
-    """Transitions after some versions of a load failed.
-
-    Args:
-        statuses: Current statuses.
-        failures: Error by version.
-    """
+    """Transitions after some versions of a load failed."""
     changes: dict[int, Change] = {}
     for version, status in statuses.items():
         reason = failures.get(version)

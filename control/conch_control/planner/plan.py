@@ -203,13 +203,7 @@ class Plan:
             model.done, model.external = _UNKNOWN, False
 
     def snapshot_taken(self, snapshot: Snapshot, began: int, now: int) -> list[Operation]:
-        """Processes a snapshot.
-
-        Args:
-            snapshot: The snapshot.
-            began: Start of the poll.
-            now: End of the poll.
-        """
+        """Processes a snapshot."""
         began -= snapshot.age_ns
         # Duplicate names are no models. Those never loaded are kept.
         twice = {

@@ -37,11 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class RunningModels:
-    """Models with a ready version, kept current from events.
-
-    Args:
-        index: Initial state; events follow its revision.
-    """
+    """Models with a ready version, kept current from events."""
 
     def __init__(self, index: Index) -> None:
         self.epoch = index.epoch

@@ -140,12 +140,7 @@ class Watcher:
             self._set(owner, links.get(owner, set()))
 
     def cover(self, name: str, directory: str) -> None:
-        """Watches a model's directories.
-
-        Args:
-            name: Model name.
-            directory: Its directory.
-        """
+        """Watches a model's directories."""
         location = os.path.dirname(directory)
         if self.directories is None or location not in self._locations or location in self._unwatched:
             return

@@ -12,11 +12,10 @@ from conch.core.model_control import LoadParameter
 from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
-from conch_control.remote_api.auth import AUTHORIZATION, SCHEME
+from conch_control.remote_api.call_metadata import AUTHORIZATION, SCHEME, error_of
 from conch_control.remote_api.handlers import SERVICE
 from conch_control.remote_api.messages import description_of, event_of, index_of, load_request, status_of
 from conch_control.remote_api.options import ConnectionOptions
-from conch_control.remote_api.status_codes import error_of
 
 TIMEOUT_S = 60.0
 """Timeout of calls that only hanging storage delays."""
@@ -65,12 +64,7 @@ class Update:
 
 
 class WatchCall:
-    """A running watch: iterate for updates; any thread may cancel it.
-
-    Args:
-        call: The gRPC call.
-        target: Server address, for errors.
-    """
+    """A running watch: iterate for updates; any thread may cancel it."""
 
     def __init__(self, call: Any, target: str) -> None:
         self._call = call
@@ -107,12 +101,7 @@ class WatchCall:
 
 
 class ModelControlClient:
-    """A connection to a control port; thread-safe.
-
-    Args:
-        options: Target and credentials.
-        timeout_s: Timeout of all calls but loads and watches.
-    """
+    """A connection to a control port; thread-safe."""
 
     def __init__(self, options: ConnectionOptions, timeout_s: float = TIMEOUT_S) -> None:
         self.target = options.target

@@ -25,8 +25,8 @@ from conch.core.errors import (
 )
 from conch.protocol import model_control_pb2 as pb
 from conch_control.port import AgentPort, is_transient
+from conch_control.remote_api.call_metadata import abort
 from conch_control.remote_api.messages import description_message, index_message, load_parameters
-from conch_control.remote_api.status_codes import abort
 from conch_control.remote_api.watch_stream import STOPPED, Watch
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,7 @@ QUICK_THREADS = 8
 
 
 class ConcurrencyLimit:
-    """Limits concurrent calls of one kind.
-
-    Args:
-        most: The limit.
-        what: Description for the error.
-    """
+    """Limits concurrent calls of one kind."""
 
     def __init__(self, most: int, what: str) -> None:
         self._free = threading.Semaphore(most)
@@ -53,11 +48,7 @@ class ConcurrencyLimit:
 
     @contextmanager
     def acquire(self) -> Iterator[None]:
-        """Occupies one slot.
-
-        Raises:
-            ResourceExhaustedError: All slots are taken.
-        """
+        """Occupies one slot. Raises ResourceExhaustedError: all slots are taken."""
         if not self._free.acquire(blocking=False):
             raise ResourceExhaustedError(self._refusal)
         try:
@@ -67,13 +58,7 @@ class ConcurrencyLimit:
 
 
 class ModelControl:
-    """Implements the service with an agent.
-
-    Args:
-        port: The agent.
-        watches: Most concurrent watch streams.
-        loads: Most concurrent loads.
-    """
+    """Implements the service with an agent."""
 
     def __init__(self, port: AgentPort, watches: int = MOST_WATCHES, loads: int = MOST_LOADS) -> None:
         self._port = port

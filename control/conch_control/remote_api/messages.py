@@ -41,11 +41,7 @@ def event_message(event: Event) -> pb.Event:
 
 
 def event_of(message: pb.Event) -> Event:
-    """Message to event.
-
-    Raises:
-        InternalError: Its phase is unknown.
-    """
+    """Message to event. Raises InternalError: its phase is unknown."""
     return Event(
         message.revision,
         message.model,
@@ -91,11 +87,7 @@ def status_message(status: ModelStatus) -> pb.ModelStatus:
 
 
 def status_of(message: pb.ModelStatus) -> ModelStatus:
-    """Message to model status.
-
-    Raises:
-        InternalError: A phase is unknown.
-    """
+    """Message to model status. Raises InternalError: a phase is unknown."""
     versions = tuple(map(_version_of, message.versions))
     return ModelStatus(message.name, message.location, versions, message.reason)
 
@@ -106,11 +98,7 @@ def index_message(index: Index) -> pb.ModelIndex:
 
 
 def index_of(message: pb.ModelIndex) -> Index:
-    """Message to index.
-
-    Raises:
-        InternalError: A phase is unknown.
-    """
+    """Message to index. Raises InternalError: a phase is unknown."""
     return Index(message.epoch, message.revision, tuple(map(status_of, message.models)))
 
 
@@ -128,11 +116,7 @@ def description_message(description: ModelDescription) -> pb.ModelDescription:
 
 
 def description_of(message: pb.ModelDescription) -> ModelDescription:
-    """Message to description.
-
-    Raises:
-        InternalError: A phase is unknown.
-    """
+    """Message to description. Raises InternalError: a phase is unknown."""
     instances = tuple(
         InstanceStatus(each.group, each.kind, each.device, each.count) for each in message.instances
     )
@@ -140,11 +124,7 @@ def description_of(message: pb.ModelDescription) -> ModelDescription:
 
 
 def load_request(name: str, parameters: Mapping[str, LoadParameter]) -> pb.LoadRequest:
-    """Load to message.
-
-    Raises:
-        InvalidArgumentError: A value does not fit.
-    """
+    """Load to message. Raises InvalidArgumentError: a value does not fit."""
     request = pb.LoadRequest(model=_text(name))
     for key, value in parameters.items():
         carried = request.parameters[_text(key)]
@@ -162,11 +142,7 @@ def load_request(name: str, parameters: Mapping[str, LoadParameter]) -> pb.LoadR
 
 
 def load_parameters(request: pb.LoadRequest) -> dict[str, LoadParameter]:
-    """Parameters of a load message.
-
-    Raises:
-        InvalidArgumentError: One has no value.
-    """
+    """Parameters of a load message. Raises InvalidArgumentError: one has no value."""
     parameters: dict[str, LoadParameter] = {}
     for key, carried in request.parameters.items():
         kind = carried.WhichOneof("parameter_choice")

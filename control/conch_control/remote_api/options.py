@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from conch.core.errors import InvalidArgumentError
 
 DEFAULT_PORT = 8003
-"""Where clients look for the control port if nothing else is said."""
+"""Default port of servers and clients."""
 
 DEFAULT_ADDRESS = "127.0.0.1"
-"""Whoever reaches the port decides what code the server runs, so only this machine does unless asked for."""
+"""Loopback, as access to the port means running code on the server."""
 
 UNIX = "unix:"
 
@@ -24,7 +24,7 @@ class ServerTls:
     Attributes:
         private_key: The server's key.
         certificate: The server's certificate chain.
-        client_root: Root certificates for clients, which must then have one; None does not ask for any.
+        client_root: Root certificates of clients, which must then have one; None to ask for none.
     """
 
     private_key: bytes = field(repr=False)
@@ -38,9 +38,9 @@ class ControlPortOptions:
 
     Attributes:
         address: Host to listen on, or ``unix:PATH``.
-        port: Port to listen on; without meaning for a Unix socket.
+        port: Port to listen on; ignored for a Unix socket.
         tls: TLS, or None for plain text.
-        token: What callers must show, or None.
+        token: Bearer token that calls need, or None.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -50,12 +50,12 @@ class ControlPortOptions:
 
     @property
     def is_unix(self) -> bool:
-        """Whether it is a Unix socket."""
+        """True for a Unix socket."""
         return self.address.startswith(UNIX)
 
     @property
     def target(self) -> str:
-        """The address as gRPC writes it."""
+        """The address in gRPC's form."""
         if self.is_unix:
             return self.address
         host = self.address
@@ -63,20 +63,20 @@ class ControlPortOptions:
 
     @property
     def mutual(self) -> bool:
-        """Whether callers must have a certificate."""
+        """True if clients need a certificate."""
         return self.tls is not None and self.tls.client_root is not None
 
     @property
     def security(self) -> str:
-        """How it is protected, for people."""
+        """Protection of the port, for logs."""
         transport = "plain text" if self.tls is None else "mutual TLS" if self.mutual else "TLS"
         return transport if self.token is None else f"{transport}, token"
 
     def check(self) -> None:
-        """Checks that not everybody who can reach the machine may load models.
+        """Checks that the port is protected unless it is local.
 
         Raises:
-            InvalidArgumentError: Everybody may; the text says what to do about it.
+            InvalidArgumentError: It is open to the network; the text names the remedies.
         """
         if self.token is None and not self.mutual and not self.is_unix and not is_loopback(self.address):
             raise InvalidArgumentError(
@@ -91,10 +91,10 @@ class ClientTls:
     """PEM contents for a connection to a control port.
 
     Attributes:
-        root: Root certificates for the server; None for those of the system.
+        root: Root certificates of the server; None for the system's.
         private_key: The client's key, or None.
         certificate: The client's certificate chain, or None.
-        server_name: The name that the server's certificate must have, where it is not the target's host.
+        server_name: Name in the server's certificate, if not the target's host.
     """
 
     root: bytes | None = None
@@ -105,12 +105,12 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to reach a control port.
+    """Settings of a connection to a control port.
 
     Attributes:
         target: ``HOST:PORT`` or ``unix:PATH``.
         tls: TLS, or None for plain text.
-        token: What to show, or None.
+        token: Bearer token, or None.
     """
 
     target: str = f"{DEFAULT_ADDRESS}:{DEFAULT_PORT}"
@@ -119,7 +119,7 @@ class ConnectionOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host, as far as its name or address says."""
+    """True if a host is reachable only from this machine, by its address."""
     host = host.removeprefix("[").removesuffix("]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -133,11 +133,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(text: str) -> str:
-    """The token in the contents of a token file.
-
-    Raises:
-        InvalidArgumentError: There is none, or gRPC metadata can't carry it.
-    """
+    """The token in a token file. Raises InvalidArgumentError: it is empty, or unfit for gRPC metadata."""
     token = text.strip()
     if not token:
         raise InvalidArgumentError("the token is empty")

@@ -10,7 +10,7 @@ import grpc
 
 from conch.core.errors import UnavailableError
 from conch_control.port import AgentPort
-from conch_control.remote_api.auth import TokenGuard
+from conch_control.remote_api.call_metadata import TokenGuard
 from conch_control.remote_api.handlers import MOST_LOADS, MOST_WATCHES, QUICK_THREADS, ModelControl
 from conch_control.remote_api.options import ControlPortOptions, ServerTls, is_loopback
 
@@ -35,12 +35,6 @@ _ARGUMENTS = (
 
 class ControlPort:
     """Serves an agent's API on one port.
-
-    Args:
-        port: The agent.
-        options: Address, TLS and token.
-        watches: Most concurrent watch streams.
-        loads: Most concurrent loads.
 
     Raises:
         InvalidArgumentError: The port would be open to everyone.

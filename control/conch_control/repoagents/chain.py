@@ -64,10 +64,6 @@ class AgentChain:
 
     Each hook runs at most once and only in the order load, complete or failed, unload, unload complete.
     Errors after the load are logged.
-
-    Args:
-        model: Model name.
-        hooks: Agents by name, in the order of the config.
     """
 
     def __init__(self, model: str = "", hooks: Sequence[tuple[str, RepositoryHook]] = ()) -> None:
@@ -143,11 +139,6 @@ class AgentChain:
 
 def make_chain(config: ModelConfig, model: str, find: FindHook = find_hook) -> AgentChain:
     """Creates the agents that a config names.
-
-    Args:
-        config: The model's config as written.
-        model: Model name.
-        find: Finds agents by name.
 
     Raises:
         ConchError: An agent is unknown or can't be created.

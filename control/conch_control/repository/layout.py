@@ -147,15 +147,7 @@ def _files(directory: str, prefix: str, above: set[tuple[int, int]]) -> Iterator
 
 
 def select_versions(config: ModelConfig, available: Collection[int]) -> list[int]:
-    """Versions that the version policy selects, ascending.
-
-    Args:
-        config: A normalised config.
-        available: Versions that have a directory.
-
-    Raises:
-        InvalidArgumentError: It selects none.
-    """
+    """Versions that the version policy selects, ascending. Raises InvalidArgumentError: it selects none."""
     policy = config.version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "specific":
@@ -183,10 +175,6 @@ def stays_within(directory: Path, relative: str) -> bool:
 
     Links are not checked, as operators use them to share files. The text may be a client's, so nothing is
     looked up: a refusal tells nothing about the file system.
-
-    Args:
-        directory: The directory.
-        relative: The path, joined as by `Path`.
     """
     if os.path.isabs(relative):
         return False

@@ -60,11 +60,7 @@ class LocalModel:
         return fingerprint(self.directory)
 
     def read(self, path: str) -> bytes:
-        """Contents of a file.
-
-        Raises:
-            OSError: It is missing or can't be read.
-        """
+        """Contents of a file. Raises OSError: it is missing or can't be read."""
         return (self.directory / path).read_bytes()
 
     def stage(self, progress: Progress, cancelled: Callable[[], bool]) -> InPlace:
@@ -73,11 +69,7 @@ class LocalModel:
 
 
 class LocalRepository:
-    """A directory of models; a `Repository`.
-
-    Args:
-        path: The directory.
-    """
+    """A directory of models; a `Repository`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
@@ -89,11 +81,7 @@ class LocalRepository:
         return str(self._path)
 
     def check(self) -> None:
-        """Checks that the directory exists.
-
-        Raises:
-            InvalidArgumentError: It is not a directory.
-        """
+        """Checks that the directory exists. Raises InvalidArgumentError: it is not a directory."""
         if not self._path.is_dir():
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self._path}'")
 

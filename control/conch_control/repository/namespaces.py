@@ -142,13 +142,7 @@ def namespaced(
     known: Mapping[str, tuple[str, ...]],
     read_composing_models: ReadComposingModels,
 ) -> Scan:
-    """Builds a scan of models under their identifiers.
-
-    Args:
-        found: Models of each repository, by location and name.
-        known: Names of each repository's models, also of unreadable ones.
-        read_composing_models: Reads an ensemble's composing models.
-    """
+    """Builds a scan of models under their identifiers."""
     identifiers: dict[str, tuple[str, ...]] = {}
     for location, given in known.items():
         for name in given:

@@ -67,11 +67,7 @@ class Repositories:
         return iter(self._repositories)
 
     def check(self) -> None:
-        """Checks that all repositories are usable.
-
-        Raises:
-            InvalidArgumentError: One is not.
-        """
+        """Checks that all repositories are usable. Raises InvalidArgumentError: one is not."""
         for repository in self._repositories:
             repository.check()
 
@@ -248,10 +244,6 @@ def _unique(found: Iterable[Mapping[str, ModelSource]]) -> Scan:
 
 def open_repositories(options: ControlOptions, others: Iterable[Repository] = ()) -> Repositories:
     """Opens all repositories without accessing them.
-
-    Args:
-        options: Names them.
-        others: Repositories that are open already.
 
     Raises:
         InvalidArgumentError: A location is malformed, or needs a package that is not installed.

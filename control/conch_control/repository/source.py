@@ -101,11 +101,7 @@ class Repository(Protocol):
         """
 
     def models(self) -> Mapping[str, ModelSource]:
-        """Lists its models by name.
-
-        Raises:
-            OSError: The storage does not answer.
-        """
+        """Lists its models by name. Raises OSError: the storage does not answer."""
 
     def close(self) -> None:
         """Closes connections and drops staged files."""

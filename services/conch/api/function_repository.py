@@ -1,4 +1,4 @@
-"""Functions as a repository: models that are in memory, beside those in directories."""
+"""Bound functions as a model repository in memory, next to repositories in directories."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from conch_control.lifecycle.load_overrides import UploadedModel
 from conch_control.repository.source import ModelSource
 
 FILE = "function"
-"""The file of a version that says which functions are meant."""
+"""The file in a version that holds the key of its functions."""
 
 
 class BoundModel(UploadedModel):
-    """Functions and the config that they are served by; a `ModelSource`.
+    """Functions and their config; a `ModelSource`.
 
     Attributes:
         functions: One for each instance.
-        key: What their file says.
+        key: Content of their file.
 
     Args:
         config: The model's config.
@@ -41,15 +41,15 @@ class BoundModel(UploadedModel):
 
     @property
     def location(self) -> str:
-        """Words that say where it comes from."""
+        """Where the model comes from, for messages."""
         return "bound function"
 
 
 class BoundRepository:
-    """The functions that are bound to names; a `Repository`. Any thread may use it.
+    """The functions bound to names; a `Repository`. Thread-safe.
 
     Attributes:
-        self_managed: The server loads its changes itself.
+        announced: True: changes are announced, so it needs no polling.
     """
 
     self_managed = True
@@ -57,33 +57,33 @@ class BoundRepository:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[str, BoundModel] = {}
-        # Also those that have been replaced, as long as anything of them is loaded.
+        # Includes replaced models while any of their versions is loaded.
         self._by_key: WeakValueDictionary[str, BoundModel] = WeakValueDictionary()
 
     @property
     def location(self) -> str:
-        """Words that say where the models are."""
+        """Where the models are, for messages."""
         return "bound functions"
 
     @property
     def names(self) -> list[str]:
-        """The names that have functions."""
+        """The bound names."""
         with self._lock:
             return sorted(self._models)
 
     def check(self) -> None:
-        """Does nothing: it can always be used."""
+        """Does nothing: it is always accessible."""
 
     def models(self) -> Mapping[str, ModelSource]:
-        """The models there are."""
+        """All bound models."""
         with self._lock:
             return dict(self._models)
 
     def close(self) -> None:
-        """Does nothing: what is bound may be bound in the next server."""
+        """Does nothing: bound functions may serve in the next server."""
 
     def put(self, model: BoundModel) -> BoundModel | None:
-        """Binds functions to a name; returns what it had before."""
+        """Binds functions to a name; returns the previous ones."""
         with self._lock:
             before = self._models.get(model.name)
             self._models[model.name] = model
@@ -91,7 +91,7 @@ class BoundRepository:
             return before
 
     def restore(self, model: BoundModel, before: BoundModel | None) -> None:
-        """Takes `put` back, unless the name has been bound again since."""
+        """Undoes `put`, unless the name has been bound again."""
         with self._lock:
             if self._models.get(model.name) is model:
                 if before is None:
@@ -100,7 +100,7 @@ class BoundRepository:
                     self._models[model.name] = before
 
     def remove(self, name: str) -> None:
-        """Forgets a name.
+        """Removes a name.
 
         Raises:
             InvalidArgumentError: It has no function.
@@ -110,10 +110,10 @@ class BoundRepository:
                 raise InvalidArgumentError(f"no function is bound to '{name}'")
 
     def find(self, key: str) -> BoundModel:
-        """The model of a key.
+        """The model with a key.
 
         Raises:
-            InternalError: There is none: the directory is not one that came from here.
+            InternalError: The key is unknown.
         """
         with self._lock:
             model: Any = self._by_key.get(key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf import json_format, text_format
-from tests.unit.control.test_lifecycle import drained
+from tests.unit.control.test_model_lifecycle import drained
 
 from conch.core.errors import ConchError, NotFoundError
 from conch.core.execution.placement import Devices

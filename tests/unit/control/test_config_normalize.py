@@ -11,8 +11,7 @@ from conch.core.execution.placement import Devices
 from conch.core.spec import InstanceGroup, ModelSpec, Resource
 from conch.protocol.model_config_pb2 import ModelConfig, ModelInstanceGroup
 from conch_control.config.instance_groups import read_groups, resolve_groups
-from conch_control.config.normalize import normalize
-from conch_control.config.parse import parse_config
+from conch_control.config.parse import normalize, parse_config
 from conch_control.config.platforms import check_pair, fill_backend
 
 IO = """

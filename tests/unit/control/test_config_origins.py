@@ -6,9 +6,7 @@ from tests.support.configs import configs
 
 from conch.protocol.model_config_pb2 import TYPE_FP32, ModelConfig
 from conch_control.check.report import show_config
-from conch_control.config.normalize import normalize
-from conch_control.config.origins import OVERRIDE, config_origins
-from conch_control.config.parse import parse_config
+from conch_control.config.parse import OVERRIDE, config_origins, normalize, parse_config
 from conch_control.config.schema import leaves, value_at
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.spec import ControlTensor, SequenceBatching, StateSpec
-from conch_control.config.normalize import normalize
-from conch_control.config.parse import parse_config
+from conch_control.config.parse import normalize, parse_config
 from conch_control.config.sequences import sequence_batching
 from conch_control.config.validate import validate_config
 

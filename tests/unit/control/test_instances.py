@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.servers import WAIT_S, eventually
-from tests.unit.control.test_lifecycle import drained
+from tests.unit.control.test_model_lifecycle import drained
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Devices

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.remote import RemoteModel
 from tests.support.servers import eventually
-from tests.unit.control.test_lifecycle import drained
+from tests.unit.control.test_model_lifecycle import drained
 
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import load_cancelled

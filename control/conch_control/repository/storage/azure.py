@@ -29,14 +29,7 @@ _PASSING = (ServiceRequestError, ServiceResponseError, IncompleteReadError, Time
 
 
 class AzureStore:
-    """A prefix of a container; a `Store`.
-
-    Args:
-        service: Client of the account.
-        container: Client of the container.
-        prefix: Prefix of all object names.
-        identity: Credential to close at the end, if any.
-    """
+    """A prefix of a container; a `Store`."""
 
     def __init__(
         self, service: BlobServiceClient, container: ContainerClient, prefix: str, identity: Any

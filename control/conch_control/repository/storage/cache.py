@@ -10,8 +10,8 @@ owners/<id>/<n>.wanted  blobs being fetched for it, with reserved sizes
 owners/<id>/<n>.copied  bytes copied where links were impossible
 ```
 
-Several servers may share it. All locks are kernel locks, so a killed process blocks nobody else. Linked
-and wanted blobs are never evicted.
+Several servers may share it. All locks are kernel locks, released when a process is killed. Linked and
+wanted blobs are never evicted.
 """
 
 from __future__ import annotations
@@ -148,14 +148,7 @@ class ModelCache:
             new.unlink(missing_ok=True)
 
     def tree(self, name: str) -> Tree:
-        """Creates an empty tree.
-
-        Args:
-            name: Name of its directory.
-
-        Raises:
-            OSError: It can't be created.
-        """
+        """Creates an empty tree. Raises OSError: it can't be created."""
         self.open()
         number = str(next(self._numbers))
         (self._own / number / name).mkdir(parents=True)
@@ -301,13 +294,7 @@ class ModelCache:
 
 
 class Tree:
-    """A model's directory in the cache.
-
-    Args:
-        cache: The cache.
-        place: Directory for the tree alone.
-        name: The model's name.
-    """
+    """A model's directory in the cache."""
 
     def __init__(self, cache: ModelCache, place: Path, name: str) -> None:
         self._cache = cache
@@ -318,10 +305,6 @@ class Tree:
 
     def begin(self, directories: Iterable[str], files: Mapping[str, Blob]) -> list[str]:
         """Creates the directories, links present blobs and reserves room; returns the missing paths.
-
-        Args:
-            directories: All directories below the model's own.
-            files: All files by path.
 
         Raises:
             OSError: There is no room.

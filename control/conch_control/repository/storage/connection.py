@@ -58,14 +58,7 @@ class StoreTimeouts:
 
 
 class Connection:
-    """A connection to one store.
-
-    Args:
-        location: The location.
-        open_store: Creates the client.
-        credentials: Reads the credentials.
-        timeouts: Timeouts.
-    """
+    """A connection to one store."""
 
     def __init__(
         self,
@@ -90,11 +83,7 @@ class Connection:
         self._closed = False
 
     def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Runs a coroutine on the loop.
-
-        Raises:
-            OSError: The connection is closed.
-        """
+        """Runs a coroutine on the loop. Raises OSError: the connection is closed."""
         with self._lock:
             if self._closed:
                 raise OSError(f"model repository '{self.location}' has been closed")

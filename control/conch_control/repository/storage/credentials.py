@@ -94,11 +94,7 @@ Credentials = S3Credentials | GcsCredentials | AzureCredentials
 
 
 class CredentialReader:
-    """Reads the credentials of locations.
-
-    Args:
-        environment: Environment variables.
-    """
+    """Reads the credentials of locations."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -160,11 +156,7 @@ def read_credential_file(path: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def from_environment(location: Location, environment: Mapping[str, str]) -> Credentials:
-    """Credentials from environment variables.
-
-    Raises:
-        InvalidArgumentError: A value is invalid.
-    """
+    """Credentials from environment variables. Raises InvalidArgumentError: a value is invalid."""
     if location.scheme == "s3":
         return S3Credentials()  # the AWS library reads its variables itself
     if location.scheme == "gs":

@@ -56,14 +56,7 @@ class Checksums:
 
 
 class Fetch:
-    """One download of several objects.
-
-    Args:
-        connection: The store.
-        cache: The cache.
-        files: The objects by path.
-        checksums: Trust in the store's checksums.
-    """
+    """One download of several objects."""
 
     def __init__(
         self, connection: Connection, cache: ModelCache, files: Mapping[str, FetchItem], checksums: Checksums
@@ -88,11 +81,7 @@ class Fetch:
         return self._complete
 
     async def run(self) -> None:
-        """Downloads all files; partial data stays in any case.
-
-        Raises:
-            OSError: One can't be fetched.
-        """
+        """Downloads all files; partial data stays in any case. Raises OSError: one can't be fetched."""
         self.begun = True
         try:
             queue = deque(self._files.items())

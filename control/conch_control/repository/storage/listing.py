@@ -53,12 +53,7 @@ def is_safe(name: str) -> bool:
 
 
 def contents_of(name: str, objects: Iterable[StoredObject]) -> Contents:
-    """The content of a model.
-
-    Args:
-        name: Its name.
-        objects: Objects whose path starts with the name and a slash.
-    """
+    """The content of a model."""
     files: dict[str, StoredObject] = {}
     directories: set[str] = set()
     problem = ""

@@ -55,14 +55,7 @@ def is_url(text: str) -> bool:
 
 
 def parse_location(text: str | Path) -> Location | Path:
-    """Parses a location.
-
-    Args:
-        text: A local path, or one of the `SPELLINGS`.
-
-    Raises:
-        InvalidArgumentError: It is malformed.
-    """
+    """Parses a location. Raises InvalidArgumentError: it is malformed."""
     url = None if isinstance(text, Path) else _URL.fullmatch(text)
     if url is None:
         return Path(text)

@@ -77,11 +77,7 @@ class ObjectRepository:
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self.location}'")
 
     def models(self) -> Mapping[str, ModelSource]:
-        """Lists the models with one listing of all objects.
-
-        Raises:
-            OSError: The store does not answer.
-        """
+        """Lists the models with one listing of all objects. Raises OSError: the store does not answer."""
         models: dict[str, ModelSource] = {}
         objects_by_model = by_model(self._list(""))
         # Age counts from the end; otherwise slow listings would be stale at once.
@@ -128,13 +124,7 @@ class Listed:
 
 
 class ObjectModel:
-    """A model in an object store; a `ModelSource`.
-
-    Args:
-        repository: Its repository.
-        name: Model name.
-        listed: The listing that found it.
-    """
+    """A model in an object store; a `ModelSource`."""
 
     def __init__(self, repository: ObjectRepository, name: str, listed: Listed) -> None:
         self._repository = repository

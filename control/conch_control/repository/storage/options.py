@@ -1,4 +1,4 @@
-"""Settings of repositories in object stores, as plain data."""
+"""Settings of object stores."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """What the operator decides about object stores.
+    """Settings of object stores.
 
     Attributes:
-        cache_directory: Where fetched files are kept; None for the usual place.
-        cache_bytes: Most bytes kept there; 0 for any number.
-        timeout_s: Seconds after which a store that does not answer has failed.
+        cache_directory: Cache directory; None for the default.
+        cache_bytes: Most bytes in the cache; 0 for no limit.
+        timeout_s: Timeout of a store in seconds.
     """
 
     cache_directory: Path | None = None

@@ -37,14 +37,7 @@ def is_disk_full(error: OSError) -> bool:
 
 
 class Partial:
-    """The first bytes of a blob, and the right to append.
-
-    Args:
-        cache: The cache.
-        path: The file.
-        descriptor: The file, locked.
-        write: Writes to it.
-    """
+    """The first bytes of a blob, and the right to append."""
 
     def __init__(self, cache: Room, path: Path, descriptor: int, write: Write) -> None:
         self._cache = cache
@@ -74,11 +67,7 @@ class Partial:
                 data = data[written:]
 
     def restart(self) -> None:
-        """Drops all bytes.
-
-        Raises:
-            FileNotFoundError: Another server has completed it.
-        """
+        """Drops all bytes. Raises FileNotFoundError: another server has completed it."""
         with self._lock, self._cache.locked():
             self._unlink()
             fresh = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -88,11 +77,7 @@ class Partial:
             self.size = 0
 
     def drop(self) -> None:
-        """Removes the file.
-
-        Raises:
-            FileNotFoundError: Another server has completed it.
-        """
+        """Removes the file. Raises FileNotFoundError: another server has completed it."""
         with self._lock, self._cache.locked():
             self._unlink()
 

@@ -52,13 +52,7 @@ class _InUse:
 
 
 class StagedModel:
-    """A model in the cache; a `Staged`.
-
-    Args:
-        stager: Its stager.
-        key: Key in the stager.
-        directory: Its directory.
-    """
+    """A model in the cache; a `Staged`."""
 
     def __init__(self, stager: Stager, key: tuple[str, Fingerprint], directory: Path) -> None:
         self._stager = stager
@@ -79,13 +73,7 @@ class StagedModel:
 
 
 class Stager:
-    """Stages the models of one repository.
-
-    Args:
-        connection: The store.
-        cache: The cache.
-        clock: Seconds, for progress logs.
-    """
+    """Stages the models of one repository."""
 
     def __init__(
         self, connection: Connection, cache: ModelCache, clock: Callable[[], float] = time.monotonic

@@ -52,11 +52,7 @@ class Store(Protocol):
     """
 
     async def list(self, prefix: str) -> list[StoredObject]:
-        """All objects under a prefix, with directory placeholders (``path/``).
-
-        Args:
-            prefix: Empty, or with a trailing slash.
-        """
+        """All objects under a prefix, with directory placeholders (``path/``)."""
 
     async def read(self, path: str, start: int, end: int) -> bytes:
         """Bytes of an object; may return another count if store or proxy misbehave."""
@@ -73,11 +69,7 @@ _EXTRAS = {"s3": "s3", "gs": "gcs", "as": "azure"}
 
 
 def find_store(location: Location) -> OpenStore:
-    """The opener for a location's scheme.
-
-    Raises:
-        UnsupportedError: The package is not installed.
-    """
+    """The opener for a location's scheme. Raises UnsupportedError: the package is not installed."""
     try:
         module = importlib.import_module(f"conch_control.repository.storage.{_MODULES[location.scheme]}")
     except ImportError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from tests.support.remote import RemoteModel
 from tests.support.servers import eventually
-from tests.unit.control.test_composition import chain, send
+from tests.unit.control.test_ensemble_dependencies import chain, send
 
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.protocol import model_control_pb2 as pb
