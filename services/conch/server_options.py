@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from conch.cli.settings.resolved import Settings
+from conch.cli.settings.all_settings import Settings
 from conch.cli.settings.setting import FlagError
 from conch.core.errors import InvalidArgumentError
 from conch.core.scheduling.resource_scheduler import ResourceLimit
@@ -23,7 +23,7 @@ from conch.frontends.grpc.grpc_front_end import ConnectionLimits, GrpcOptions, K
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.http.cors import ANY_ORIGIN
 from conch.frontends.http.http_server import HttpOptions, HttpTls
-from conch.frontends.http.infer.headers import forwarder
+from conch.frontends.http.infer.infer_headers import forwarder
 from conch.observability.logging.log_settings import AccessLogOptions, LogOptions
 from conch.observability.metrics.metrics_options import MetricsOptions, read_settings
 from conch_control.options import ControlMode, ControlOptions

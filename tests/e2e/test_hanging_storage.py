@@ -18,7 +18,7 @@ from tests.support.servers import WAIT_S, RawClient
 from tritonclient.grpc import service_pb2
 
 from conch.core.errors import CancelledError, ConchError, InvalidArgumentError
-from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
 from conch.server_options import ServerOptions

@@ -30,9 +30,9 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.request import InferenceRequest
 from conch.frontends.grpc.adapter.calls import StreamCall
-from conch.frontends.grpc.server import GrpcOptions
-from conch.frontends.grpc.stream import InferStream
-from conch.observability.metrics.options import MetricsOptions
+from conch.frontends.grpc.grpc_front_end import GrpcOptions
+from conch.frontends.grpc.stream_infer_rpc import InferStream
+from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server import Server
 from conch.server_options import ServerOptions
 from conch_control.options import ControlOptions
@@ -44,7 +44,7 @@ import sys, threading
 from pathlib import Path
 import numpy as np
 import tritonclient.grpc as triton
-from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions
@@ -75,7 +75,7 @@ sys.path.insert(0, {root!r})
 from tests.support.servers import RawClient, eventually
 from tests.chaos.test_clients import INFER, STREAM, probe_request
 from tritonclient.grpc import service_pb2
-from conch.frontends.grpc.server import GrpcOptions
+from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.server_options import ServerOptions
 from conch.server import Server
 from conch_control.options import ControlOptions

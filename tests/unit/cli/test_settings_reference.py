@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conch.cli import config_command
-from conch.cli.settings.reference import docs_text, help_parser, keywords_text
-from conch.cli.settings.resolve import read_flags, read_keywords
-from conch.cli.settings.resolved import SETTINGS, Settings, Source
+from conch.cli.settings.all_settings import SETTINGS, Settings, Source
+from conch.cli.settings.settings_reader import read_flags, read_keywords
+from conch.cli.settings.settings_reference import docs_text, help_parser, keywords_text
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.frontends.http.http_server import HttpOptions
 from conch.observability.logging.log_settings import LogOptions

@@ -10,7 +10,7 @@ from tests.support.core import make_request
 
 from conch.core.errors import InvalidArgumentError
 from conch.frontends.access_policy import parse_restricted_protocols
-from conch.frontends.grpc.forward import HeaderForwarder
+from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.restricted_rpcs import restrict, restrict_streams
 from conch.frontends.operations.operation_table import ENDPOINTS
 from conch.protocol import inference_pb2

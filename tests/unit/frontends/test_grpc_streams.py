@@ -43,7 +43,7 @@ class Stream:
     def waiting(self) -> threading.Thread:
         thread = threading.Thread(target=self.call.wait_for_reader)
         thread.start()
-        while self.call._caught_up is None or not self.call._caught_up._waiters:  # type: ignore[attr-defined]
+        while not self.call.blocked_writers:
             assert thread.is_alive(), "it does not wait"
         return thread
 

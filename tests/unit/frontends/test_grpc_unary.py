@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from conch.frontends.grpc.adapter.calls import OpenCalls, UnaryCall, Watcher
+from conch.frontends.grpc.adapter.grpc_server import Server
 from conch.frontends.grpc.adapter.library import cygrpc
-from conch.frontends.grpc.adapter.server import Server
 
 CLOSE = cygrpc.ReceiveCloseOnServerOperation
 WAIT_S = 30.0

@@ -21,10 +21,10 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.core.spec import TensorSpec
 from conch.core.tensor import Tensor
-from conch.frontends.http.generate.outbox import Item, Outbox
-from conch.frontends.http.generate.route import generate_routes
-from conch.frontends.http.pools import Pools
-from conch.frontends.http.routing import Router
+from conch.frontends.http.generate.generate_route import generate_routes
+from conch.frontends.http.generate.response_queue import Item, ResponseQueue
+from conch.frontends.http.http_pools import Pools
+from conch.frontends.http.http_routing import Router
 
 WAIT_S = 30.0
 PATH = "/v2/models/m/generate"
@@ -78,9 +78,9 @@ def model() -> Iterator[Scripted]:
 
 
 @pytest.fixture
-def made() -> Iterator[Pools]:
-    with pools() as made:
-        yield made
+def received() -> Iterator[Pools]:
+    with pools() as received:
+        yield received
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def core(model: Scripted) -> ServerState:
 
 
 @pytest.fixture
-def rest(core: ServerState, made: Pools) -> Rest:
-    return Rest(Router(generate_routes(core, made, 1 << 20)))
+def rest(core: ServerState, received: Pools) -> Rest:
+    return Rest(Router(generate_routes(core, received, 1 << 20)))
 
 
 def says(*values: int | ConchError | None) -> Script:
@@ -337,21 +337,21 @@ def test_the_stream_of_a_client_that_goes_away_while_it_is_sent_to_ends(rest: Re
 
 def test_an_outbox_gives_in_order_what_is_put_and_nothing_once_closed() -> None:
     async def use() -> None:
-        outbox = Outbox(asyncio.get_running_loop(), 10)
+        responses = ResponseQueue(asyncio.get_running_loop(), 10)
 
         def fill() -> None:
             for number in range(100):
-                outbox.put(Item(b"%05d" % number, 200, number == 99))
+                responses.put(Item(b"%05d" % number, 200, number == 99))
 
         thread = threading.Thread(target=fill)
         thread.start()
-        taken = [await outbox.take() for _ in range(100)]
+        taken = [await responses.take() for _ in range(100)]
         thread.join(WAIT_S)
         assert [int(item.body or b"") for item in taken if item] == list(range(100))
-        outbox.put(Item(b"x", 200, True))
-        outbox.close()
-        outbox.put(Item(b"y", 200, True))
-        assert await outbox.take() is None
+        responses.put(Item(b"x", 200, True))
+        responses.close()
+        responses.put(Item(b"y", 200, True))
+        assert await responses.take() is None
 
     asyncio.run(use())
 
@@ -371,10 +371,10 @@ class Told:
         self.refused.append((request.model_name, error.message))
 
 
-def test_requests_are_told_to_the_log(core: ServerState, made: Pools, model: Scripted) -> None:
+def test_requests_are_told_to_the_log(core: ServerState, received: Pools, model: Scripted) -> None:
     told = Told()
     core.request_log = told
-    rest = Rest(Router(generate_routes(core, made, 1 << 20)))
+    rest = Rest(Router(generate_routes(core, received, 1 << 20)))
     model.script = says(1)
     rest("POST", PATH, b'{"IN": 1}')
     assert told.begun == [("http", 9)]

@@ -10,9 +10,9 @@ import pytest
 import schemathesis
 from tests.support.rest import Agent, Rest, make_core, pools
 
+from conch.frontends.http.http_routing import ApiRoute, Router, route
 from conch.frontends.http.openapi import document
 from conch.frontends.http.routes.api_routes import api_routes
-from conch.frontends.http.routing import ApiRoute, Router, route
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions

@@ -22,7 +22,8 @@ from conch.core.model_control import IndexEntry
 from conch.core.model_statistics import ModelStatistics
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
-from conch.frontends.http.pools import Pools
+from conch.frontends.http.http_pools import Pools
+from conch.frontends.http.http_routing import Router
 from conch.frontends.http.routes import home_page
 from conch.frontends.http.routes.api_routes import api_routes
 from conch.frontends.http.routes.operation_json import (
@@ -32,7 +33,6 @@ from conch.frontends.http.routes.operation_json import (
     system_registration,
     trace_changes,
 )
-from conch.frontends.http.routing import Router
 from conch.frontends.operations.operation_handlers import Services
 from conch.frontends.operations.operation_table import RunsOn
 from conch.memory.regions import Regions

@@ -111,8 +111,8 @@ class Rig:
         """Waits until so many threads wait for their turn, and another polls unless that one leads."""
         deadline = time.monotonic() + WAIT_S
         # In this order: a thread that has just got its turn counts as waiting until shortly before it polls.
-        while not (while_led or self._polling.locked()) or self.pollers._waiting != count:
-            assert time.monotonic() < deadline, f"{self.pollers._waiting} threads wait, not {count}"
+        while not (while_led or self._polling.locked()) or self.pollers.waiting != count:
+            assert time.monotonic() < deadline, f"{self.pollers.waiting} threads wait, not {count}"
             time.sleep(0)
 
     def works(self, among: int) -> None:
@@ -196,7 +196,7 @@ def test_a_fast_model_is_led_by_the_thread_that_polls_and_nobody_polls_meanwhile
         thread, budget = rig.next(LEAD, "a")
         assert budget is not None and 0 < budget <= 5 * MS
         assert taken_in == [thread]
-        assert rig.pollers._turn.locked() and not rig._polling.locked()
+        assert rig.pollers.poll_lock.locked() and not rig._polling.locked()
         rig.until_waiting(1, while_led=True)
         held.go.set()
         assert rig.handled_by() is thread, "it has kept the turn"
@@ -305,7 +305,7 @@ class TestLongEvents:
             with self.handling(rig) as thread:
                 rig.pollers.tick()
                 rig.until_waiting(1, while_led=True)
-                assert rig.pollers._turn.locked() and not rig._polling.locked()
+                assert rig.pollers.poll_lock.locked() and not rig._polling.locked()
                 for _ in range(3):
                     rig.pollers.tick()
                 for _ in range(3):
@@ -474,7 +474,7 @@ class TestSpikes:
                 return led[-1]
 
             def late_tick() -> None:
-                if len(led) != 1 or rig.pollers._pause is None:
+                if len(led) != 1 or rig.pollers.pause is None:
                     return
                 rig.clock.now += 5 * MS
                 rig.pollers.tick()
@@ -483,7 +483,7 @@ class TestSpikes:
                 while not rig._polling.locked() and time.monotonic() < end:
                     time.sleep(0)
 
-            rig.pollers._role = Eager(rig.pollers._role, late_tick)  # type: ignore[assignment]
+            rig.pollers.state_lock = Eager(rig.pollers.state_lock, late_tick)  # type: ignore[assignment]
             rig.arrive(Model(rig, "a", True, during))
             rig.next(LEAD, "a")
             # Led or handed over: somebody sees to what is left of it, without another event.

@@ -18,7 +18,7 @@ from tritonclient.grpc._utils import _get_inference_request
 from conch.core.errors import ConchError, InvalidArgumentError, NotFoundError
 from conch.core.request import InferenceRequest
 from conch.core.tensor import Array, decode_bytes
-from conch.frontends.grpc import request_decoder, templates
+from conch.frontends.grpc import request_decoder, request_layouts
 from conch.frontends.grpc.request_decoder import RequestDecoder
 from conch.frontends.grpc.wire_format import length_header
 from conch.memory.region_bindings import RegionBindings
@@ -488,9 +488,9 @@ def every_way(message: bytes) -> list[object]:
     """A message parsed as a small one, taken apart by hand, and recognised; and as a large one."""
     decoder = RequestDecoder()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "_SCAN_FROM", len(message) + 1)
+        patch.setattr(request_decoder, "_SCAN_FROM", len(message) + 1)
         outcomes = [outcome(parse_all, message), *(outcome(decoder, message) for _ in range(ENOUGH))]
-        patch.setattr(decode, "_SCAN_FROM", 0)
+        patch.setattr(request_decoder, "_SCAN_FROM", 0)
         return [*outcomes, outcome(parse_all, message), outcome(decoder, message)]
 
 
@@ -570,7 +570,7 @@ def test_an_id_that_is_no_text() -> None:
 
 
 def test_requests_that_never_repeat_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(templates, "MOST_TEMPLATES", 8)
+    monkeypatch.setattr(request_layouts, "MAX_TEMPLATES", 8)
     decoder = RequestDecoder()
     for index in range(50):
         message = Request(model_name=f"m{index}").SerializeToString()

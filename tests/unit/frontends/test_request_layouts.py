@@ -61,8 +61,8 @@ def nothing_taken_apart() -> Iterator[None]:
         raise AssertionError("the message was not recognised")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "split_infer_request", refuse)
-        patch.setattr(decode, "_parse", refuse)
+        patch.setattr(request_layouts, "split_infer_request", refuse)
+        patch.setattr(request_decoder, "parse_request", refuse)
         yield
 
 
@@ -221,7 +221,7 @@ def test_requests_of_other_lengths_have_the_same_signature() -> None:
 
 
 def remembered(decoder: RequestDecoder) -> list[bytes]:
-    """All bytes of messages that a decoder keeps beside its request_layouts."""
+    """All bytes of messages that a decoder keeps beside its templates."""
     known = decoder.layouts.known
     keys = [name for _, name in known]
     return keys + [data for alike in known.values() for fixed, _ in alike for _, data in fixed]
@@ -247,7 +247,7 @@ def test_nothing_is_remembered_of_messages_that_do_not_begin_with_a_name() -> No
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "MAX_KEYS", 8)
+    monkeypatch.setattr(request_layouts, "MAX_KEYS", 8)
     monkeypatch.setattr(request_layouts, "MAX_TEMPLATES", 8)
     decoder = RequestDecoder()
     for number in range(50):
@@ -264,7 +264,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_long_headers_are_not_kept_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(request_layouts, "MAX_BYTES", 10_000)
     decoder = RequestDecoder()
     for number in range(50):
         message = message_of([b"1"], name=f"m{number}", outputs=("o" * 900,))
@@ -275,7 +275,7 @@ def test_many_long_headers_are_not_kept_all(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_remembered_takes_no_more_memory_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages of many short pieces take far more memory than these have bytes."""
-    monkeypatch.setattr(layouts, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(request_layouts, "MAX_BYTES", 1 << 20)
     monkeypatch.setattr(request_layouts, "MAX_TEMPLATES", 1)
     decoder = request_layouts.Layouts()
     region = Output(name="o")
@@ -297,10 +297,13 @@ def test_what_is_remembered_takes_no_more_memory_than_it_may(monkeypatch: pytest
 
 def test_alike_messages_that_take_turns_keep_others_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them takes the place of another one, which then takes no memory."""
-    monkeypatch.setattr(layouts, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(request_layouts, "MAX_BYTES", 10_000)
     decoder = RequestDecoder()
     other = message_of([b"1"], name="n")
-    turns = [message_of([b"1"], outputs=(f"o{number}",)) for number in range(request_layouts.MAX_LAYOUTS_PER_KEY + 2)]
+    turns = [
+        message_of([b"1"], outputs=(f"o{number}",))
+        for number in range(request_layouts.MAX_LAYOUTS_PER_KEY + 2)
+    ]
     for message in [other] * ENOUGH + turns * 200:
         decoder(message, Answers(), 0)
     with nothing_taken_apart():
@@ -327,7 +330,7 @@ def test_headers_that_are_too_long_are_not_kept(raw: int) -> None:
 
 
 def test_threads_that_share_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "MAX_KEYS", 3)  # so that much is forgotten and learned again
+    monkeypatch.setattr(request_layouts, "MAX_KEYS", 3)  # so that much is forgotten and learned again
     messages = [
         message_of([bytes([number]) * size], f"{number:03}", name=name, outputs=outputs)
         for number in range(6)

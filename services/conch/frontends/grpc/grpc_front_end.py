@@ -1,4 +1,9 @@
-"""The gRPC front end as a whole: options, methods, start and stop."""
+"""The gRPC front end: options, methods, start and stop.
+
+Owns: the C-core server, the pools of its operations and of decoding.
+Threads and locks: polling threads, pools, a watcher; `start` and `stop` run on the main thread.
+Used by: `conch.server`.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +32,13 @@ from conch.memory.regions import Regions
 from conch.observability.logging.log_settings import LogControl, LogOptions
 from conch.observability.tracing.trace_settings import TraceSettings
 
-MOST_MESSAGE_BYTES = 2**31 - 1
+MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry."""
 
 _DECODE_THREADS = 2
 _QUIET_S = 0.1
-_LONGEST_WAIT_FOR_CALLS_S = 0.5
-_LONGEST_WAIT_FOR_STREAMS_S = 2.0
+_MAX_WAIT_FOR_CALLS_S = 0.5
+_MAX_WAIT_FOR_STREAMS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,11 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What clients may take at most.
+    """Limits for clients.
 
     Attributes:
         connections: Connections to the port; 0 for a share of the file descriptors.
-        streams: Calls that are open at once on a connection; further ones wait at the client.
+        streams: Open calls on a connection; further ones wait at the client.
         metadata_bytes: Size of a call's metadata, as HTTP/2 counts it.
     """
 
@@ -71,17 +76,15 @@ class GrpcOptions:
         address: Host to listen on, or ``unix:PATH``.
         port: Port to listen on; 0 for any free one.
         reuse_port: Whether other processes may listen on the same port.
-        pollers: Polling threads.
+        pollers: Number of polling threads.
         tls: TLS, or None for plain text.
-        keep_alive: HTTP/2 keep-alive.
         max_connection_age_ms: Age at which connections are closed gracefully; 0 for never.
-        max_connection_age_grace_ms: How long calls on such a connection may go on; 0 for ever.
-        max_message_bytes: Largest message taken from a client.
-        limits: What else clients may take at most.
+        max_connection_age_grace_ms: Time for calls on such a connection to finish; 0 for no limit.
+        max_message_bytes: Largest message from a client.
         compression: gRPC algorithm for inference responses, or None.
-        restrictions: Groups of RPCs that need a secret.
-        header_forward_pattern: Which call metadata become request parameters; empty for none.
-        allow_model_upload: Whether clients of other machines may load models of files that they bring.
+        restrictions: Categories of RPCs that need a secret.
+        header_forward_pattern: RE2 pattern of call metadata that become request parameters; empty for none.
+        allow_model_upload: Whether remote clients may load models from files in the request.
     """
 
     address: str = "0.0.0.0"
@@ -92,7 +95,7 @@ class GrpcOptions:
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
     max_connection_age_ms: int = 0
     max_connection_age_grace_ms: int = 0
-    max_message_bytes: int = MOST_MESSAGE_BYTES
+    max_message_bytes: int = MAX_MESSAGE_BYTES
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     compression: str | None = None
     restrictions: Restrictions = field(default_factory=dict)
@@ -101,7 +104,7 @@ class GrpcOptions:
 
     @property
     def mutual(self) -> bool:
-        """Whether clients must have a certificate."""
+        """True if clients must have a certificate."""
         return self.tls is not None and self.tls.client_root is not None
 
     @property
@@ -119,12 +122,10 @@ class GrpcFrontEnd:
     """Serves the protocol on one port.
 
     Args:
-        core: What it serves.
-        options: How.
         clock: Monotonic time in nanoseconds.
-        logs: The log settings; None where they belong to the program around the server.
-        traces: The trace settings; None for some of its own.
-        regions: The shared-memory regions; None for some of its own.
+        logs: The log settings; None if the embedding program owns them.
+        traces: The trace settings; None for new ones.
+        regions: The shared-memory regions; None for none.
 
     Raises:
         IncompatibleGrpcError: The installed grpcio does not fit.
@@ -168,17 +169,14 @@ class GrpcFrontEnd:
             restrict_streams(streams, options.restrictions, refused),
             channel_arguments(options),
             options.pollers,
-            most_metadata_bytes=options.limits.metadata_bytes,
+            max_metadata_bytes=options.limits.metadata_bytes,
         )
 
     def _get_server(self) -> Server:
         return self._server
 
     def start(self) -> int:
-        """Listens and begins to answer.
-
-        Returns:
-            The port in use.
+        """Listens and starts to serve; returns the port.
 
         Raises:
             UnavailableError: The address or the certificates can't be used.
@@ -192,36 +190,32 @@ class GrpcFrontEnd:
         return port
 
     def stop(self, grace_s: float) -> bool:
-        """Accepts no more calls, lets those in flight finish within the grace, and closes.
-
-        Args:
-            grace_s: Seconds that calls in flight may take.
+        """Refuses new calls, lets those in flight finish within the grace, and closes.
 
         Returns:
-            Whether everything has ended.
+            True if everything has ended in time.
         """
         end = time.monotonic() + grace_s
         self._infer.admission.close()
         self._wait_for_quiet(grace_s)
         self._server.drain_streams(UnavailableError.grpc_status, SHUTTING_DOWN)
         ended = self._server.stop(max(end - time.monotonic(), 0.0))
-        # What hangs with its storage may hang for longer than the client has waited for it.
+        # Work may hang with its storage for longer than its client has waited.
         decoded = self._decoding.close(max(end - time.monotonic(), 0.0))
         return self._operations.close(lambda: max(end - time.monotonic(), 0.0)) and decoded and ended
 
     def _wait_for_quiet(self, timeout_s: float) -> None:
-        """Waits until clients have noticed that requests are refused, and streams have been read.
+        """Waits until no new calls are refused and no new stream messages arrive, with a limit for each.
 
-        The C core cancels calls that arrive once it closes, and clients do not send these elsewhere. So those
-        that are on their way are answered first: that the server is not available. What was sent on a stream
-        is taken, for as long as it keeps coming in, but not for ever: some clients never stop.
+        The C core cancels calls that arrive after it closes, and clients do not retry those elsewhere. So
+        calls on their way are first refused as unavailable, and messages sent on streams are still read.
         """
         never = threading.Event()
         begin = time.monotonic()
         before: tuple[int, int] | None = None
-        while (waited := time.monotonic() - begin) < min(timeout_s, _LONGEST_WAIT_FOR_STREAMS_S):
-            refused = self._infer.admission.refused if waited < _LONGEST_WAIT_FOR_CALLS_S else 0
-            now = refused, self._streams.taken
+        while (waited := time.monotonic() - begin) < min(timeout_s, _MAX_WAIT_FOR_STREAMS_S):
+            refused = self._infer.admission.refused if waited < _MAX_WAIT_FOR_CALLS_S else 0
+            now = refused, self._streams.received
             if now == before:
                 return
             before = now
@@ -229,7 +223,7 @@ class GrpcFrontEnd:
 
 
 def channel_arguments(options: GrpcOptions) -> ChannelArguments:
-    """The options as arguments of gRPC's C core."""
+    """Converts the options to arguments of gRPC's C core."""
     keep = options.keep_alive
     limits = options.limits
     arguments: list[tuple[str, int | str]] = [
@@ -238,7 +232,7 @@ def channel_arguments(options: GrpcOptions) -> ChannelArguments:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_allowed_incoming_connections", limits.connections or most_connections(GRPC_SHARES)),
         ("grpc.max_concurrent_streams", limits.streams),
-        # The first is the size from which on calls are refused by chance.
+        # From the first size on, the C core refuses calls at random.
         ("grpc.max_metadata_size", limits.metadata_bytes),
         ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
         ("grpc.keepalive_time_ms", keep.time_ms),

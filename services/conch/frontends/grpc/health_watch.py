@@ -1,7 +1,9 @@
-"""``grpc.health.v1.Health/Watch``: the status of the server now, and then every change of it.
+"""``grpc.health.v1.Health/Watch``: streams the status of the server and its changes.
 
-Owns the streams that watch, and a thread while there are any. The thread looks at the status now and then,
-as models that check themselves do not tell when they change. `control` answers ``Check``.
+Owns: the watching streams, and a thread while there are any. The thread polls, as models' readiness checks
+do not notify.
+Threads and locks: one condition guards the streams.
+Used by: the gRPC front end; `operation_rpcs` has ``Check``.
 """
 
 from __future__ import annotations
@@ -18,21 +20,17 @@ from conch.frontends.grpc.operation_rpcs import MAX_REQUEST_BYTES
 from conch.frontends.operations.operation_handlers import HEALTH_SERVICES
 from conch.protocol import health_pb2
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _STATES = health_pb2.HealthCheckResponse
 
 
 class HealthWatch:
-    """Answers Watch calls.
-
-    Args:
-        core: The server.
-    """
+    """Handles Watch calls."""
 
     def __init__(self, core: ServerState) -> None:
         self._core = core
         self._changed = threading.Condition()
-        # To the status that was sent last; None for none.
+        # By stream, the status that was sent last; None for none.
         self._streams: dict[StreamCall, health_pb2.HealthCheckResponse.ServingStatus | None] = {}
         self._thread: threading.Thread | None = None
 
@@ -56,7 +54,7 @@ class HealthWatch:
             call.close(InvalidArgumentError.grpc_status, f"the request message is malformed: {error}")
             return
         if service not in HEALTH_SERVICES:
-            _send(call, _STATES.SERVICE_UNKNOWN)  # and stays open, as the protocol has it
+            _send(call, _STATES.SERVICE_UNKNOWN)  # the stream stays open, as in the protocol
             return
         with self._changed:
             self._streams[call] = None
@@ -90,7 +88,7 @@ class HealthWatch:
                     self._thread = None
                     return
                 if None not in self._streams.values():
-                    self._changed.wait(_LOOK_S)
+                    self._changed.wait(_POLL_S)
 
 
 def _send(call: StreamCall, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:

@@ -1,4 +1,9 @@
-"""ModelInfer: one message in, one out."""
+"""ModelInfer: one request, one response.
+
+Threads and locks: requests arrive on polling threads; long messages are decoded on a pool; the thread that
+has a response sends it.
+Used by: the gRPC front end.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +18,25 @@ from conch.core.server_state import ServerState
 from conch.frontends.grpc.adapter import Server, UnaryCall
 from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
 from conch.frontends.grpc.request_decoder import LONG_BYTES, RequestDecoder
-from conch.frontends.grpc.response_encoder import ResponseEncoder
-from conch.frontends.grpc.retry import retry_metadata
+from conch.frontends.grpc.response_encoder import ResponseEncoder, retry_metadata
 from conch.memory.regions import Regions
 
 _DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 
 
 class InferHandler:
-    """Answers ModelInfer calls.
+    """Handles ModelInfer calls.
 
     Args:
-        core: Runs the requests.
-        server: Leads models.
-        encoder: Makes the response messages.
+        server: Returns the server, which runs models inline.
         clock: Monotonic time in nanoseconds.
-        long: Takes long messages, off the polling threads.
-        forward: Turns call metadata into request parameters, or None.
-        compression: gRPC's name of the algorithm responses are compressed with, or None.
-        regions: The shared-memory regions that tensors may lie in; None for none.
+        decoding: Decodes long messages, off the polling threads.
+        forward: Copies call metadata to request parameters, or None.
+        compression: gRPC's name of the compression algorithm of responses, or None.
+        regions: Shared memory that tensors may lie in; None for none.
 
     Attributes:
-        admission: The way in for its requests.
+        admission: Admits the requests.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class InferHandler:
         server: Callable[[], Server],
         encoder: ResponseEncoder,
         clock: Clock,
-        long: Executor,
+        decoding: Executor,
         forward: HeaderForwarder | None = None,
         compression: str | None = None,
         regions: Regions | None = None,
@@ -56,20 +58,17 @@ class InferHandler:
         self._encoder = encoder
         self._clock = clock
         self._decode = RequestDecoder(regions)
-        self._long = long
+        self._decoding = decoding
         self._forward = forward
         self._compression = compression
 
     def __call__(self, call: UnaryCall, message: bytes, polling: bool = True) -> None:
-        """Takes one request; it is answered when its batch has run.
+        """Submits one request; the responder replies.
 
-        Args:
-            call: Its call.
-            message: The request.
-            polling: Whether the calling thread is a polling one, which has no time for long messages.
+        `polling` is True on a polling thread, which leaves long messages to a pool.
         """
         if polling and len(message) >= LONG_BYTES and self._decode.is_long(message):
-            self._long.submit(self, call, message, False)
+            self._decoding.submit(self, call, message, False)
             return
         now_ns = self._clock()
         request: InferenceRequest | None = None

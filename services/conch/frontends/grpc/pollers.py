@@ -1,15 +1,24 @@
-"""The threads that poll for events, and when one of them runs a batch itself.
+"""The polling threads, and when one of them runs a batch inline.
 
-One thread polls at a time: two that run Python at once would hand the interpreter's lock back and forth at
-every call into gRPC, which costs more than the calls. The polling thread first takes in everything that has
-arrived and then leads: it runs batches of the models that have got requests. It does so only while another
-thread waits for its turn to poll:
+One thread polls at a time, with the poll lock: two threads in Python would pass the GIL back and forth at
+every call into gRPC. The poller first handles all pending events, then runs batches of models with new
+requests (inline execution), but only while another thread waits for the poll lock.
 
-- A model whose batches are short is led while nobody polls, for at most `_BUDGET_NS` at a time. If a batch
-  takes longer than expected, `tick` gives the turn to the waiting thread.
-- For another model the thread first gives its turn away, then leads, then waits.
-- A thread that takes long over a single event loses its turn in the same way, and leads nothing after it.
-- Where no thread waits, and for all but one of several slow models, the models' own threads run the batches.
+    =====================================  ==========================================================
+    model, or event                        the poller
+    =====================================  ==========================================================
+    fast model (short batches)             keeps the lock, runs the model for at most `_BUDGET_NS`
+    first slow model                       releases the lock, runs the model, waits for the lock
+    further slow models; nobody waiting    releases the claim: the model's own threads run the batch
+    batch longer than `_MAX_PAUSE_NS`      loses the lock to a waiting thread by `tick`
+    event over two ticks                   loses the lock likewise, and runs no claim after it
+    =====================================  ==========================================================
+
+Guarantees: a claim is run or released exactly once; while a thread waits, long work does not stop polling.
+Assumptions: only the poller queues claims; `tick` is called often, by one thread.
+Race of an event's end and `tick`: 1. the poller handles the event E, which is in its `handled` list; 2.
+`tick` sees E a second time; 3. both pop the list; 4. the one that finds it empty has lost: the poller waits
+for the lock anew, or `tick` does nothing.
 """
 
 from __future__ import annotations
@@ -27,38 +36,40 @@ from conch.core.servable import InlineClaim
 log = logging.getLogger(__name__)
 
 _BUDGET_NS = 1_000_000
-_LONGEST_PAUSE_NS = 5_000_000
+_MAX_PAUSE_NS = 5_000_000
 
 
 class _Pause:
-    """The time in which the thread that has the turn leads instead of polling.
+    """The time in which the poller runs models inline while no thread polls.
 
     Attributes:
-        since_ns: When it began.
-        left: What has been promised and not been led to the end.
-        turn_lost: Whether another thread has been given the turn.
+        since_ns: Its start.
+        left: Claims that have not been run to the end.
+        lock_lost: True once another thread has the poll lock.
     """
 
-    __slots__ = ("left", "since_ns", "turn_lost")
+    __slots__ = ("left", "lock_lost", "since_ns")
 
     def __init__(self, since_ns: int, left: list[InlineClaim]) -> None:
         self.since_ns = since_ns
         self.left = left
-        self.turn_lost = False
+        self.lock_lost = False
 
 
 class Pollers:
     """The polling threads of one completion queue.
 
     Args:
-        poll: Waits for an event, until a time in seconds since the epoch (0 for not at all), or for ever.
-        is_timeout: Whether an event without a tag says that none came in time; the only other one
-            without a tag says that the queue has been shut down.
-        count: How many threads there are.
+        poll: Waits for an event until a time in seconds since the epoch (0 for no wait, None for no limit).
+        is_timeout: Tells a timeout from a shutdown of the queue; events without a tag are one of the two.
+        count: Number of threads.
         clock: Monotonic time in nanoseconds.
 
     Attributes:
-        threads: The threads.
+        poll_lock: Held by the thread that polls, or that runs models while no thread polls.
+        state_lock: Guards `waiting` and `pause`.
+        waiting: Number of threads that wait for the poll lock.
+        pause: The current pause, if any.
     """
 
     def __init__(
@@ -71,14 +82,13 @@ class Pollers:
         self._next_event = poll
         self._is_timeout = is_timeout
         self._clock = clock
-        self._turn = threading.Lock()  # held by the thread that polls, or that leads while nobody does
-        self._role = threading.Lock()  # guards the two below
-        self._waiting = 0
-        self._pause: _Pause | None = None
+        self.poll_lock = threading.Lock()
+        self.state_lock = threading.Lock()
+        self.waiting = 0
+        self.pause: _Pause | None = None
         self._owner: int | None = None  # the thread that polls
         self._claims: list[InlineClaim] = []
-        # The event that the thread with the turn handles. Either that thread or `tick` takes it out again,
-        # and the other one finds it gone. Each thread has a list of its own: it never takes out another's.
+        # The event in hand; each thread has its own list. Either the thread or `tick` pops it, see above.
         self._handled: list[Any] = []
         self._seen: Any = None  # the event that was handled at the last tick
         self.threads = [
@@ -92,65 +102,58 @@ class Pollers:
             thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the threads to end, which they do when the queue has been shut down.
-
-        Args:
-            timeout_s: How long to wait; a thread that leads ends no sooner than its batch.
-
-        Returns:
-            Whether all of them have ended.
-        """
+        """Waits for the threads, which end after shutdown of the queue; returns whether all have."""
         end = time.monotonic() + timeout_s
         for thread in self.threads:
             thread.join(max(end - time.monotonic(), 0.0))
         return not any(thread.is_alive() for thread in self.threads)
 
     def queue_inline(self, model: InlineClaim) -> None:
-        """Has the polling thread, which is the caller, lead a model once it has taken in all events."""
+        """Queues a model to run on the polling thread, the caller, after all pending events."""
         self._claims.append(model)
-        if self._owner != get_ident():  # it has lost its turn, and the next one may be asleep already
+        if self._owner != get_ident():  # it lost the lock; the next poller may be blocked already
             try:
                 self._claims.remove(model)
             except ValueError:
-                return  # the next one has seen it
+                return  # the next poller has it
             model.release()
 
     def tick(self) -> None:
-        """Has another thread poll if a batch or an event takes long; to be called often.
+        """Passes the poll lock to a waiting thread if a batch or an event takes long; call it often.
 
-        What the batch holds up is handed over, also to other instances of the same model.
+        Releases the remaining claims, also to other instances of the same model.
         """
-        self._take_over()
-        with self._role:
-            pause = self._pause
-            if pause is None or self._clock() - pause.since_ns < _LONGEST_PAUSE_NS:
+        self._check_event()
+        with self.state_lock:
+            pause = self.pause
+            if pause is None or self._clock() - pause.since_ns < _MAX_PAUSE_NS:
                 return
-            self._pause = None
-            pause.turn_lost = True
+            self.pause = None
+            pause.lock_lost = True
             left, pause.left = pause.left, []
-            self._turn.release()
+            self.poll_lock.release()
         for model in left:
             model.release()
 
-    def _take_over(self) -> None:
-        """Gives the turn to a waiting thread if an event has been handled since the last tick."""
+    def _check_event(self) -> None:
+        """Passes the poll lock on if one event has been handled since the last tick."""
         handled = self._handled
         try:
             event = handled[0]
-            if event is not self._seen or not self._waiting:
+            if event is not self._seen or not self.waiting:
                 self._seen = event
                 return
-            handled.pop()  # an event that came meanwhile is as good
+            handled.pop()  # or a newer event, which does no harm
         except IndexError:
             self._seen = None
             return
         self._seen = self._owner = None
-        self._turn.release()
+        self.poll_lock.release()
 
     def _run(self) -> None:
         poll = self._next_event
         handled: list[Any] = []
-        self._take_turn(handled)
+        self._acquire_poll_lock(handled)
         while True:
             event = poll(0 if self._claims else None)
             tag = event.tag
@@ -160,11 +163,11 @@ class Pollers:
                     tag(event)
                 except Exception:
                     log.exception("a gRPC event was not handled")
-                del event, tag  # a call is not to live until the next event
+                del event, tag  # frees the call before the next event
                 try:
                     handled.pop()
-                except IndexError:  # it took long
-                    self._take_turn(handled)
+                except IndexError:  # `tick` has released the lock
+                    self._acquire_poll_lock(handled)
             elif self._is_timeout(event):
                 self._run_claims(handled)
             else:
@@ -172,14 +175,14 @@ class Pollers:
         self._run_claims(handled)
         for model in self._claims:
             model.release()
-        self._turn.release()  # the next thread finds the queue shut down as well
+        self.poll_lock.release()  # the next thread finds the queue shut down too
 
-    def _take_turn(self, handled: list[Any]) -> None:
-        with self._role:
-            self._waiting += 1
-        self._turn.acquire()
-        with self._role:
-            self._waiting -= 1
+    def _acquire_poll_lock(self, handled: list[Any]) -> None:
+        with self.state_lock:
+            self.waiting += 1
+        self.poll_lock.acquire()
+        with self.state_lock:
+            self.waiting -= 1
         self._owner = get_ident()
         self._handled = handled
 
@@ -190,39 +193,34 @@ class Pollers:
             try:
                 claims.append(self._claims.pop(0))
             except IndexError:
-                break  # the thread that promised it has handed it over
-        if not self._waiting:
+                break  # a thread that lost the lock has released it
+        if not self.waiting:
             for model in claims:
                 model.release()
             return
         fast = [model for model in claims if model.fast]
         slow = [model for model in claims if not model.fast]
         for model in slow[1:]:
-            model.release()  # before anything that takes time
+            model.release()  # before any batch
         if fast and not self._run_while_unpolled(fast, slow[:1]):
-            self._take_turn(handled)
+            self._acquire_poll_lock(handled)
         elif slow:
-            self._turn.release()
+            self.poll_lock.release()
             self._run_inline(slow[0], None)
-            self._take_turn(handled)
+            self._acquire_poll_lock(handled)
 
     def _run_while_unpolled(self, models: list[InlineClaim], others: list[InlineClaim]) -> bool:
-        """Leads models while nobody polls.
+        """Runs fast models while no thread polls; returns whether the caller still has the poll lock.
 
-        Args:
-            models: What to lead, at least one.
-            others: What the caller will lead after that; handed over if the turn is lost.
-
-        Returns:
-            Whether the caller still has the turn.
+        `others` run after that; they are released if the lock is lost.
         """
         pause = _Pause(self._clock(), [*models, *others])
-        with self._role:
-            self._pause = pause
+        with self.state_lock:
+            self.pause = pause
         for model in models:
             more = self._run_inline(model, _BUDGET_NS)
-            with self._role:
-                lost = pause.turn_lost
+            with self.state_lock:
+                lost = pause.lock_lost
                 if not lost:
                     pause.left.remove(model)
                     if more:
@@ -231,10 +229,10 @@ class Pollers:
                 if more:
                     model.release()
                 return False
-        with self._role:
-            if pause.turn_lost:
+        with self.state_lock:
+            if pause.lock_lost:
                 return False
-            self._pause = None
+            self.pause = None
         return True
 
     def _run_inline(self, model: InlineClaim, budget_ns: int | None) -> bool:
@@ -243,7 +241,7 @@ class Pollers:
         except Exception:
             log.exception("a model could not be led")
         try:
-            model.release()  # what was begun to be received here is received elsewhere
+            model.release()  # another thread completes what was started here
         except Exception:
             log.exception("a model could not be handed over")
         return False

@@ -1,4 +1,7 @@
-"""Server reflection (grpc.reflection.v1 and v1alpha), so that grpcurl and its like work without files."""
+"""Server reflection (grpc.reflection.v1 and v1alpha), for grpcurl and other clients without proto files.
+
+Used by: the gRPC front end, with the services of the table of operations.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,7 @@ from conch.protocol import pool, reflection_pb2, reflection_v1alpha_pb2
 
 
 def reflection_handlers(services: list[str]) -> dict[str, StreamHandler]:
-    """The handlers of both reflection services.
-
-    Args:
-        services: Full names of the services to list, reflection itself aside.
-    """
+    """Returns the handlers of both reflection services; `services` are listed, and reflection itself."""
     listed = sorted(
         [*services, "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"]
     )
@@ -27,7 +26,7 @@ def reflection_handlers(services: list[str]) -> dict[str, StreamHandler]:
 
 
 class _Reflection:
-    """One version of the service; both have the same messages under different package names."""
+    """One version of the service; the versions differ only in the package of their messages."""
 
     def __init__(self, messages: Any, services: list[str]) -> None:
         self._messages = messages
@@ -60,7 +59,7 @@ class _Reflection:
             elif asked == "file_containing_symbol":
                 self._add_files(answer, pool.file_containing_symbol(request.file_containing_symbol))
             elif asked == "all_extension_numbers_of_type":
-                # No message of ours has extensions; the type has to exist all the same.
+                # conch has no extensions, but the type must exist.
                 name = request.all_extension_numbers_of_type
                 pool.file_containing_symbol(name)
                 answer.all_extension_numbers_response.base_type_name = name

@@ -1,8 +1,9 @@
-"""ModelInferRequest bytes to an `InferenceRequest`.
+"""Decodes ModelInferRequest messages to `InferenceRequest`.
 
-The one copy of a tensor's bytes on the way in is the C core's. Plain requests are recognised by what they
-have in common with earlier ones, or taken apart by hand. All others are parsed by protobuf, long ones after
-their tensors have been cut out: protobuf copies none of them, and lets no other thread run while it parses.
+Plain requests take the fast path of `request_layouts`. Protobuf parses all others, long ones after their
+tensors are cut out, as it copies and holds the GIL. Tensors are views of the message.
+Threads and locks: any thread; `Layouts` has a lock of its own.
+Used by: `infer_rpc`, `stream_infer_rpc`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from conch.core.tensor import NUMPY_DTYPES, Buffer, Tensor, encode_bytes
 from conch.frontends.grpc.request_layouts import Layout, Layouts
 from conch.frontends.grpc.request_parameters import read_output_parameters, read_parameters, read_region
 from conch.frontends.grpc.typed_contents import TypedContents
-from conch.frontends.grpc.wire_format import MOST_PLAIN_FIELDS, CutRequest, cut_infer_request
+from conch.frontends.grpc.wire_format import MAX_PLAIN_FIELDS, CutRequest, cut_infer_request
 from conch.memory.region_bindings import RegionBindings
 from conch.memory.regions import Regions
 from conch.protocol import inference_pb2
 
 _SCAN_FROM = 16 * 1024
 LONG_BYTES = _SCAN_FROM
-"""Shorter messages are not worth another thread, whatever they hold."""
+"""Size from which a message may be worth another thread."""
 
 _CONTENTS_FIELD = {
     "BOOL": "bool_contents",
@@ -57,55 +58,50 @@ _FIELD_DATATYPE = {
 
 
 class RequestDecoder:
-    """Reads ModelInferRequest messages.
+    """Decodes ModelInferRequest messages.
 
-    What a plain request has besides its id and its raw contents is parsed when it is first seen, and
-    remembered together with where those two are.
+    Attributes:
+        layouts: The layouts of plain requests.
 
     Args:
-        regions: The regions that tensors may lie in; None for none.
+        regions: Shared memory that tensors may lie in; None for none.
     """
 
     def __init__(self, regions: Regions | None = None) -> None:
         self._regions = regions or Regions()
-        self._layouts = Layouts()
+        self.layouts = Layouts()
 
     def is_long(self, message: bytes) -> bool:
-        """Whether a message of `LONG_BYTES` or more may take long to read and to check."""
-        layout = self._layouts.find(message)
+        """Returns whether a message of `LONG_BYTES` or more may take long to decode and check."""
+        layout = self.layouts.find(message)
         if layout is not None:
             return layout.template.strings
         try:
-            cut = cut_infer_request(message, MOST_PLAIN_FIELDS, _SCAN_FROM)
+            cut = cut_infer_request(message, MAX_PLAIN_FIELDS, _SCAN_FROM)
         except InvalidArgumentError:
             return True
         return any(cut.contents) or b"BYTES" in cut.head
 
     def __call__(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
-        """Reads a request.
-
-        Args:
-            message: The serialised message; the request's tensors keep views of it.
-            responder: Takes the responses.
-            received_ns: When the message arrived, in monotonic nanoseconds.
+        """Decodes a request, whose tensors are views of the message.
 
         Raises:
             InvalidArgumentError: The message is malformed or contradicts itself; texts are Triton's.
             NotFoundError: It names a region that is not registered.
         """
-        layout = self._layouts.find(message)
+        layout = self.layouts.find(message)
         if layout is None:
             return self._parsed(message, responder, received_ns)
         template = layout.template
         request_id = "" if layout.request_id is None else _text(message[layout.request_id])
-        uses: RegionBindings | None = None
+        bindings: RegionBindings | None = None
         inputs: dict[str, Tensor] = {}
         if template.parts is None:
             view = memoryview(message)
             for name, datatype, shape, place in layout.inputs:
                 inputs[name] = Tensor(name, datatype, shape, view[place])
         else:
-            uses = self._use(layout, message, inputs)
+            bindings = self._bind_regions(layout, message, inputs)
         request = InferenceRequest(
             template.model_name,
             template.model_version,
@@ -118,35 +114,35 @@ class RequestDecoder:
         request.signature = template
         for attribute, value in template.settings:
             setattr(request, attribute, value)
-        request.region_bindings = uses
+        request.region_bindings = bindings
         return request
 
-    def _use(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> RegionBindings:
-        """Gathers the inputs of a request some of whose tensors lie in regions."""
+    def _bind_regions(self, layout: Layout, message: bytes, inputs: dict[str, Tensor]) -> RegionBindings:
+        """Fills the inputs of a request that has tensors in regions."""
         template = layout.template
-        assert template.parts is not None, "others have all in the message"
+        assert template.parts is not None
         view = memoryview(message)
         places = iter(layout.raw)
-        uses = RegionBindings(self._regions)
+        bindings = RegionBindings(self._regions)
         try:
             for (name, datatype, shape), part in zip(template.inputs, template.parts, strict=True):
                 if part is None:
                     inputs[name] = Tensor(name, datatype, shape, view[next(places)])
                 else:
-                    inputs[name] = uses.input(*part, name, datatype, shape)
+                    inputs[name] = bindings.input(*part, name, datatype, shape)
             for name, place in template.places:
-                uses.output(*place, name)
+                bindings.output(*place, name)
         except BaseException:
-            uses.release()
+            bindings.release()
             raise
-        return uses
+        return bindings
 
     def _parsed(self, message: bytes, responder: Responder, received_ns: int) -> InferenceRequest:
-        uses = RegionBindings(self._regions)
+        bindings = RegionBindings(self._regions)
         try:
-            return _parse(message, responder, received_ns, uses)
+            return parse_request(message, responder, received_ns, bindings)
         except BaseException:
-            uses.release()
+            bindings.release()
             raise
 
 
@@ -157,8 +153,10 @@ def _text(request_id: bytes) -> str:
         raise InvalidArgumentError("the request message is malformed: its id is not UTF-8") from None
 
 
-def _parse(message: bytes, responder: Responder, received_ns: int, uses: RegionBindings) -> InferenceRequest:
-    """Reads any request, the whole of it."""
+def parse_request(
+    message: bytes, responder: Responder, received_ns: int, bindings: RegionBindings
+) -> InferenceRequest:
+    """Parses any request: the careful path."""
     cut: CutRequest | None = None
     try:
         if len(message) < _SCAN_FROM:
@@ -170,13 +168,13 @@ def _parse(message: bytes, responder: Responder, received_ns: int, uses: RegionB
             raw = cut.raw
     except DecodeError as error:
         raise InvalidArgumentError(f"the request message is malformed: {error}") from None
-    inputs = _raw_inputs(wire, raw, uses) if raw else _typed_inputs(wire, cut, uses)
+    inputs = _raw_inputs(wire, raw, bindings) if raw else _typed_inputs(wire, cut, bindings)
     requested: tuple[str, ...] | None = None
     outputs = wire.outputs
     if outputs:
         requested = tuple([output.name for output in outputs])
         if len(set(requested)) != len(requested):
-            raise _twice(wire.id, "output", requested)
+            raise _duplicate(wire.id, "output", requested)
     request = InferenceRequest(
         wire.model_name, wire.model_version, inputs, responder, received_ns, wire.id, requested
     )
@@ -184,16 +182,16 @@ def _parse(message: bytes, responder: Responder, received_ns: int, uses: RegionB
         if output.parameters:
             place = read_output_parameters(request, output)
             if place is not None:
-                uses.output(*place, output.name)
+                bindings.output(*place, output.name)
     if wire.parameters:
         read_parameters(request, wire.parameters)
-    if uses:
-        request.region_bindings = uses
+    if bindings:
+        request.region_bindings = bindings
     return request
 
 
-def _raw_inputs(wire: Any, raw: Any, uses: RegionBindings) -> dict[str, Tensor]:
-    """The inputs whose bytes come in ``raw_input_contents``, in the same order, or lie in regions."""
+def _raw_inputs(wire: Any, raw: Any, bindings: RegionBindings) -> dict[str, Tensor]:
+    """Returns inputs from ``raw_input_contents``, in the same order, and from regions."""
     inputs: dict[str, Tensor] = {}
     contents = iter(raw)
     for tensor in wire.inputs:
@@ -205,19 +203,19 @@ def _raw_inputs(wire: Any, raw: Any, uses: RegionBindings) -> dict[str, Tensor]:
             )
         part = read_region(tensor) if tensor.parameters else None
         if part is not None:
-            inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
+            inputs[name] = bindings.input(*part, name, tensor.datatype, tuple(tensor.shape))
             continue
         data = next(contents, None)
         if data is None:
             raise _no_data(name, wire.model_name)
         inputs[name] = Tensor(name, tensor.datatype, tuple(tensor.shape), data)
     if len(inputs) != len(wire.inputs):
-        raise _twice(wire.id, "input", [tensor.name for tensor in wire.inputs])
+        raise _duplicate(wire.id, "input", [tensor.name for tensor in wire.inputs])
     return inputs
 
 
-def _typed_inputs(wire: Any, cut: CutRequest | None, uses: RegionBindings) -> dict[str, Tensor]:
-    """The inputs whose elements come in their own ``contents``, which may be cut out, or lie in regions."""
+def _typed_inputs(wire: Any, cut: CutRequest | None, bindings: RegionBindings) -> dict[str, Tensor]:
+    """Returns inputs from their typed ``contents``, which may be cut out, and from regions."""
     inputs: dict[str, Tensor] = {}
     for index, tensor in enumerate(wire.inputs):
         name = tensor.name
@@ -231,13 +229,13 @@ def _typed_inputs(wire: Any, cut: CutRequest | None, uses: RegionBindings) -> di
                 f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model "
                 f"'{wire.model_name}'"
             )
-        inputs[name] = uses.input(*part, name, tensor.datatype, tuple(tensor.shape))
+        inputs[name] = bindings.input(*part, name, tensor.datatype, tuple(tensor.shape))
     if len(inputs) != len(wire.inputs):
-        raise _twice(wire.id, "input", [tensor.name for tensor in wire.inputs])
+        raise _duplicate(wire.id, "input", [tensor.name for tensor in wire.inputs])
     return inputs
 
 
-def _twice(request_id: str, kind: str, names: Sequence[str]) -> InvalidArgumentError:
+def _duplicate(request_id: str, kind: str, names: Sequence[str]) -> InvalidArgumentError:
     seen = Counter(names)
     name = next(name for name in names if seen[name] > 1)
     return InvalidArgumentError(f"{id_prefix(request_id)}{kind} '{name}' already exists in request")
@@ -250,7 +248,7 @@ def _no_data(name: str, model_name: str) -> InvalidArgumentError:
 
 
 def _typed_tensor(tensor: Any, pieces: list[memoryview] | None, model_name: str) -> Tensor:
-    """A tensor whose elements came in the typed ``contents`` of its input, or were cut out of it."""
+    """Returns a tensor from typed ``contents``, or from the pieces cut out of them."""
     name, datatype = tensor.name, tensor.datatype
     shape = tuple(tensor.shape)
     if not tensor.HasField("contents"):
@@ -261,7 +259,7 @@ def _typed_tensor(tensor: Any, pieces: list[memoryview] | None, model_name: str)
     if pieces is None:
         filled = [field.name for field, _ in tensor.contents.ListFields()]
     else:
-        cut = TypedContents(pieces, most_strings=max(prod(shape), 0) + 1)
+        cut = TypedContents(pieces, max_strings=max(prod(shape), 0) + 1)
         filled = cut.filled
     expected = _CONTENTS_FIELD.get(datatype)
     unexpected = f"unexpected explicit tensor data for input tensor '{name}' for model '{model_name}'"
@@ -280,7 +278,7 @@ def _typed_tensor(tensor: Any, pieces: list[memoryview] | None, model_name: str)
     if datatype == "BYTES":
         data = encode_bytes(elements)
     else:
-        # Through the field's own width: values that do not fit the datatype are cut, as Triton does.
+        # Through the field's width: values that do not fit the datatype are truncated, as in Triton.
         wide = np.array(elements, dtype=NUMPY_DTYPES[_FIELD_DATATYPE[expected]])
         data = wide.astype(NUMPY_DTYPES[datatype]).tobytes()
     return Tensor(name, datatype, shape, data)

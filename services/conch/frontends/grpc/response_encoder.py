@@ -1,29 +1,34 @@
-"""Responses to ModelInferResponse bytes, with one copy: the join of what stays the same and the tensors."""
+"""Encodes responses as ModelInferResponse bytes, with one copy of the tensors.
+
+Also: how errors tell clients when to retry, as trailing metadata and as a response parameter.
+Threads and locks: any thread; the caches are dicts whose updates are atomic.
+Used by: `infer_rpc`, `stream_infer_rpc`.
+"""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from conch.core.errors import InvalidArgumentError
+from conch.core.errors import ConchError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import wrong_parameter
 from conch.core.tensor import Buffer
+from conch.frontends.grpc.adapter import Metadata
 from conch.frontends.grpc.wire_format import length_header
 from conch.protocol import inference_pb2
 
-_MOST_BYTES = 2**31 - 1
-_MOST_CACHED_HEADERS = 4096
+_MAX_BYTES = 2**31 - 1
+_MAX_CACHED_HEADERS = 4096
 _LARGE = 1 << 20
 _ID, _RAW_CONTENTS = 3, 6
+RETRY_PARAMETER = "retry_after_ms"
+"""Response parameter of errors on streams, which are messages."""
+
 _SHORT_ID = tuple(length_header(_ID, size) for size in range(128))
 
 
 class ResponseEncoder:
-    """Makes ModelInferResponse messages.
-
-    All but the tensors' bytes repeats from response to response, so the parts made of names, datatypes,
-    shapes and lengths are kept.
-    """
+    """Encodes ModelInferResponse messages; caches the parts with names, datatypes, shapes and lengths."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], bytes] = {}
@@ -31,15 +36,20 @@ class ResponseEncoder:
         self._lengths: dict[int, bytes] = {}
         self._single: dict[tuple[str, str, str, str, tuple[int, ...], int], bytes] = {}
 
+    @property
+    def largest_cache(self) -> int:
+        """The number of entries of the largest cache."""
+        return max(len(self._models), len(self._outputs), len(self._lengths), len(self._single))
+
     def message(self, request: InferenceRequest, response: InferenceResponse | None) -> bytes:
-        """The serialised response; see `parts` for the arguments.
+        """Returns the serialised response; see `parts` for the arguments.
 
         Raises:
             InvalidArgumentError: It is larger than gRPC can send.
         """
         if response is None or len(response.outputs) != 1 or request.id or response.parameters:
             return joined(self.parts(request, response))
-        # All that precedes the bytes of the only tensor is the same for many responses.
+        # Fast path of `parts`: all bytes before those of the only tensor repeat.
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
         (tensor,) = response.outputs
@@ -50,16 +60,13 @@ class ResponseEncoder:
         if head is None:
             head = _remember(self._single, key, b"".join(self.parts(request, response)[:-1]))
         if size >= _LARGE:
-            return joined([head, data])  # where that can be, it copies without the interpreter's lock
+            return joined([head, data])  # joins without the GIL where possible
         return _sendable(head + data)
 
     def parts(self, request: InferenceRequest, response: InferenceResponse | None) -> list[Buffer]:
-        """The serialised response in pieces, so that the caller joins them once.
+        """Returns the serialised response in pieces.
 
-        Args:
-            request: The answered request.
-            response: A response without an error, or None for one with nothing but its names; its version
-                is then the one that was asked for, as Triton has it.
+        The response has no error; None stands for names only, with the requested version, as in Triton.
         """
         model = request.model
         assert model is not None, "only a request that has been submitted is answered"
@@ -92,8 +99,8 @@ _Key = TypeVar("_Key")
 
 
 def _remember(cache: dict[_Key, bytes], key: _Key, value: bytes) -> bytes:
-    if len(cache) >= _MOST_CACHED_HEADERS:
-        cache.clear()  # what never repeats must not fill the memory
+    if len(cache) >= _MAX_CACHED_HEADERS:
+        cache.clear()  # bounds memory if keys never repeat
     cache[key] = value
     return value
 
@@ -111,11 +118,7 @@ def _described(name: str, datatype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def encode_parameters(parameters: Any, model: str = "") -> bytes:
-    """Response parameters as the ``parameters`` field of a serialised ModelInferResponse.
-
-    Args:
-        parameters: They.
-        model: The name of the model that gave them.
+    """Encodes response parameters of a model as the ``parameters`` field of a ModelInferResponse.
 
     Raises:
         InternalError: A value is not a bool, integer of 64 bits, float or string.
@@ -139,7 +142,7 @@ def encode_parameters(parameters: Any, model: str = "") -> bytes:
 
 
 def joined(parts: list[Buffer]) -> bytes:
-    """The pieces of a response as one message.
+    """Joins the pieces of a response.
 
     Raises:
         InvalidArgumentError: It is larger than gRPC can send.
@@ -148,8 +151,16 @@ def joined(parts: list[Buffer]) -> bytes:
 
 
 def _sendable(message: bytes) -> bytes:
-    if len(message) > _MOST_BYTES:
+    if len(message) > _MAX_BYTES:
         raise InvalidArgumentError(
-            f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {_MOST_BYTES}."
+            f"Response has byte size {len(message)} which exceeds gRPC's byte size limit {_MAX_BYTES}."
         )
     return message
+
+
+def retry_metadata(error: ConchError) -> Metadata | None:
+    """Returns the trailing metadata that tells when to retry: gRPC's pushback and HTTP's header."""
+    after_ms = error.retry_after_ms
+    if after_ms is None:
+        return None
+    return (("grpc-retry-pushback-ms", str(after_ms)), ("retry-after", str(-(-after_ms // 1000))))

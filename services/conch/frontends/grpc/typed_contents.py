@@ -1,7 +1,8 @@
-"""The typed contents of an input, read without an object per element.
+"""Reads the typed contents of an input without an object per element.
 
-Reads what `conch.frontends.grpc.wire.cut_infer_request` has cut out of a long message: numbers with numpy,
-strings one by one into their wire form. Runs on any thread but a polling one, and gives way to others.
+Input is what `wire_format.cut_infer_request` cuts out of a long message. Reads numbers with numpy, strings
+one by one into the wire form of a tensor.
+Threads and locks: any thread but a polling one; yields the GIL.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 
 from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Array, Buffer, joined
-from conch.frontends.grpc.wire import MOST_FIELDS, read_fields
-from conch.frontends.http.turns import give_way
+from conch.frontends.grpc.wire_format import MAX_FIELDS, read_fields
+from conch.frontends.http.yield_gil import yield_gil
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIELDS: tuple[tuple[str, int, np.dtype[np.generic]], ...] = (
@@ -26,13 +27,13 @@ _FIELDS: tuple[tuple[str, int, np.dtype[np.generic]], ...] = (
     ("fp32_contents", _FIXED32, np.dtype("<f4")),
     ("fp64_contents", _FIXED64, np.dtype("<f8")),
 )
-"""The fields of numbers from field number 1 on: name, wire type where they are not packed, and width."""
+"""Numeric fields from field number 1 on: name, wire type if not packed, dtype."""
 
 _STRINGS = "bytes_contents"
 _STRINGS_TAG = 8 << 3 | _LENGTH
 _PIECE = 64 * 1024
-_FIELDS_BETWEEN_BREAKS = 1024
-_LONGEST_VARINT = 10
+_FIELDS_BETWEEN_YIELDS = 1024
+_MAX_VARINT_BYTES = 10
 _MALFORMED = "the request message is malformed"
 _prefix = struct.Struct("<I").pack
 
@@ -41,26 +42,26 @@ class TypedContents:
     """The elements of one input.
 
     Args:
-        pieces: What an InferTensorContents message was sent as; protobuf merges several into one.
-        most_strings: How many strings are read at most; what comes behind them is not looked at.
+        pieces: Serialised InferTensorContents messages, which protobuf would merge into one.
+        max_strings: Most strings that are read; the rest is ignored.
 
     Attributes:
-        filled: Names of the fields that have elements, in the order of their numbers.
+        filled: Names of the fields with elements, in the order of their numbers.
 
     Raises:
         InvalidArgumentError: The contents are malformed, or have too many fields.
     """
 
-    def __init__(self, pieces: Sequence[memoryview], most_strings: int) -> None:
-        # A number that is not packed has the same bytes as one that is.
+    def __init__(self, pieces: Sequence[memoryview], max_strings: int) -> None:
+        # Packed or not, a number has the same bytes.
         self._numbers: list[list[Buffer]] = [[] for _ in _FIELDS]
         self._strings: list[Buffer] = []
-        self._read(pieces, most_strings)
+        self._read(pieces, max_strings)
         self.filled = [name for (name, *_), data in zip(_FIELDS, self._numbers, strict=True) if data]
         if self._strings:
             self.filled.append(_STRINGS)
 
-    def _read(self, pieces: Sequence[memoryview], most_strings: int) -> None:
+    def _read(self, pieces: Sequence[memoryview], max_strings: int) -> None:
         others = strings = 0
         block: list[Buffer] = []
         for piece, (tag, _, content, end) in _fields(pieces):
@@ -70,21 +71,21 @@ class TypedContents:
                 if not long:
                     block.append(piece[content:end])
                 strings += 1
-                if long or not strings % _FIELDS_BETWEEN_BREAKS:
+                if long or not strings % _FIELDS_BETWEEN_YIELDS:
                     self._strings.append(b"".join(block))
                     block.clear()
-                    give_way()
+                    yield_gil()
                 if long:
                     self._strings.append(piece[content:end])
-                if strings == most_strings:
+                if strings == max_strings:
                     break
                 continue
             others += 1
-            if not others % _FIELDS_BETWEEN_BREAKS:
-                give_way()
-            if others > MOST_FIELDS:
+            if not others % _FIELDS_BETWEEN_YIELDS:
+                yield_gil()
+            if others > MAX_FIELDS:
                 raise InvalidArgumentError(
-                    f"typed contents of more than {MOST_FIELDS} fields: numbers have to be packed"
+                    f"typed contents of more than {MAX_FIELDS} fields: numbers have to be packed"
                 )
             number = tag >> 3
             known = 1 <= number <= len(_FIELDS) and tag & 7 in (_LENGTH, _FIELDS[number - 1][1])
@@ -94,11 +95,9 @@ class TypedContents:
             self._strings.append(b"".join(block))
 
     def data(self, field: str, dtype: np.dtype[np.generic]) -> Buffer:
-        """The elements of the one field that is filled, in the wire form of a tensor.
+        """Returns the elements of the only filled field in the wire form of a tensor.
 
-        Args:
-            field: Its name.
-            dtype: Of the tensor: values that do not fit it are cut, as Triton does.
+        Values that do not fit the tensor's `dtype` are truncated, as in Triton.
 
         Raises:
             InvalidArgumentError: The contents are malformed.
@@ -124,14 +123,14 @@ def _fields(pieces: Sequence[memoryview]) -> Iterator[tuple[memoryview, tuple[in
 
 
 def _varints(data: Buffer, wide: np.dtype[np.generic]) -> Iterator[Array]:
-    """The values of varints one after the other, cut to a field's width, some at a time."""
+    """Yields the values of consecutive varints, truncated to a field's width, in pieces."""
     octets = np.frombuffer(data, np.uint8)
     position = 0
     while position < octets.size:
         piece = octets[position : position + _PIECE]
         ends = np.flatnonzero(piece < 0x80)
         lengths = np.diff(ends, prepend=-1)
-        if not ends.size or lengths.max() > _LONGEST_VARINT:
+        if not ends.size or lengths.max() > _MAX_VARINT_BYTES:
             raise InvalidArgumentError(_MALFORMED)
         starts = ends - lengths + 1
         values = np.zeros(ends.size, np.uint64)
@@ -141,4 +140,4 @@ def _varints(data: Buffer, wide: np.dtype[np.generic]) -> Iterator[Array]:
             values[longer] |= part << np.uint64(7 * index)
         yield (values != 0) if wide == np.bool_ else values.astype(wide)
         position += int(ends[-1]) + 1
-        give_way()
+        yield_gil()

@@ -1,24 +1,23 @@
-"""grpcio's C core, driven directly: the only package that touches grpcio's private layer.
+"""Drives grpcio's C core directly; the only package that uses grpcio's private layer.
 
-`grpc.server` is written on the same layer (``grpc._cython.cygrpc``) but hands every call through a thread
-pool and several objects. Here completion-queue events call their handler on the polling thread, handlers
-take and give bytes, and a unary answer is one batch of operations started by whichever thread has it.
-
-Handlers return at once; a model that has got requests is led later, see `conch.frontends.grpc.pollers`.
+`grpc.server` uses the same layer (``grpc._cython.cygrpc``) but passes each call through a thread pool and
+several objects. Here completion-queue events call handlers on the polling thread, handlers receive and
+return bytes, and a unary answer is one batch of operations, started by the thread that has it. Handlers
+return at once; models with new requests run inline later, see `conch.frontends.grpc.pollers`.
 """
 
 from __future__ import annotations
 
 from conch.frontends.grpc.adapter.batch_operations import Metadata
 from conch.frontends.grpc.adapter.calls import StreamCall, UnaryCall
-from conch.frontends.grpc.adapter.library import IncompatibleGrpcError, check_grpcio
-from conch.frontends.grpc.adapter.server import (
+from conch.frontends.grpc.adapter.grpc_server import (
     ChannelArguments,
     Server,
     StreamHandler,
     TlsOptions,
     UnaryHandler,
 )
+from conch.frontends.grpc.adapter.library import IncompatibleGrpcError, check_grpcio
 
 __all__ = [
     "ChannelArguments",

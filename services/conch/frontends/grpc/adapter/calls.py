@@ -1,4 +1,10 @@
-"""Calls: one message in and one out, or two streams of messages."""
+"""Unary calls and bidirectional streams on the C core.
+
+Owns: the set of open calls, and the watcher thread that polls for cancelled ones.
+Threads and locks: events come on polling threads, answers from any thread. Unary calls take no lock; each
+stream has one.
+Used by: `grpc_server`; the handlers of the front end.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,7 @@ from conch.frontends.grpc.adapter.batch_operations import (
 )
 from conch.frontends.grpc.adapter.library import cygrpc
 
-_MOST_UNSENT_BYTES = 64 << 20
+_MAX_UNSENT_BYTES = 64 << 20
 _TICK_S = 0.01
 _IDLE_TICK_S = 0.02
 _TICKS_BEFORE_WATCHING = 5
@@ -32,7 +38,7 @@ _NO_DEADLINE_S = 1e11  # calls without a deadline have one far beyond this, in t
 
 
 class Call:
-    """What calls of both kinds know of themselves, from the event that they came with."""
+    """Metadata, peer and deadline of a call, from the event that it came with."""
 
     __slots__ = ("_event",)
 
@@ -40,7 +46,7 @@ class Call:
 
     @property
     def metadata(self) -> Metadata:
-        """What the client has sent with the call."""
+        """The client's metadata."""
         metadata: Metadata = self._event.invocation_metadata
         return metadata
 
@@ -50,9 +56,9 @@ class Call:
         return unquote(self._event.call.peer().decode(errors="replace"))
 
     def deadline_ns(self, now_ns: int) -> int | None:
-        """When the client stops waiting, on the monotonic clock that says `now_ns`; None for never.
+        """Returns the client's deadline on the monotonic clock, whose time is `now_ns`; None without one.
 
-        The C core gives it in seconds of the wall clock, which may be set at any time: convert it at once.
+        The C core has it on the wall clock, which may be set at any time, so it is converted at once.
         """
         deadline: float = self._event.call_details.deadline
         if deadline > _NO_DEADLINE_S:
@@ -61,13 +67,13 @@ class Call:
 
 
 class OpenCalls:
-    """The calls that something may still be started on; changed from any thread.
+    """The calls on which operations may still be started; changed from any thread.
 
-    While there are any, the completion queue must not be shut down: the C core ends the process when an
-    operation is started on a queue that has been.
+    While there are any, the completion queue must not be shut down: the C core aborts the process if an
+    operation is started on a queue after its shutdown.
 
     Attributes:
-        unary: The unary ones.
+        unary: The unary calls.
         add: Adds a unary call; atomic, without a lock.
     """
 
@@ -80,47 +86,42 @@ class OpenCalls:
         self._drain: tuple[int, str] | None = None
 
     def add_stream(self, stream: StreamCall) -> None:
-        """Adds a stream, and drains it if all streams have been told to."""
+        """Adds a stream; drains it if streams are being drained."""
         self._streams.add(stream)
         if self._drain is not None:
             stream.on_drain(*self._drain)
 
     def discard(self, call: UnaryCall) -> None:
-        """Takes out a call that has ended; without a lock unless somebody waits for that."""
+        """Removes a call that has ended; takes a lock only if `wait_until_none` runs."""
         self.unary.discard(call)
         if self._awaited:
-            self._tell()
+            self._notify()
 
     def discard_stream(self, stream: StreamCall) -> None:
-        """Takes out a stream that has ended."""
+        """Removes a stream that has ended."""
         self._streams.discard(stream)
         if self._awaited:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def drain_streams(self, status: int, details: str) -> None:
-        """Has all streams, also those yet to come, close when nothing of theirs is in flight."""
+        """Drains all streams, also later ones: each closes when it has nothing in flight."""
         self._drain = (status, details)
         for stream in list(self._streams):
             stream.on_drain(status, details)
 
     def wait_until_none(self, timeout_s: float) -> bool:
-        """Waits until no call is open; False if that did not come in time."""
+        """Waits until no call is open; returns False after the timeout."""
         with self._changed:
             self._awaited = True
             return self._changed.wait_for(lambda: not (self.unary or self._streams), timeout_s)
 
 
 class Watcher:
-    """Begins to watch the calls that have waited for a while, and keeps an eye on the pollers.
-
-    Args:
-        open_calls: The calls.
-        on_tick: Called every tick.
-    """
+    """Watches calls that have waited for a while, for cancellation; calls `on_tick` every tick."""
 
     def __init__(self, open_calls: OpenCalls, on_tick: Callable[[], None]) -> None:
         self._calls = open_calls.unary
@@ -129,7 +130,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="conch-grpc-watch", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread that looks."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -144,20 +145,20 @@ class Watcher:
             ticks += 1
             if ticks % _TICKS_BEFORE_WATCHING == 0:
                 for call in list(self._calls):
-                    if not call.watched:  # looked at here, as thousands may be waiting
+                    if not call.watched:  # checked here, as thousands may be open
                         call.look()
 
 
 class UnaryCall(Call):
-    """One unary call: gets one message, is answered once.
+    """One unary call: receives one message, is answered once.
 
     Args:
         event: The event with the call.
-        handler: Takes the call and its message.
-        open_calls: Where the call is kept as long as something may be started on it.
+        handler: Handles the call and its message.
+        open_calls: Holds the call while operations may be started on it.
 
     Attributes:
-        watched: Whether the C core has been asked to say when the call ends, before it was answered.
+        watched: True once the C core reports the call's end before it is answered.
     """
 
     __slots__ = ("_close_due", "_handler", "_on_cancel", "_open", "_subject", "_waited", "watched")
@@ -171,7 +172,7 @@ class UnaryCall(Call):
         self._on_cancel: Callable[[Any], None] | None = None
         self._waited = False
         self.watched = False
-        self._close_due = True  # unset by whoever asks for the call's close
+        self._close_due = True  # deleted by the thread that receives the close
         open_calls.add(self)
         event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_message)
 
@@ -183,16 +184,16 @@ class UnaryCall(Call):
             self._handler(self, message)
 
     def watch(self, on_cancel: Callable[[Any], None], subject: Any) -> None:
-        """Calls `on_cancel(subject)`, once, if the client goes away before the answer has been sent.
+        """Calls `on_cancel(subject)` once if the client cancels before the answer is sent.
 
-        To be called before anything can answer the call. Early notice costs a completion-queue event of
-        its own, so it is asked for only when the call has waited for a while; see `Watcher`.
+        Call it before the call can be answered. Early notice costs a completion-queue event, so `Watcher`
+        requests it only after the call has waited for a while.
         """
         self._subject = subject
         self._on_cancel = on_cancel
 
     def look(self) -> None:
-        """Asks the C core to say when the call ends, if it is watched and was so at an earlier look."""
+        """Receives the close if the call has an `on_cancel` and had one at an earlier look."""
         if self._on_cancel is None:
             return
         if not self._waited:
@@ -202,9 +203,9 @@ class UnaryCall(Call):
             self._event.call.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(0),), self._on_close)
 
     def _takes_close(self) -> bool:
-        """Whether the caller is to ask for the close: True for exactly one, atomically and without a lock.
+        """Returns True to exactly one caller, which then receives the close; atomic, without a lock.
 
-        The C core cancels a call, at some cost, whose close nobody receives. If it is asked for twice the
+        The C core cancels, at some cost, a call whose close is not received. If it is received twice, the
         C core refuses the whole batch, and grpcio never frees a refused one.
         """
         try:
@@ -245,18 +246,20 @@ def _ignore_drain(status: int, details: str) -> None:
 class StreamCall(Call):
     """One bidirectional call: reads one message at a time, writes one at a time, in order.
 
-    `on_message` is called with each message, and once with None when the client has half-closed. It calls
-    `read_next` when the next message may come in, which may then be handled by another thread. When the
-    server stops, `on_drain` is called with the status to close with once nothing is in flight.
+    `on_message` is called with each message, and once with None at half-close. It calls `read_next` to
+    allow the next message, which another thread may handle. When the server stops, `on_drain` is called
+    with the status to close with once nothing is in flight.
 
-    A client that sends but does not read is made to wait: no message is taken in while more than
-    `_MOST_UNSENT_BYTES` wait to be sent to it. A thread that has as much to say as it likes should
-    `wait_for_reader` after each message.
+    Flow control: no message is read while more than `_MAX_UNSENT_BYTES` are unsent. A thread that sends many
+    messages should call `wait_for_reader` after each.
 
     Args:
         event: The event with the call.
-        open_calls: Where the call is kept as long as something may be started on it.
-        may_wait: Whether the calling thread is none of those that send what was written.
+        open_calls: Holds the call while operations may be started on it.
+        may_wait: Returns False on a polling thread, which sends what was written.
+
+    Attributes:
+        blocked_writers: Number of threads in `wait_for_reader`.
     """
 
     __slots__ = (
@@ -272,6 +275,7 @@ class StreamCall(Call):
         "_paused",
         "_unsent",
         "_writing",
+        "blocked_writers",
         "on_drain",
         "on_message",
     )
@@ -282,7 +286,8 @@ class StreamCall(Call):
         self._open = open_calls
         self._may_wait = may_wait
         self._lock = threading.Lock()
-        self._caught_up: threading.Condition | None = None  # once somebody waits
+        self._caught_up: threading.Condition | None = None  # made by the first blocked writer
+        self.blocked_writers = 0
         self._outbox: deque[bytes] = deque()
         self._unsent = 0
         self._paused = False
@@ -299,12 +304,12 @@ class StreamCall(Call):
         on_cancel: Callable[[], None],
         compression: str | None = None,
     ) -> None:
-        """Sends the headers and begins to read.
+        """Sends the headers and starts to read.
 
         Args:
-            on_message: Takes each message, then None at half-close.
-            on_cancel: Called once if the client goes away before the stream was closed.
-            compression: gRPC algorithm that messages are compressed with, such as ``gzip``, or None.
+            on_message: Handles each message, then None at half-close.
+            on_cancel: Called once if the client cancels before the stream is closed.
+            compression: gRPC's compression algorithm of messages, such as ``gzip``, or None.
         """
         self.on_message = on_message
         self._on_cancel = on_cancel
@@ -314,11 +319,11 @@ class StreamCall(Call):
         self.read_next()
 
     def read_next(self) -> None:
-        """Lets the next message come in, at once or when enough has been sent."""
+        """Reads the next message, at once or when enough has been sent."""
         with self._lock:
             if self._finished:
                 return
-            if self._unsent > _MOST_UNSENT_BYTES:
+            if self._unsent > _MAX_UNSENT_BYTES:
                 self._paused = True
             else:
                 self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
@@ -329,12 +334,12 @@ class StreamCall(Call):
     def _on_close(self, event: Any) -> None:
         cancelled = event.batch_operations[0].cancelled()
         with self._lock:
-            # Nothing is started on the call from here on: the completion queue may be shut down.
+            # No operation is started from here on: the completion queue may be shut down.
             self._finished = True
             self._outbox.clear()
             on_cancel, self._on_cancel = self._on_cancel, None
             self._wake()
-        # These refer to what refers to this, whose memory would only go when garbage is collected.
+        # Breaks reference cycles.
         self.on_message, self.on_drain = ignore, _ignore_drain
         self._open.discard_stream(self)
         if cancelled and on_cancel is not None:
@@ -352,25 +357,27 @@ class StreamCall(Call):
                 self._start_write(message)
 
     def wait_for_reader(self) -> None:
-        """Waits until no more than `_MOST_UNSENT_BYTES` are left to send, or nothing will be sent any more.
+        """Waits until no more than `_MAX_UNSENT_BYTES` are unsent, or the stream is closing.
 
-        Returns at once on a thread that sends what was written: nobody else would.
+        Returns at once on a polling thread, which would wait for itself.
         """
-        if self._unsent <= _MOST_UNSENT_BYTES or not self._may_wait():
+        if self._unsent <= _MAX_UNSENT_BYTES or not self._may_wait():
             return
         with self._lock:
             if self._caught_up is None:
                 self._caught_up = threading.Condition(self._lock)
-            while self._unsent > _MOST_UNSENT_BYTES and not self._finished and self._closing is None:
+            self.blocked_writers += 1
+            while self._unsent > _MAX_UNSENT_BYTES and not self._finished and self._closing is None:
                 self._caught_up.wait()
+            self.blocked_writers -= 1
 
     def _wake(self) -> None:
-        """Has those who wait for the reader look again; called with the lock held."""
+        """Wakes blocked writers; the caller has the lock."""
         if self._caught_up is not None:
             self._caught_up.notify_all()
 
     def close(self, status: int = OK, details: str = "", trailing: Metadata | None = None) -> None:
-        """Ends the stream once everything written before has been sent; from any thread."""
+        """Ends the stream after all written messages; from any thread."""
         with self._lock:
             if self._finished or self._closing is not None:
                 return
@@ -380,7 +387,7 @@ class StreamCall(Call):
                 self._start_close()
 
     def refuse(self, status: int, details: str) -> None:
-        """Ends a stream that has not been started."""
+        """Ends a stream that was not started."""
         abort(self._call, status, details)
 
     def _start_write(self, message: bytes) -> None:
@@ -402,7 +409,7 @@ class StreamCall(Call):
                 if self._closing is not None:
                     self._start_close()
                     return
-            if self._paused and self._unsent <= _MOST_UNSENT_BYTES:
+            if self._paused and self._unsent <= _MAX_UNSENT_BYTES:
                 self._paused = False
                 self._call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), self._on_read)
 

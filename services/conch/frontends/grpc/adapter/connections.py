@@ -1,4 +1,4 @@
-"""Connections of clients, which the C core keeps to itself: found among the process's descriptors."""
+"""Disconnects clients; finds their connections among the process's descriptors, as the C core hides them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 def disconnect(peer: str, ports: frozenset[int]) -> bool:
-    """Shuts the connection of a client down; the C core then gives up what has come over it.
+    """Shuts down a client's connection; the C core then drops its calls. Returns whether it was connected.
 
-    Takes as long as it takes to look at all descriptors: for clients that do harm.
+    Scans all descriptors, so it is for harmful clients only.
 
     Args:
-        peer: The client as `Call.peer` has it. Clients on Unix sockets have no address and stay connected.
-        ports: The ports that the server listens on.
-
-    Returns:
-        Whether it was connected.
+        peer: The client, as in `Call.peer`; clients on Unix sockets have no address and stay connected.
+        ports: Ports that the server listens on.
     """
     kind, _, address = peer.partition(":")
     host, _, port = address.rpartition(":")

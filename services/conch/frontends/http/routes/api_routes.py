@@ -23,15 +23,15 @@ from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.server_state import ServerState
 from conch.core.spec import ModelSpec
 from conch.frontends.access_policy import LOCAL_UPLOADS, UploadRule, is_loopback
-from conch.frontends.http.bodies import MOST_BYTES, parsed, read_body, read_settings
-from conch.frontends.http.generate.route import generate_routes
-from conch.frontends.http.jsontext.load import load
+from conch.frontends.http.generate.generate_route import generate_routes
+from conch.frontends.http.http_pools import Pools, run_on
+from conch.frontends.http.http_responses import empty_reply, json_reply, text_error
+from conch.frontends.http.http_routing import ApiRoute, Endpoint
+from conch.frontends.http.json_body import MOST_BYTES, parsed, read_body, read_settings
+from conch.frontends.http.jsontext.json_loader import load
 from conch.frontends.http.openapi import document
-from conch.frontends.http.pools import Pools, run_on
-from conch.frontends.http.replies import empty_reply, json_reply, text_error
 from conch.frontends.http.routes import operation_json as json
 from conch.frontends.http.routes.home_page import home_endpoint
-from conch.frontends.http.routing import ApiRoute, Endpoint
 from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_handlers import (
     CudaRegistration,

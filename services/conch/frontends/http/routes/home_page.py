@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from conch.core.server_state import ServerState
-from conch.frontends.http.routing import Endpoint
+from conch.frontends.http.http_routing import Endpoint
 from conch.frontends.operations.operation_handlers import models_with_statistics
 
 _SERVER = (

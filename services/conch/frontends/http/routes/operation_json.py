@@ -14,10 +14,15 @@ from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.model_statistics import StatisticsSnapshot
 from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.statistics_snapshot import Duration
-from conch.frontends.http.bodies import member, members
-from conch.frontends.http.jsontext import access
-from conch.frontends.http.jsontext.access import boolean, elements, text, unsigned
-from conch.frontends.http.jsontext.bulk import BulkArray
+from conch.frontends.http.json_body import member, members
+from conch.frontends.http.jsontext.json_values import (
+    BulkArray,
+    boolean,
+    elements,
+    text,
+    unsigned,
+)
+from conch.frontends.http.jsontext.json_values import member as required_member
 from conch.frontends.operations.operation_handlers import ModelMetadata, ServerMetadata
 from conch.memory.region import CudaRegion
 from conch.memory.system_region import SystemRegion
@@ -199,9 +204,9 @@ def cuda_registration(body: Any) -> tuple[bytes, int, int]:
     Raises:
         ConchError: One is missing, or of the wrong type; the texts are Triton's.
     """
-    encoded = text(access.member(_registration_field(body, "raw_handle"), "b64"))
-    byte_size = unsigned(access.member(body, "byte_size"))
-    device = unsigned(access.member(body, "device_id"))
+    encoded = text(required_member(_registration_field(body, "raw_handle"), "b64"))
+    byte_size = unsigned(required_member(body, "byte_size"))
+    device = unsigned(required_member(body, "device_id"))
     try:
         handle = binascii.a2b_base64("".join(encoded.split()), strict_mode=True)
     except ValueError:

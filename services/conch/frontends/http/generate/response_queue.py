@@ -1,0 +1,91 @@
+"""From the threads of models to the loop: what a request has been answered, held back for slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from typing import NamedTuple
+
+MOST_BYTES = 16 << 20
+"""As much may wait to be sent to a client before the model has to wait too."""
+
+
+class Item(NamedTuple):
+    """One answer.
+
+    Attributes:
+        body: It, ready to be sent; None for an end with nothing to say.
+        status: Its HTTP status, where it decides that.
+        final: Whether it is the last.
+        retry_after_ms: When another try makes sense, for an error of which that is known.
+    """
+
+    body: bytes | None
+    status: int
+    final: bool
+    retry_after_ms: int | None = None
+
+
+class ResponseQueue:
+    """What is to be sent for one request, in order.
+
+    Args:
+        loop: Where it is taken out.
+        most_bytes: As much may wait before `put` waits too.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most_bytes: int = MOST_BYTES) -> None:
+        self._loop = loop
+        self._most_bytes = most_bytes
+        self._room = threading.Condition()
+        self._items: deque[Item] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._there: asyncio.Event = asyncio.Event()
+        self._woken = False
+        self._loop_thread = threading.get_ident()
+
+    def put(self, item: Item) -> None:
+        """Adds an answer, from any thread, and waits for room unless it is the last one."""
+        size = len(item.body or b"")
+        with self._room:
+            if self._closed:
+                return
+            self._items.append(item)
+            self._bytes += size
+            wake, self._woken = not self._woken, True
+        if wake:
+            try:
+                self._loop.call_soon_threadsafe(self._there.set)
+            except RuntimeError:  # the loop has ended, and nobody is there to be answered
+                return
+        if item.final or threading.get_ident() == self._loop_thread:
+            return
+        with self._room:
+            self._room.wait_for(lambda: self._closed or self._bytes <= self._most_bytes)
+
+    async def take(self) -> Item | None:
+        """The next answer, once it is there; None where there will be none any more."""
+        while True:
+            with self._room:
+                if self._closed:
+                    return None
+                if self._items:
+                    item = self._items.popleft()
+                    self._bytes -= len(item.body or b"")
+                    if self._bytes <= self._most_bytes:
+                        self._room.notify_all()
+                    return item
+                self._there.clear()
+                self._woken = False
+            await self._there.wait()
+
+    def close(self) -> None:
+        """Drops all there is and all that comes; on the loop."""
+        with self._room:
+            self._closed = True
+            self._items.clear()
+            self._bytes = 0
+            self._room.notify_all()
+        self._there.set()

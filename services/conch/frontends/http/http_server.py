@@ -1,0 +1,224 @@
+"""The REST front end as a whole: options, start and stop."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.types import ASGIApp, Scope
+
+from conch.core.clock import Clock, monotonic_ns
+from conch.core.errors import UnauthenticatedError, UnavailableError
+from conch.core.process_setup import HTTP_SHARES, most_connections
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.server_state import ServerState
+from conch.frontends.access_policy import Restrictions, UploadRule
+from conch.frontends.http.cors import CrossOriginInference, fast_path_without_origin
+from conch.frontends.http.event_loop import Listener, LoopThread
+from conch.frontends.http.http_app import HttpApp
+from conch.frontends.http.http_pools import Pools
+from conch.frontends.http.http_routing import OnRefused, Router, ignore_refused, restricted_text
+from conch.frontends.http.infer.infer_fast_path import infer_fast_path
+from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.http.routes.api_routes import api_routes
+from conch.frontends.http.timeouts import ClientTimeouts
+from conch.frontends.operations.operation_handlers import Services
+
+_QUIET_S = 0.05
+_LONGEST_WAIT_FOR_QUIET_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTls:
+    """TLS of the REST port, by PEM files.
+
+    Attributes:
+        certificate: The server's certificate chain.
+        private_key: The server's key.
+        client_root: Root certificates for clients; None does not ask clients for a certificate.
+    """
+
+    certificate: Path
+    private_key: Path
+    client_root: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The files as Python's TLS has them.
+
+        Raises:
+            UnavailableError: One can't be used.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.private_key)
+            if self.client_root is not None:
+                context.load_verify_locations(self.client_root)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:  # which errors of TLS are too
+            raise UnavailableError(f"the TLS key or certificate can't be used: {error}") from None
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Settings of the REST front end.
+
+    Attributes:
+        address: Host to listen on.
+        port: Port to listen on; 0 for any free one.
+        reuse_port: Whether other processes may listen on the same port.
+        tls: TLS, or None for plain text.
+        max_input_bytes: Largest JSON, raw or decompressed body.
+        max_connections: How many connections there may be; 0 for `most_connections`.
+        idle_timeout_s: Seconds after which an unused connection is closed.
+        restrictions: Categories of routes that need a secret.
+        header_forward_pattern: Which headers become request parameters; empty for none.
+        allow_model_upload: Whether clients of other machines may load models of files that they bring.
+        cors_origins: Origins whose web pages may run models; `ANY_ORIGIN` for any.
+    """
+
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    tls: HttpTls | None = None
+    max_input_bytes: int = 64 << 20
+    max_connections: int = 0
+    idle_timeout_s: float = 300.0
+    restrictions: Restrictions = field(default_factory=dict)
+    header_forward_pattern: str = ""
+    allow_model_upload: bool = False
+    cors_origins: frozenset[str] = frozenset()
+
+    @property
+    def mutual(self) -> bool:
+        """Whether clients must have a certificate."""
+        return self.tls is not None and self.tls.client_root is not None
+
+    @property
+    def target(self) -> str:
+        """The address as Triton writes it."""
+        host = (
+            f"[{self.address}]" if ":" in self.address and not self.address.startswith("[") else self.address
+        )
+        return f"{host}:{self.port}"
+
+
+class HttpFrontEnd:
+    """Serves REST on one port.
+
+    Args:
+        core: What it serves.
+        options: How.
+        thread: The loop to run on; others may listen on it too.
+        services: What is asked besides the core.
+        clock: Monotonic time in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        options: HttpOptions,
+        thread: LoopThread,
+        services: Services,
+        clock: Clock = monotonic_ns,
+    ) -> None:
+        self._options = options
+        self._thread = thread
+        self._pools = Pools()
+        self._admission = core.admission("http")
+        most_bytes = options.max_input_bytes
+        infer = InferRoute(
+            core,
+            thread,
+            self._pools.parsing,
+            services.regions,
+            clock,
+            most_bytes,
+            options.header_forward_pattern,
+            self._admission,
+        )
+        identified = options.mutual or "model-repository" in options.restrictions
+        uploads = UploadRule(options.allow_model_upload or identified)
+        routes = api_routes(core, services, self._pools, most_bytes, clock, self._admission, uploads)
+        refused = _log_refused(core, options.restrictions, clock)
+        router = Router(routes, options.restrictions, refused)
+        self._app: ASGIApp = HttpApp(infer, router, options.restrictions, refused)
+        # Whether a request may be restricted is not for the direct way to tell.
+        self._fast_path = None if "inference" in options.restrictions else infer_fast_path(infer)
+        if options.cors_origins:
+            self._app = CrossOriginInference(self._app, options.cors_origins)
+            self._fast_path = self._fast_path and fast_path_without_origin(self._fast_path)
+        self._listener: Listener | None = None
+
+    def start(self) -> int:
+        """Listens and begins to answer.
+
+        Returns:
+            The port in use.
+
+        Raises:
+            UnavailableError: The address or the certificates can't be used.
+        """
+        options = self._options
+        tls = None if options.tls is None else options.tls.context()
+        self._listener = self._thread.listen(
+            self._app,
+            options.address.strip("[]"),
+            options.port,
+            tls,
+            options.reuse_port,
+            self._fast_path,
+            ClientTimeouts(idle_s=options.idle_timeout_s),
+            options.max_connections or most_connections(HTTP_SHARES),
+        )
+        return self._listener.port
+
+    def stop(self, grace_s: float) -> bool:
+        """Accepts no more requests, lets those in flight finish within the grace, and closes.
+
+        Args:
+            grace_s: Seconds that requests in flight may take.
+
+        Returns:
+            Whether everything has ended.
+        """
+        end = time.monotonic() + grace_s
+        ended = True
+        if self._listener is not None:
+            self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
+            ended = self._listener.close(max(end - time.monotonic(), 0.0))
+        # What hangs with its storage may hang for longer than the client has waited for it.
+        return self._pools.close(lambda: max(end - time.monotonic(), 0.0)) and ended
+
+    def _refuse(self, timeout_s: float) -> None:
+        """Refuses requests until clients have noticed: one on its way to a closed connection is lost."""
+        admission = self._admission
+        admission.close()
+        never = threading.Event()
+        end = time.monotonic() + timeout_s
+        refused = -1
+        while refused != admission.refused and time.monotonic() < end:
+            refused = admission.refused
+            never.wait(_QUIET_S)
+
+
+def _log_refused(core: ServerState, restrictions: Restrictions, clock: Clock) -> OnRefused:
+    """What has the log told of requests to run models that lack the header they need."""
+    told = core.request_log
+    if told is None or "inference" not in restrictions:
+        return ignore_refused
+    error = UnauthenticatedError(restricted_text(restrictions["inference"][0]))
+
+    def refused(scope: Scope, model: str, version: str) -> None:
+        now, client = clock(), scope.get("client")
+        request = InferenceRequest(model, version, {}, _ignore_response, now)
+        told.refuse(request, error, "http", f"{client[0]}:{client[1]}" if client else "", 0, now)
+
+    return refused
+
+
+def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """The responder of a request that was not let in."""

@@ -1,0 +1,87 @@
+"""What the headers of an infer request say about its body."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from conch.core.errors import InvalidArgumentError
+from conch.core.request import InferenceRequest
+from conch.frontends.grpc.metadata_forwarding import HeaderForwarder
+
+_NUMBER = re.compile(rb"[ \t]*[-+]?[0-9]+[ \t]*")
+_LEAST, _MOST = -(2**31), 2**31 - 1
+HEAD_LENGTH = b"inference-header-content-length"
+
+
+def head_length(headers: Mapping[bytes, bytes]) -> int | None:
+    """How long the JSON at the start of a body is; None for the whole of it, 0 for a raw request.
+
+    Raises:
+        InvalidArgumentError: The header is no number; texts are Triton's.
+    """
+    value = headers.get(HEAD_LENGTH)
+    if value is None:
+        return None
+    text = value.decode("latin-1")
+    if _NUMBER.fullmatch(value) is None:
+        raise InvalidArgumentError(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    number = int(value) if len(value) < 32 else _MOST + 1
+    if not _LEAST <= number <= _MOST:
+        raise InvalidArgumentError(
+            f"Unable to parse Inference-Header-Content-Length, value is out of range [ {_LEAST}, {_MOST} ], "
+            f"got: {text}"
+        )
+    return number
+
+
+def check_head(head: int | None, size: int, most_bytes: int) -> None:
+    """Checks the length of the JSON against the body's.
+
+    Raises:
+        InvalidArgumentError: It is longer, or negative, or too large; texts are Triton's.
+    """
+    if head is not None and not 0 <= head <= size:
+        raise InvalidArgumentError(f"inference header size should be in range (0, {size}), got: {head}")
+    if head == 0 and size > most_bytes:
+        raise InvalidArgumentError(
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
+            f"{most_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )
+    length = size if head is None else head
+    if length > most_bytes:
+        raise InvalidArgumentError(
+            f"request JSON size of {length} bytes exceeds the maximum allowed input size of {most_bytes} "
+            f"bytes. Use --http-max-input-size to increase the limit."
+        )
+
+
+def body_length(headers: Mapping[bytes, bytes]) -> int | None:
+    """The length of a body that says it beforehand; one that comes in chunks may say what it likes."""
+    value = None if b"transfer-encoding" in headers else headers.get(b"content-length")
+    return int(value) if value is not None and value.isdigit() else None
+
+
+Forward = Callable[[InferenceRequest, Iterable[tuple[bytes, bytes]]], None]
+
+
+def forwarder(pattern: str) -> Forward | None:
+    """What adds matching headers to a request's parameters; None without a pattern.
+
+    Raises:
+        ValueError: The pattern is not a regular expression.
+    """
+    if not pattern:
+        return None
+    forward = HeaderForwarder(pattern)
+
+    def add(request: InferenceRequest, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Adds them.
+
+        Raises:
+            InvalidArgumentError: A matching name is reserved.
+        """
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+        forward(request, pairs)
+
+    return add

@@ -1,0 +1,255 @@
+"""The infer route: one HTTP request in, one response out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from conch.core.admission import Admission
+from conch.core.clock import Clock
+from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnavailableError
+from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.response_errors import unsendable
+from conch.core.server_state import ServerState
+from conch.core.tensor import Buffer, copied
+from conch.frontends.http.event_loop import LoopThread
+from conch.frontends.http.flow_control import body_size
+from conch.frontends.http.http_connection import TooManyChunksError
+from conch.frontends.http.http_pools import ParsingPool
+from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
+from conch.frontends.http.infer.infer_call import InferCall, no_body
+from conch.frontends.http.infer.infer_headers import body_length, check_head, forwarder, head_length
+from conch.frontends.http.infer.infer_request import RequestDecoder, raw_tensor
+from conch.frontends.http.infer.infer_response import (
+    Answer,
+    BinaryOutputs,
+    Reply,
+    ResponseEncoder,
+    UnsupportedEncodingError,
+    check_single,
+    failure,
+    is_long,
+    success,
+)
+from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError
+from conch.frontends.http.response_mailbox import ResponseMailbox
+from conch.memory.region_bindings import LargeBindingsError
+from conch.memory.regions import Regions
+
+log = logging.getLogger(__name__)
+
+DECOUPLED: Final = "HTTP end point doesn't support models with decoupled transaction policy"
+_QUICK_BODY = 1 << 20
+_QUICK_COMPRESSION = 16 * 1024
+
+
+class InferRoute:
+    """Answers infer requests.
+
+    Args:
+        core: Runs the requests.
+        thread: The loop that this runs on.
+        workers: Where bodies are handled that take long.
+        regions: The shared memory of clients.
+        clock: Monotonic time in nanoseconds.
+        most_bytes: Largest JSON, raw or decompressed body.
+        forward_pattern: Which headers become request parameters; empty for none.
+        admission: The front end's way in for requests; None for a new one.
+    """
+
+    def __init__(
+        self,
+        core: ServerState,
+        thread: LoopThread,
+        workers: ParsingPool,
+        regions: Regions,
+        clock: Clock,
+        most_bytes: int,
+        forward_pattern: str = "",
+        admission: Admission | None = None,
+    ) -> None:
+        self._admission = admission or core.admission("http")
+        self._workers = workers
+        self._clock = clock
+        self._most_bytes = most_bytes
+        self._mailbox = ResponseMailbox(thread)
+        self._decode = RequestDecoder(most_bytes, regions)
+        self._encode = ResponseEncoder()
+        self._forward = forwarder(forward_pattern)
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Says that nobody waits for a request any more."""
+        self._admission.cancel(request)
+
+    def begin(self, call: InferCall) -> Reply | None:
+        """Looks at a request whose headers have come.
+
+        Returns:
+            The response if its body is of no interest any more.
+        """
+        call.received_ns = self._clock()
+        try:
+            self._admission.check_open()
+            call.model = self._admission.resolve_early(call.model_name, call.version)
+            headers = call.headers
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                if encoding not in (*ENCODINGS, b"identity", b""):
+                    raise UnsupportedEncodingError("Unsupported compression type")
+                call.packed = encoding in ENCODINGS
+            call.head = head_length(headers)
+            call.length = length = body_length(headers)
+            if length is not None and not call.packed:
+                check_head(call.head, length, self._most_bytes)
+            # A body whose length is not known is not kept beyond what could be taken of it.
+            if call.packed or call.head is None or call.head <= 0:
+                call.most = self._most_bytes
+            accept = headers.get(b"accept-encoding")
+            if accept is not None:
+                call.encoding = accepted(accept)
+        except ConchError as error:
+            return self._failed(call, None, error)
+        return None
+
+    def too_large(self, call: InferCall, size: int) -> Reply:
+        """The response to a body that is longer than it may be; the rest of it is not read."""
+        call.size = size
+        error = InvalidArgumentError(
+            f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
+            f"--http-max-input-size to increase the limit."
+        )
+        if not call.packed:
+            try:
+                check_head(call.head, size, self._most_bytes)
+            except InvalidArgumentError as refused:
+                error = refused
+        return self._failed(call, None, error)._replace(closes=True)
+
+    def too_many_chunks(self, call: InferCall) -> Reply:
+        """The response to a body that comes in too many pieces."""
+        return self._failed(call, None, TooManyChunksError())
+
+    def run(self, call: InferCall) -> None:
+        """Takes a request whose body has come; the call gets the response, maybe before this returns."""
+        head = call.size if call.head is None else call.head
+        if call.size <= _QUICK_BODY and head <= QUICK_BYTES and not call.packed:
+            body = call.body
+            try:
+                call.deliver(self._submit(call, _QUICK_BODY))
+                return
+            except (LargeBindingsError, SlowTextError):
+                call.body = body
+        self.work(call, lambda: self._submit(call))
+
+    def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
+        """Has a worker do something that takes long; the call gets the result."""
+        try:
+            self._workers.submit_for(call.client, lambda: call.gone, self._do, call, what)
+        except RuntimeError:  # the pool is closed
+            error = UnavailableError("Server exiting")
+            # What was submitted has been told of already.
+            call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
+
+    def _do(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
+        done: Answer | InferenceRequest
+        try:
+            done = what()
+        except ConchError as error:
+            done = failure(error)
+        except Exception as error:
+            log.exception("a request or response of model '%s' could not be handled", call.model_name)
+            done = failure(InternalError(f"the request or its response could not be handled: {error}"))
+        self._mailbox.put(call, done)
+
+    def _submit(self, call: InferCall, most_used: int | None = None) -> InferenceRequest | Reply:
+        """Makes a request of a body and submits it; gives the response if that fails.
+
+        Raises:
+            LargeBindingsError: The request uses more bytes of regions than it may; nothing has come of it.
+            SlowTextError: Its JSON would take long, where it must not; nothing has come of it.
+        """
+        request: InferenceRequest | None = None
+        try:
+            request = self._made(call, most_used)
+            if self._forward is not None:
+                self._forward(request, call.named)
+            # With a correlation id, a draining version may have the sequence.
+            model = None if request.correlation_id else call.model
+            self._admission.admit(request, False, model, call.client, call.size, single=DECOUPLED)
+        except (LargeBindingsError, SlowTextError):
+            raise
+        except Exception as error:
+            return self._failed(call, request, error)
+        return request
+
+    def _failed(self, call: InferCall, request: InferenceRequest | None, error: Exception) -> Reply:
+        if request is None:  # the log shows the model of the path
+            request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
+        return failure(self._admission.refuse(request, error, call.client, call.size, call.received_ns))
+
+    def _made(self, call: InferCall, most_used: int | None) -> InferenceRequest:
+        body = call.body()
+        call.body = no_body  # so that it is not kept longer than its tensors need it
+        if call.packed:
+            body = memoryview(decompressed(body, self._most_bytes))
+        head = call.head
+        check_head(head, len(body), self._most_bytes)
+        if head == 0 or not body:
+            request = InferenceRequest(call.model_name, call.version, {}, self._respond, call.received_ns)
+            tensor = raw_tensor(request, (call.model or self._admission.resolve(request)).spec, body)
+            request.inputs[tensor.name] = tensor
+            call.wanted = BinaryOutputs(True)
+        else:
+            names = call.model_name, call.version
+            request, call.wanted = self._decode(names, body, head, self._respond, call.received_ns, most_used)
+        request.context = call
+        return request
+
+    def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        call = request.context
+        assert isinstance(call, InferCall)
+        answer: Answer
+        try:
+            if response is not None and response.error is not None:
+                answer = failure(response.error)
+            else:
+                answer = self._success(request, check_single(response), call)
+        except ConchError as error:
+            answer = failure(error)
+        except Exception as error:
+            answer = failure(unsendable(request.model_name, response, error))
+        if request.watch is not None:
+            # What a worker has yet to make is told by its tensors: the line does not wait for it.
+            request.watch.bytes_out += (
+                body_size(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
+            )
+        self._mailbox.put(call, answer)
+
+    def _success(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Answer:
+        wanted, encoding = call.wanted, call.encoding
+        if is_long(response, wanted):
+            # The model's thread goes on; the model may write to its arrays then.
+            kept = InferenceResponse(
+                [tensor.detached(tensor.name) for tensor in response.outputs],
+                parameters=response.parameters,
+            )
+            return lambda: self._long(request, kept, call)
+        head, tail = self._encode(request, response, wanted)
+        if encoding is None or body_size(head) + body_size(tail) <= _QUICK_COMPRESSION:
+            return success(head, tail, encoding)
+        behind: list[Buffer] = [copied(data) for data in tail]
+        return lambda: success(head, behind, encoding)
+
+    def _long(self, request: InferenceRequest, response: InferenceResponse, call: InferCall) -> Reply:
+        try:
+            head, tail = self._encode(request, response, call.wanted)
+        except ConchError:
+            raise
+        except Exception as error:
+            raise unsendable(request.model_name, response, error) from None
+        return success(head, tail, call.encoding)
+
+
+def _tensor_bytes(response: InferenceResponse | None) -> int:
+    return 0 if response is None else sum(tensor.nbytes for tensor in response.outputs)

@@ -1,0 +1,205 @@
+"""The elements of a JSON ``data`` array to a tensor's bytes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from conch.core.errors import InternalError, InvalidArgumentError
+from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, encode_bytes
+from conch.core.validation import shape_text
+from conch.frontends.http.jsontext.json_scanner import MOST_DEPTH, JsonDepthError
+from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, flattened
+from conch.frontends.http.yield_gil import yield_gil
+
+_MOST_ELEMENTS: Final = 2**63 - 1
+_CODES = {"FP32": "f", "FP64": "d"}
+_NUMBERS = frozenset((int, float))
+_SIGNED = frozenset(("INT8", "INT16", "INT32", "INT64"))
+_LONG_STRING = 1 << 20
+_TOO_MANY = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+_TOO_FEW = "Failed to parse 'data' field: shape does not match true shape"
+_NO_NUMBER = "Unable to parse 'data': attempt to access JSON non-number as double"
+_KIND_NAMES: dict[Any, str] = {
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number with a fraction",
+    type(None): "null",
+}
+_WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+
+
+def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> int:
+    """Checks that a tensor of some shape may come as JSON; returns how many elements it has.
+
+    Raises:
+        InvalidArgumentError: It may not; texts are Triton's.
+    """
+    if any(dim > _MOST_ELEMENTS for dim in shape):
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape {shape_text(shape)} contains one or more invalid "
+            f"dimensions"
+        )
+    count = prod(shape)
+    if count > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"invalid shape for input '{name}': shape {shape_text(shape)} causes total element count to "
+            f"exceed maximum size of {_MOST_ELEMENTS}"
+        )
+    size = ELEMENT_SIZES.get(datatype, 1)
+    if count * size > _MOST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({size}) "
+            f"exceeds maximum allowed size ({_MOST_ELEMENTS})"
+        )
+    if count * size > most_bytes and datatype != "BYTES":
+        raise InvalidArgumentError(
+            f"JSON input '{name}' has a byte_size ({count * size} bytes) that exceeds the maximum allowed "
+            f"value of {most_bytes} bytes. Use --http-max-input-size to increase the limit."
+        )
+    return count
+
+
+class _WrongElementsError(Exception):
+    """Elements that are not those of a tensor.
+
+    Args:
+        text: What is wrong, in Triton's words.
+        expected: What belongs there.
+        got: What is there instead.
+    """
+
+    def __init__(self, text: str, expected: str, got: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.expected = expected
+        self.got = got
+
+
+def tensor_bytes(name: str, given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
+    """The bytes of a tensor.
+
+    Args:
+        name: Its name, for the error.
+        given: Its elements, nested in any way.
+        datatype: Its datatype, one that JSON can carry.
+        count: How many elements it must have.
+
+    Raises:
+        InternalError: There are more or fewer elements, or of another type; texts begin with Triton's.
+        InvalidArgumentError: They are nested too deep.
+    """
+    try:
+        return _bytes(given, datatype, count)
+    except _WrongElementsError as wrong:
+        raise InternalError(
+            f"{wrong.text}: input '{name}' expects {wrong.expected}, got {wrong.got}"
+        ) from None
+
+
+def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
+    code = _CODES.get(datatype)
+    if code is not None and isinstance(given, list) and len(given) == count:
+        kinds = set(map(type, given))
+        if kinds <= _NUMBERS:  # else nested, or wrong: looked at more closely below
+            try:
+                return memoryview(array(code, given)).cast("B")
+            except OverflowError:
+                pass  # an integer that only some ways of rounding can take
+    if isinstance(given, BulkArray):
+        # Each piece is given up once it has been read: to free all at once would hold up other threads.
+        pieces, depth = given.release(), given.depth
+    else:
+        flat, depth = flattened(given)
+        pieces = [flat]
+    if depth > MOST_DEPTH:
+        raise JsonDepthError
+    if datatype == "BYTES":
+        joined = bytearray()  # which grows bit by bit, as what is joined at once does not
+        for part in _parts(pieces):
+            joined += _strings(part)
+        return joined
+    filled = 0
+    whole = np.empty(count, NUMPY_DTYPES[datatype])
+    for part in _parts(pieces):
+        converted = _converted(part, datatype)
+        if filled + len(converted) > count:
+            raise _WrongElementsError(_TOO_MANY, f"{count} elements", "more")
+        whole[filled : filled + len(converted)] = converted
+        filled += len(converted)
+    if filled < count:
+        raise _WrongElementsError(_TOO_FEW, f"{count} elements", str(filled))
+    return whole.data.cast("B") if count else b""
+
+
+def _parts(pieces: list[list[Any] | Array]) -> Iterator[list[Any] | Array]:
+    """Takes pieces from a list, the last first, in parts small enough not to hold up other threads."""
+    done = 0
+    while pieces:
+        piece = pieces.pop()
+        for start in range(0, len(piece), WINDOW):
+            if done >= WINDOW:
+                done = 0
+                yield_gil()
+            part = piece[start : start + WINDOW]
+            yield part
+            done += len(part)
+
+
+def _converted(part: list[Any] | Array, datatype: str) -> Array:
+    """Elements as an array of their datatype; integers are cut to its width, as Triton does."""
+    kinds: set[Any]
+    kinds = set(map(type, part)) if isinstance(part, list) else {int if part.dtype.kind == "i" else float}
+    dtype = NUMPY_DTYPES[datatype]
+    if datatype == "BOOL":
+        if kinds - {bool}:
+            raise _wrong_type(datatype, "boolean", kinds - {bool})
+        return np.array(part, dtype)
+    if datatype in _CODES:
+        if kinds - {int, float}:
+            raise _WrongElementsError(_NO_NUMBER, datatype, _kind_names(kinds - {int, float}))
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            return np.array(part, np.float64).astype(dtype)
+    signed = datatype in _SIGNED
+    accessed = "signed-integer" if signed else "unsigned-integer"
+    if kinds - {int}:
+        raise _wrong_type(datatype, accessed, kinds - {int})
+    if not signed and len(part) and np.min(part) < 0:
+        raise _wrong_type(datatype, accessed, "a negative integer")
+    try:
+        return np.array(part, np.int64 if signed else np.uint64).astype(dtype)
+    except OverflowError:
+        raise _wrong_type(datatype, accessed, "an integer that is too large") from None
+
+
+def _wrong_type(datatype: str, accessed: str, got: set[Any] | str) -> _WrongElementsError:
+    text = f"Unable to parse 'data': attempt to access JSON non-{accessed} as {accessed}"
+    return _WrongElementsError(text, datatype, got if isinstance(got, str) else _kind_names(got))
+
+
+def _kind_names(kinds: set[Any]) -> str:
+    """What JSON calls values of some Python types."""
+    return " and ".join(sorted({_KIND_NAMES.get(kind, "an object") for kind in kinds}))
+
+
+def _strings(part: list[Any] | Array) -> bytes:
+    if not isinstance(part, list):
+        raise _WrongElementsError(_WRONG_STRING, "BYTES", "a number")
+    kinds = set(map(type, part)) - {str}
+    if kinds:
+        raise _WrongElementsError(_WRONG_STRING, "BYTES", _kind_names(kinds))
+    return encode_bytes([_encoded(element) for element in part])
+
+
+def _encoded(element: str) -> bytes:
+    if len(element) <= _LONG_STRING:
+        return element.encode("utf-8", "surrogateescape")
+    slices = range(0, len(element), _LONG_STRING)
+    return b"".join(
+        [element[start : start + _LONG_STRING].encode("utf-8", "surrogateescape") for start in slices]
+    )

@@ -1,0 +1,288 @@
+"""Long JSON arrays, parsed piece by piece.
+
+A fast parser is handed as many whole elements as fit into a window. It does not let other threads run while
+it parses, so the window bounds how long they wait. What the pieces hold is kept flat, and numbers in arrays:
+millions of objects would take long to free at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from conch.core.errors import InternalError
+from conch.core.tensor import Array, Buffer
+from conch.frontends.http.yield_gil import yield_gil
+
+
+class JsonAccessError(InternalError):
+    """A value is missing or of the wrong type; a client's fault with the status that Triton gives it."""
+
+
+def member(value: Any, name: str) -> Any:
+    """A member of an object.
+
+    Raises:
+        JsonAccessError: There is no such member, or the value is no object.
+    """
+    if not isinstance(value, dict) or name not in value:
+        raise JsonAccessError(f"attempt to access non-existing object member '{name}'")
+    return value[name]
+
+
+def text(value: Any) -> str:
+    """A string; bytes in it that were no UTF-8 are replaced."""
+    if not isinstance(value, str):
+        raise JsonAccessError("attempt to access JSON non-string as string")
+    if value.isascii():
+        return value
+    if len(value) <= WINDOW:
+        return _readable(value)
+    parts = []
+    for start in range(0, len(value), WINDOW):
+        parts.append(_readable(value[start : start + WINDOW]))
+        yield_gil()
+    return "".join(parts)
+
+
+def _readable(value: str) -> str:
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def boolean(value: Any) -> bool:
+    """A boolean."""
+    if not isinstance(value, bool):
+        raise JsonAccessError("attempt to access JSON non-boolean as boolean")
+    return value
+
+
+def unsigned(value: Any) -> int:
+    """An integer from 0 on."""
+    if type(value) is not int or value < 0:
+        raise JsonAccessError("attempt to access JSON non-unsigned-integer as unsigned-integer")
+    return value
+
+
+def array(value: Any) -> list[Any] | BulkArray:
+    """An array."""
+    if not isinstance(value, list | BulkArray):
+        raise JsonAccessError("attempt to access JSON non-array as array")
+    return value
+
+
+def elements(value: Any) -> list[Any]:
+    """An array that is not to be long."""
+    given = array(value)
+    return given if isinstance(given, list) else flattened(given)[0]
+
+
+WINDOW = 64 * 1024
+"""Bytes that are parsed at once."""
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n\[\]NaInfity]+")
+_STRINGS = re.compile(rb'(?:[ \t\r\n]*"[^"\\\x00-\x1f]*(?:\\[^\x00-\x1f][^"\\\x00-\x1f]*)*"[ \t\r\n]*,)+')
+_WORDS = re.compile(rb"(?:[ \t\r\n]*(?:true|false|null)[ \t\r\n]*,)+")
+_LEAST = 32
+_WINDOWS_BETWEEN = 2
+
+
+class BulkArray:
+    """A long array: its elements in pieces, those of arrays in it one after the other.
+
+    Attributes:
+        pieces: Lists, or arrays of 64-bit numbers.
+        depth: How deep arrays are nested in it; 1 without any.
+        taken: Whether it has any pieces.
+        closes: Whether its end was found too.
+    """
+
+    __slots__ = ("_last", "closes", "depth", "pieces")
+
+    def __init__(self) -> None:
+        self.pieces: list[list[Any] | Array] = []
+        self.depth = 1
+        self.closes = False
+        self._last: list[Any] | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether it has any pieces."""
+        return bool(self.pieces)
+
+    def __len__(self) -> int:
+        return sum(len(piece) for piece in self.pieces)
+
+    def release(self) -> list[list[Any] | Array]:
+        """Gives its pieces away, the last first; it is empty then."""
+        pieces, self.pieces, self._last = self.pieces[::-1], [], None
+        return pieces
+
+    def append(self, value: Any) -> None:
+        """Adds one element that was parsed by itself."""
+        flat, depth = flattened(value)
+        self.depth = max(self.depth, depth + 1)
+        if self._last is None or len(self._last) > WINDOW:
+            self._last = []
+            self.pieces.append(self._last)
+        self._last += flat
+
+    def extend(self, other: BulkArray) -> None:
+        """Adds what comes next."""
+        self.pieces += other.pieces
+        self.depth = max(self.depth, other.depth)
+        self._last = None
+
+    def add(self, elements: list[Any], depth: int) -> None:
+        """Adds a piece.
+
+        Args:
+            elements: Its elements.
+            depth: How deep they are nested; 1 if they are not.
+        """
+        self._last = None
+        self.depth = max(self.depth, depth)
+        if depth > 1:
+            elements = flattened(elements)[0]
+        self.pieces.append(_compact(elements))
+
+
+def flattened(value: Any) -> tuple[list[Any], int]:
+    """The elements of nested arrays one after the other, and how deep they were nested; 0 for a scalar."""
+    if isinstance(value, BulkArray):
+        return [element for piece in value.pieces for element in _elements(piece)], value.depth
+    if not isinstance(value, list):
+        return [value], 0
+    depth = 1
+    while True:
+        kinds = set(map(type, value))
+        if list not in kinds and BulkArray not in kinds:
+            return value, depth
+        if kinds != {list}:
+            flat, more = _walked(value)
+            return flat, depth + more
+        value = list(chain.from_iterable(value))
+        depth += 1
+
+
+def _walked(value: list[Any]) -> tuple[list[Any], int]:
+    """As `flattened`, for arrays and scalars side by side: each element is looked at once."""
+    flat: list[Any] = []
+    deepest = 0
+    open_arrays = [iter(value)]
+    while open_arrays:
+        for each in open_arrays[-1]:
+            if isinstance(each, list):
+                deepest = max(deepest, len(open_arrays))
+                open_arrays.append(iter(each))
+                break
+            if isinstance(each, BulkArray):
+                deepest = max(deepest, len(open_arrays) - 1 + each.depth)
+                flat += flattened(each)[0]
+            else:
+                flat.append(each)
+        else:
+            open_arrays.pop()
+    return flat, deepest
+
+
+def _elements(piece: list[Any] | Array) -> list[Any]:
+    return piece if isinstance(piece, list) else piece.tolist()
+
+
+def _compact(elements: list[Any]) -> list[Any] | Array:
+    kinds = set(map(type, elements))
+    if kinds == {float}:
+        return np.array(elements, np.float64)
+    if kinds == {int}:
+        try:
+            return np.array(elements, np.int64)
+        except OverflowError:
+            return elements
+    return elements
+
+
+def take_elements(text: Buffer, position: int, array: BulkArray) -> int:
+    """Moves elements of an array from a text to `array`, all that are plain, up to the array's end.
+
+    Args:
+        text: A JSON text.
+        position: Where an element begins.
+        array: Where they go.
+
+    Returns:
+        Where the next element begins, or what follows the array if that `closes`.
+    """
+    windows = 0
+    while True:
+        windows += 1
+        if not windows % _WINDOWS_BETWEEN:
+            yield_gil()
+        taken = _take_window(text, position, array)
+        if taken == position or array.closes:
+            return taken
+        found = _SPACE.match(text, taken)
+        assert found is not None
+        position = found.end()
+
+
+def _take_window(text: Buffer, position: int, array: BulkArray) -> int:
+    most = min(position + WINDOW, len(text))
+    byte = text[position] if position < most else 0
+    if byte == 0x22:
+        return _take_run(_STRINGS, text, position, most, array)
+    if byte in b"tfn":
+        return _take_run(_WORDS, text, position, most, array)
+    found = _NUMBERS.match(text, position, most)
+    if found is None:
+        return position
+    run = found.group()
+    if b"]" not in run and b"[" not in run:
+        cut = run.rfind(b",")
+        return _take(run[:cut], position, cut + 1, 1, array) if cut >= _LEAST else position
+    levels = np.frombuffer(run, np.uint8)
+    depth = np.cumsum((levels == 0x5B).astype(np.int32) - (levels == 0x5D))
+    beyond = np.flatnonzero(depth < 0)
+    if beyond.size:
+        cut = int(beyond[0])
+        if cut < _LEAST:
+            return position
+        deepest = int(depth[:cut].max(initial=0)) + 1
+        taken = _take(run[:cut], position, cut + 1, deepest, array)
+        array.closes = taken != position
+        return taken
+    commas = np.flatnonzero((levels == 0x2C) & (depth == 0))
+    if not commas.size:
+        return position
+    cut = int(commas[-1])
+    return _take(run[:cut], position, cut + 1, int(depth[:cut].max(initial=0)) + 1, array)
+
+
+def _take_run(pattern: re.Pattern[bytes], text: Buffer, position: int, most: int, array: BulkArray) -> int:
+    found = pattern.match(text, position, most)
+    if found is None or found.end() - position < _LEAST:
+        return position
+    return _take(found.group()[:-1], position, found.end() - position, 1, array)
+
+
+def _take(part: bytes, position: int, length: int, depth: int, array: BulkArray) -> int:
+    """Parses a part that holds whole elements; where that fails another parser says why."""
+    whole = b"[%b]" % part
+    try:
+        elements = orjson.loads(whole)
+    except orjson.JSONDecodeError:
+        if b"N" not in part and b"I" not in part:
+            return position
+        try:
+            elements = json.loads(whole)  # which knows what is not finite too
+        except (ValueError, RecursionError):
+            return position
+    if not elements:
+        return position
+    array.add(elements, depth)
+    return position + length
