@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conch.cli.settings.reference import docs_text, keywords_text
+from conch.cli.settings.settings_reference import docs_text, keywords_text
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {"docs/settings.md": docs_text, "services/conch/api/server_keywords.py": keywords_text}

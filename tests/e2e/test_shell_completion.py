@@ -8,7 +8,7 @@ import pytest
 from tests.support.servers import WAIT_S
 
 from conch.cli.completion_command import script
-from conch.cli.settings.resolved import SETTINGS
+from conch.cli.settings.all_settings import SETTINGS
 
 COMPLETE = """
 eval "$1"

@@ -13,8 +13,8 @@ from conch.api.function_config import BACKEND
 from conch.api.function_repository import BoundRepository
 from conch.backends import load_backend
 from conch.backends.python.python_based import backends_within
-from conch.cli.settings.resolve import read_keywords
 from conch.cli.settings.setting import FlagError
+from conch.cli.settings.settings_reader import read_keywords
 from conch.core.backend import Backend
 from conch.core.custom_metrics import CustomFamilies
 from conch.core.execution.placement import Devices

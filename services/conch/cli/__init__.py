@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = (f"{usage:<24} {text}" for usage, text in usages.items())
         print("usage: " + "\n       ".join(lines))
         return 0
-    from conch.cli.settings.resolve import did_you_mean
+    from conch.cli.settings.settings_reader import did_you_mean
 
     hint = did_you_mean(command, (*_COMMANDS, "--help", "--version")) or "; try conch --help"
     print(f"conch: unknown command '{command}'{hint}", file=sys.stderr)

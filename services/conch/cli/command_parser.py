@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NoReturn
 
-from conch.cli.settings.resolve import did_you_mean
+from conch.cli.settings.settings_reader import did_you_mean
 
 _UNKNOWN_CHOICE = re.compile(r"invalid choice: '(?P<given>.*)' \(choose from (?P<known>.*)\)", re.DOTALL)
 _UNKNOWN_FLAG = re.compile(r"unrecognized arguments: (?P<given>--[^\s=]+)")

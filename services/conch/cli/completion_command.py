@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conch.cli import check_command, control_command, models_command
 from conch.cli.command_parser import CommandParser, commands_of, flags_of
-from conch.cli.settings.resolved import SETTINGS
+from conch.cli.settings.all_settings import SETTINGS
 
 _SHELLS = ("bash", "zsh")
 _FREE = (" ",)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conch.core.errors import ConchError, InvalidArgumentError, error_text
+from conch_control.remote_api.call_metadata import UnreachableError
 from conch_control.remote_api.options import (
     DEFAULT_ADDRESS,
     DEFAULT_PORT,
@@ -15,7 +16,6 @@ from conch_control.remote_api.options import (
     ConnectionOptions,
     read_token,
 )
-from conch_control.remote_api.status_codes import UnreachableError
 
 OK = 0
 FAILED = 1

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from conch.backends import load_backend
 from conch.backends.python.python_based import backends_within
-from conch.cli.settings.reference import help_parser
-from conch.cli.settings.resolve import read_flags
-from conch.cli.settings.resolved import Settings
+from conch.cli.settings.all_settings import Settings
 from conch.cli.settings.setting import FlagError
+from conch.cli.settings.settings_reader import read_flags
+from conch.cli.settings.settings_reference import help_parser
 from conch.core.errors import ConchError, error_text
 from conch.core.execution.placement import Devices
 from conch.core.process_setup import raise_descriptor_limit, register_stack_dump

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import conch
-from conch.cli.settings.resolve import read_flags, read_keywords
-from conch.cli.settings.resolved import SETTINGS
+from conch.cli.settings.all_settings import SETTINGS
 from conch.cli.settings.setting import FlagError
+from conch.cli.settings.settings_reader import read_flags, read_keywords
 
 
 @pytest.mark.process

@@ -16,8 +16,8 @@ import conch.caches
 from conch.caches import GROUP, open_cache
 from conch.caches.hashing import fastest_hash
 from conch.caches.local import open_local
-from conch.cli.settings.resolve import read_flags
 from conch.cli.settings.setting import FlagError
+from conch.cli.settings.settings_reader import read_flags
 from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from conch.cli.settings.resolve import read_flags, read_keywords
-from conch.cli.settings.resolved import SETTINGS
+from conch.cli.settings.all_settings import SETTINGS
 from conch.cli.settings.setting import FlagError
+from conch.cli.settings.settings_reader import read_flags, read_keywords
 from conch.cli.settings.value_types import parse_bool
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.server_options import rate_limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conch.cli.settings.resolve import read_flags
+from conch.cli.settings.settings_reader import read_flags
 from conch.process.exposure import exposure
 from conch.server_options import build_options
 

@@ -1,1 +1,1 @@
-"""Server log and access log: formatting on the logging thread, writing on threads of their own."""
+"""Server log and access log: formatting on the logging thread, writing on one thread each."""

@@ -36,7 +36,7 @@ class TraceSettings:
 
     @property
     def models(self) -> list[str]:
-        """The models with settings of their own."""
+        """The models with own settings."""
         return [model for model in self._changed if model]
 
     def settings(self, model: str = "") -> dict[str, tuple[str, ...]]:

@@ -9,9 +9,9 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from conch.cli.settings.resolve import add_flags
-from conch.cli.settings.resolved import DEFAULT, GROUPS, SETTINGS, Settings, settings_of
+from conch.cli.settings.all_settings import DEFAULT, GROUPS, SETTINGS, Settings, settings_of
 from conch.cli.settings.setting import Setting
+from conch.cli.settings.settings_reader import add_flags
 
 _HELP_COLUMN = 30
 _DOCS_HEAD = """\

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conch.cli.settings.resolved import BY_KEY, SETTINGS, Settings, Source
+from conch.cli.settings.all_settings import BY_KEY, SETTINGS, Settings, Source
 from conch.cli.settings.setting import VARIABLE_PREFIX, FlagError, Setting
 from conch.cli.settings.value_types import MOST_PORT
 

@@ -10,11 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from conch.cli.settings.control_port_settings import ControlPortSettings
-from conch.cli.settings.grpc_settings import GrpcKeepAliveSettings, GrpcSettings, GrpcTlsSettings
-from conch.cli.settings.http_settings import HttpSettings, HttpTlsSettings
 from conch.cli.settings.model_settings import ModelControlSettings, ModelLoadSettings, RepositorySettings
 from conch.cli.settings.observability_settings import AccessLogSettings, LogSettings, MetricsSettings
+from conch.cli.settings.port_settings import (
+    ControlPortSettings,
+    GrpcKeepAliveSettings,
+    GrpcSettings,
+    GrpcTlsSettings,
+    HttpSettings,
+    HttpTlsSettings,
+)
 from conch.cli.settings.server_settings import CacheSettings, RateLimitSettings, ServerSettings
 from conch.cli.settings.setting import Setting, SettingGroup
 from conch.cli.settings.unsupported_settings import UNSUPPORTED
