@@ -32,7 +32,7 @@ from conch.core.response_cache.cache_service import CacheService
 from conch.core.server_stage import Stage
 from conch.core.server_state import ServerState
 from conch.frontends.grpc.grpc_front_end import GrpcFrontEnd, GrpcOptions
-from conch.frontends.http.event_loop import LoopThread
+from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_server import HttpFrontEnd, HttpOptions
 from conch.frontends.operations.operation_handlers import Services
 from conch.memory.cuda_regions import cuda_opener

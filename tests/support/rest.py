@@ -15,7 +15,7 @@ from conch.core.errors import ConchError
 from conch.core.model_control import IndexEntry, LoadParameter
 from conch.core.registry import Entry, Registry, VersionState
 from conch.core.server_state import ServerState
-from conch.frontends.http.pools import Pools
+from conch.frontends.http.http_pools import Pools
 
 
 class Agent:

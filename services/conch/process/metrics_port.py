@@ -8,7 +8,7 @@ from conch.core.custom_metrics import FAMILIES, CustomFamilies
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Registry
 from conch.core.response_cache.cache_service import CacheService
-from conch.frontends.http.event_loop import Listener, LoopThread
+from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.memory.regions import Regions
 from conch.observability.metrics.gpu_metrics import open_gpus
 from conch.observability.metrics.machine_metrics import MachineMetrics

@@ -11,7 +11,7 @@ import pytest
 from tests.support.loading import files, write_number
 from tests.support.servers import AnyServer, serving, started
 
-from conch.frontends.http.origins import foreign_page
+from conch.frontends.http.cors import cross_origin_reason
 
 CHANGES = (
     "/v2/repository/models/m/load",
@@ -142,4 +142,4 @@ def test_a_flag_that_is_no_origin(tmp_path: Path) -> None:
 )
 def test_which_pages_are_the_servers_own(origin: str, host: str, own: bool) -> None:
     headers = [(b"origin", origin.encode()), (b"host", host.encode())]
-    assert (foreign_page(headers) == "") is own
+    assert (cross_origin_reason(headers) == "") is own

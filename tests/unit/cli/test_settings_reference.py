@@ -82,6 +82,7 @@ FLAGS = [
     "--grpc-restricted-protocol=inference:key=hush",
     "--backend-config=python,api-token=hush",
     "--model-repository=/m",
+    "--model-repository=s3://user:hush@host/m",
 ]
 
 
@@ -106,7 +107,11 @@ def test_config_prints_json_without_secrets(
     assert "hush" not in output
     found = json.loads(output)
     assert found["grpc-port"] == {"value": 8001, "source": "default", "from": ""}
-    assert found["model-repository"] == {"value": ["/m"], "source": "flag", "from": "--model-repository"}
+    assert found["model-repository"] == {
+        "value": ["/m", "s3://user:***"],
+        "source": "flag",
+        "from": "--model-repository",
+    }
     assert found["http-restricted-api"]["value"] == ["inference:key=***"]
     assert "model-store" not in found and "allow-sagemaker" not in found
 

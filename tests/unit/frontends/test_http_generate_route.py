@@ -21,8 +21,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.core.spec import TensorSpec
 from conch.core.tensor import Tensor
+from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.generate.generate_route import generate_routes
-from conch.frontends.http.generate.response_queue import Item, ResponseQueue
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import Router
 
@@ -78,9 +78,9 @@ def model() -> Iterator[Scripted]:
 
 
 @pytest.fixture
-def received() -> Iterator[Pools]:
-    with pools() as received:
-        yield received
+def made() -> Iterator[Pools]:
+    with pools() as made:
+        yield made
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def core(model: Scripted) -> ServerState:
 
 
 @pytest.fixture
-def rest(core: ServerState, received: Pools) -> Rest:
-    return Rest(Router(generate_routes(core, received, 1 << 20)))
+def rest(core: ServerState, made: Pools) -> Rest:
+    return Rest(Router(generate_routes(core, made, 1 << 20)))
 
 
 def says(*values: int | ConchError | None) -> Script:
@@ -371,10 +371,10 @@ class Told:
         self.refused.append((request.model_name, error.message))
 
 
-def test_requests_are_told_to_the_log(core: ServerState, received: Pools, model: Scripted) -> None:
+def test_requests_are_told_to_the_log(core: ServerState, made: Pools, model: Scripted) -> None:
     told = Told()
     core.request_log = told
-    rest = Rest(Router(generate_routes(core, received, 1 << 20)))
+    rest = Rest(Router(generate_routes(core, made, 1 << 20)))
     model.script = says(1)
     rest("POST", PATH, b'{"IN": 1}')
     assert told.begun == [("http", 9)]

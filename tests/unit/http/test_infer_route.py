@@ -19,10 +19,10 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.model_statistics import ModelStatistics
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.spec import TensorSpec
-from conch.frontends.http.infer.call import InferCall
-from conch.frontends.http.infer.reply import Reply
-from conch.frontends.http.infer.route import InferRoute
-from conch.frontends.http.parsing import ParsingPool
+from conch.frontends.http.http_pools import ParsingPool
+from conch.frontends.http.infer.infer_call import InferCall
+from conch.frontends.http.infer.infer_response import Reply
+from conch.frontends.http.infer.infer_route import InferRoute
 from conch.memory.regions import Regions
 
 SIZE = 3 << 20

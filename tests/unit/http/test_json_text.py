@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.frontends.http.jsontext import bulk
-from conch.frontends.http.jsontext.bulk import BulkArray, flattened
-from conch.frontends.http.jsontext.errors import JsonDepthError, JsonMembersError, JsonSyntaxError
-from conch.frontends.http.jsontext.load import QUICK_BYTES, SlowTextError, load, load_quickly
-from conch.frontends.http.jsontext.scan import scan
+from conch.frontends.http.jsontext import json_values
+from conch.frontends.http.jsontext.json_loader import QUICK_BYTES, SlowTextError, load, load_quickly
+from conch.frontends.http.jsontext.json_scanner import JsonDepthError, JsonMembersError, JsonSyntaxError, scan
+from conch.frontends.http.jsontext.json_values import BulkArray, flattened
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 SCALARS = (
@@ -53,7 +52,7 @@ def test_it_reads_what_others_write(value: Any, ascii_only: bool, indent: int | 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**64 - 1)))
 def test_long_arrays_in_small_windows(numbers: list[float | int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bulk, "WINDOW", 64)
+        patch.setattr(json_values, "WINDOW", 64)
         text = json.dumps({"a": [numbers, [numbers, 1]], "b": 1}).encode()
         value = scan(text)
     assert value["b"] == 1
@@ -210,14 +209,14 @@ def test_no_step_of_a_long_text_is_long(element: bytes, monkeypatch: pytest.Monk
         JSONDecodeError = orjson.JSONDecodeError
 
     Spy.loads = staticmethod(loads)  # type: ignore[attr-defined]
-    monkeypatch.setattr(bulk, "orjson", Spy)
+    monkeypatch.setattr(json_values, "orjson", Spy)
     count = 1_000_000 // len(element)
     value = load(b'{"data":[' + b",".join([element] * count) + b'],"x":1}')
     assert value["x"] == 1
-    assert max(steps) <= bulk.WINDOW + 2
+    assert max(steps) <= json_values.WINDOW + 2
     assert sum(steps) >= 1_000_000  # none of it was parsed one by one
     pieces = value["data"].pieces
-    assert max(map(len, pieces)) <= bulk.WINDOW
+    assert max(map(len, pieces)) <= json_values.WINDOW
     if element in (b"1.5", b"12", b"NaN"):
         assert all(isinstance(piece, np.ndarray) for piece in pieces)
 

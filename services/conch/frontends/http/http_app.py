@@ -11,8 +11,9 @@ from conch.frontends.http.http_responses import text_error
 from conch.frontends.http.http_routing import OnRefused, Router, ignore_refused, refusal
 from conch.frontends.http.infer.infer_asgi import answer
 from conch.frontends.http.infer.infer_route import InferRoute
+from conch.frontends.operations.operation_table import INFER, path_pattern
 
-_INFER = re.compile(rb"/v2/models/([^/]+)(?:/versions/([0-9]+))?/infer")
+_INFER = re.compile(path_pattern(INFER.paths[0]).encode())
 
 
 class HttpApp:

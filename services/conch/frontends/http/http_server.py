@@ -17,8 +17,8 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.server_state import ServerState
 from conch.frontends.access_policy import Restrictions, UploadRule
 from conch.frontends.http.cors import CrossOriginInference, fast_path_without_origin
-from conch.frontends.http.event_loop import Listener, LoopThread
 from conch.frontends.http.http_app import HttpApp
+from conch.frontends.http.http_loop import Listener, LoopThread
 from conch.frontends.http.http_pools import Pools
 from conch.frontends.http.http_routing import OnRefused, Router, ignore_refused, restricted_text
 from conch.frontends.http.infer.infer_fast_path import infer_fast_path

@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Protocol
 
-from conch.frontends.http.event_loop import LoopThread
+from conch.frontends.http.http_loop import LoopThread
 
 
 class Recipient(Protocol):

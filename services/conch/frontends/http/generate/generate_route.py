@@ -17,9 +17,9 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.servable import Servable
 from conch.core.server_state import ServerState
+from conch.frontends.http.generate.generate_queue import Item, ResponseQueue
 from conch.frontends.http.generate.generate_request import map_request, parse_document
 from conch.frontends.http.generate.generate_response import answer_object
-from conch.frontends.http.generate.response_queue import Item, ResponseQueue
 from conch.frontends.http.http10_stream import http10_sender
 from conch.frontends.http.http_connection import CONNECTION
 from conch.frontends.http.http_pools import Pools
@@ -27,6 +27,8 @@ from conch.frontends.http.http_responses import JSON, error_body
 from conch.frontends.http.http_routing import ApiRoute, route
 from conch.frontends.http.json_body import MOST_BYTES, client_of, parsed, read_body
 from conch.frontends.http.jsontext.json_loader import SlowTextError
+from conch.frontends.operations import operation_table as table
+from conch.frontends.operations.operation_table import path_pattern
 
 _COMMENT = b":\n\n"
 """An event that is none."""
@@ -36,7 +38,6 @@ _NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates "
     "various number of responses"
 )
-_MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 
 
 def generate_routes(
@@ -76,8 +77,8 @@ def generate_routes(
             raise
 
     return [
-        route(_MODEL + "/generate", ["POST"], "inference", generate),
-        route(_MODEL + "/generate_stream", ["POST"], "inference", stream),
+        route(path_pattern(table.GENERATE.paths[0]), ["POST"], table.GENERATE.access, generate),
+        route(path_pattern(table.GENERATE_STREAM.paths[0]), ["POST"], table.GENERATE_STREAM.access, stream),
     ]
 
 

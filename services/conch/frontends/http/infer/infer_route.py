@@ -13,9 +13,9 @@ from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.response_errors import unsendable
 from conch.core.server_state import ServerState
 from conch.core.tensor import Buffer, copied
-from conch.frontends.http.event_loop import LoopThread
 from conch.frontends.http.flow_control import body_size
 from conch.frontends.http.http_connection import TooManyChunksError
+from conch.frontends.http.http_loop import LoopThread
 from conch.frontends.http.http_pools import ParsingPool
 from conch.frontends.http.infer.compression import ENCODINGS, accepted, decompressed
 from conch.frontends.http.infer.infer_call import InferCall, no_body

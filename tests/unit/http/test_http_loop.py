@@ -12,8 +12,8 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import UnavailableError
-from conch.frontends.http.exchange import Mailbox
-from conch.frontends.http.loop import LoopThread
+from conch.frontends.http.http_loop import LoopThread
+from conch.frontends.http.response_mailbox import ResponseMailbox
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_taken_port(thread: LoopThread) -> None:
 
 def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
     thread.start()
-    mailbox = Mailbox(thread)
+    mailbox = ResponseMailbox(thread)
     got: list[tuple[int, int]] = []
 
     class Collector:
@@ -113,6 +113,6 @@ def test_the_mailbox_loses_nothing_and_keeps_order(thread: LoopThread) -> None:
 
 def test_a_mailbox_of_a_closed_loop(thread: LoopThread) -> None:
     thread.start()
-    mailbox = Mailbox(thread)
+    mailbox = ResponseMailbox(thread)
     thread.stop()
     mailbox.put(object(), 1)  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import pytest
 from tests.support.servers import WAIT_S, eventually
 
 from conch.core.errors import CancelledError
-from conch.frontends.http.parsing import AbandonedError, ParsingPool
-from conch.frontends.http.turns import give_way
+from conch.frontends.http.http_pools import AbandonedError, ParsingPool
+from conch.frontends.http.yield_gil import yield_gil
 
 
 class Long:
@@ -27,7 +27,7 @@ class Long:
         self.begun.set()
         while not self.end.is_set():
             self.steps += 1
-            give_way()
+            yield_gil()
         return self.steps
 
 
@@ -50,7 +50,7 @@ def test_short_work_is_done_beside_long_work_of_the_same_client(pool: ParsingPoo
     works = flood(pool, 5)
     try:
         for work in works:
-            assert work.begun.wait(WAIT_S), "they take turns"
+            assert work.begun.wait(WAIT_S), "they take slots"
         assert pool.submit_for("10.0.0.1:99", lambda: False, lambda: 7).result(WAIT_S) == 7
         steps = [work.steps for work in works]
         eventually(

@@ -12,45 +12,51 @@ from typing import Any
 import pytest
 from tests.support.servers import WAIT_S, eventually
 
-from conch.frontends.http.loop import Listener, LoopThread
-from conch.frontends.http.patience import Patience, Progress, Seen, Waits
+from conch.frontends.http.http_loop import Listener, LoopThread
+from conch.frontends.http.timeouts import ClientTimeouts, ConnectionSnapshot, ProgressCheck, WaitsFor
 
-PATIENCE = Patience(stalled_s=10.0, least_bytes=100, idle_s=50.0)
-SHORT = Patience(stalled_s=0.1, idle_s=0.1, every_s=0.01)
+DEFAULT_TIMEOUTS = ClientTimeouts(stalled_s=10.0, least_bytes=100, idle_s=50.0)
+SHORT = ClientTimeouts(stalled_s=0.1, idle_s=0.1, every_s=0.01)
 
 
 def test_a_request_that_comes_too_slowly() -> None:
-    progress = Progress()
-    assert not progress.late(Seen(Waits.REST, 1, 10, 0), PATIENCE, 0.0)
-    assert not progress.late(Seen(Waits.REST, 1, 50, 0), PATIENCE, 9.0)
-    assert not progress.late(Seen(Waits.REST, 1, 110, 0), PATIENCE, 10.0), "as much as it has to be"
-    assert not progress.late(Seen(Waits.REST, 1, 209, 0), PATIENCE, 19.0)
-    assert progress.late(Seen(Waits.REST, 1, 209, 0), PATIENCE, 20.0)
+    progress = ProgressCheck()
+    assert not progress.timed_out(ConnectionSnapshot(WaitsFor.REST, 1, 10, 0), DEFAULT_TIMEOUTS, 0.0)
+    assert not progress.timed_out(ConnectionSnapshot(WaitsFor.REST, 1, 50, 0), DEFAULT_TIMEOUTS, 9.0)
+    assert not progress.timed_out(ConnectionSnapshot(WaitsFor.REST, 1, 110, 0), DEFAULT_TIMEOUTS, 10.0), (
+        "as much as it has to be"
+    )
+    assert not progress.timed_out(ConnectionSnapshot(WaitsFor.REST, 1, 209, 0), DEFAULT_TIMEOUTS, 19.0)
+    assert progress.timed_out(ConnectionSnapshot(WaitsFor.REST, 1, 209, 0), DEFAULT_TIMEOUTS, 20.0)
 
 
 def test_each_request_has_its_own_time() -> None:
-    progress = Progress()
+    progress = ProgressCheck()
     for number in range(10):
-        assert not progress.late(Seen(Waits.REST, number, number, 0), PATIENCE, 9.0 * number)
+        assert not progress.timed_out(
+            ConnectionSnapshot(WaitsFor.REST, number, number, 0), DEFAULT_TIMEOUTS, 9.0 * number
+        )
 
 
 @pytest.mark.parametrize(
-    ("waits", "limit"), [(Waits.REQUEST, 50.0), (Waits.READER, 50.0), (Waits.CLOSE, 10.0)]
+    ("waits", "limit"), [(WaitsFor.REQUEST, 50.0), (WaitsFor.READER, 50.0), (WaitsFor.CLOSE, 10.0)]
 )
-def test_what_is_idle(waits: Waits, limit: float) -> None:
-    progress = Progress()
-    seen = Seen(waits, 1, 10, 5)
-    assert not progress.late(seen, PATIENCE, 0.0)
-    assert not progress.late(seen._replace(unsent=4), PATIENCE, limit), "it reads"
-    assert not progress.late(seen._replace(unsent=4), PATIENCE, 2 * limit - 0.1)
-    assert progress.late(seen._replace(unsent=4), PATIENCE, 2 * limit)
+def test_what_is_idle(waits: WaitsFor, limit: float) -> None:
+    progress = ProgressCheck()
+    snapshot = ConnectionSnapshot(waits, 1, 10, 5)
+    assert not progress.timed_out(snapshot, DEFAULT_TIMEOUTS, 0.0)
+    assert not progress.timed_out(snapshot._replace(unsent=4), DEFAULT_TIMEOUTS, limit), "it reads"
+    assert not progress.timed_out(snapshot._replace(unsent=4), DEFAULT_TIMEOUTS, 2 * limit - 0.1)
+    assert progress.timed_out(snapshot._replace(unsent=4), DEFAULT_TIMEOUTS, 2 * limit)
 
 
 def test_what_is_worked_on_may_take_any_time() -> None:
-    progress = Progress()
+    progress = ProgressCheck()
     for now in (0.0, 1e3, 1e6):
-        assert not progress.late(Seen(Waits.SERVER, 1, 10, 0), PATIENCE, now)
-    assert not progress.late(Seen(Waits.REQUEST, 1, 10, 0), PATIENCE, 2e6), "idle from now on"
+        assert not progress.timed_out(ConnectionSnapshot(WaitsFor.SERVER, 1, 10, 0), DEFAULT_TIMEOUTS, now)
+    assert not progress.timed_out(ConnectionSnapshot(WaitsFor.REQUEST, 1, 10, 0), DEFAULT_TIMEOUTS, 2e6), (
+        "idle from now on"
+    )
 
 
 class Held:
@@ -108,7 +114,7 @@ EXPECTING = b"POST / HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r
 
 @pytest.mark.parametrize("half", HALVES)
 def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
-    listener = thread.listen(Held(), "127.0.0.1", 0, patience=SHORT)
+    listener = thread.listen(Held(), "127.0.0.1", 0, timeouts=SHORT)
     with closing(client_of(listener)) as client:
         client.sendall(half)
         assert rest_of(client).startswith(b"HTTP/1.1 408 ")
@@ -117,7 +123,7 @@ def test_half_requests_are_given_up(thread: LoopThread, half: bytes) -> None:
 
 def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopThread) -> None:
     app = Held()
-    listener = thread.listen(app, "127.0.0.1", 0, patience=SHORT)
+    listener = thread.listen(app, "127.0.0.1", 0, timeouts=SHORT)
     with closing(client_of(listener)) as busy:
         # Beside the beginning of another request, which has to wait for nobody.
         busy.sendall(WHOLE + HALVES[0])
@@ -132,7 +138,7 @@ def test_idle_connections_are_closed_and_requests_that_run_are_not(thread: LoopT
 
 
 def test_half_requests_do_not_hold_up_the_end(thread: LoopThread) -> None:
-    listener = thread.listen(Held(), "127.0.0.1", 0, patience=Patience(stopping_s=0.1))
+    listener = thread.listen(Held(), "127.0.0.1", 0, timeouts=ClientTimeouts(stopping_s=0.1))
     with closing(client_of(listener)) as client:
         client.sendall(EXPECTING)
         assert client.recv(1000).startswith(b"HTTP/1.1 100 ")
@@ -142,7 +148,7 @@ def test_half_requests_do_not_hold_up_the_end(thread: LoopThread) -> None:
 
 def test_a_body_that_still_comes_is_waited_for(thread: LoopThread) -> None:
     app = Held()
-    listener = thread.listen(app, "127.0.0.1", 0, patience=Patience(stopping_s=WAIT_S))
+    listener = thread.listen(app, "127.0.0.1", 0, timeouts=ClientTimeouts(stopping_s=WAIT_S))
     ended: list[bool] = []
     stop = threading.Thread(target=lambda: ended.append(listener.close(WAIT_S)))
     with closing(client_of(listener)) as client:

@@ -16,13 +16,12 @@ from conch.core.errors import ConchError, InternalError, InvalidArgumentError
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.tensor import NUMPY_DTYPES, Tensor
 from conch.frontends.http.infer.compression import accepted, decompressed
-from conch.frontends.http.infer.decode import RequestDecoder
-from conch.frontends.http.infer.elements import tensor_bytes
-from conch.frontends.http.infer.headers import head_length
-from conch.frontends.http.infer.response import write_elements
-from conch.frontends.http.infer.wanted import Wanted
-from conch.frontends.http.jsontext.bulk import WINDOW, BulkArray, flattened
-from conch.frontends.http.jsontext.load import load
+from conch.frontends.http.infer.infer_headers import head_length
+from conch.frontends.http.infer.infer_request import RequestDecoder
+from conch.frontends.http.infer.infer_response import BinaryOutputs, write_elements
+from conch.frontends.http.infer.json_elements import tensor_bytes
+from conch.frontends.http.jsontext.json_loader import load
+from conch.frontends.http.jsontext.json_values import WINDOW, BulkArray, flattened
 from conch.memory.regions import Regions
 
 MOST = 1 << 26
@@ -41,7 +40,7 @@ def nobody(request: InferenceRequest, response: InferenceResponse | None, final:
 
 def decode(
     body: bytes, head: int | None = None, decoder: RequestDecoder | None = None
-) -> tuple[InferenceRequest, Wanted]:
+) -> tuple[InferenceRequest, BinaryOutputs]:
     decoder = decoder or RequestDecoder(MOST, Regions())
     return decoder(("m", ""), memoryview(body), head, nobody, 0)
 

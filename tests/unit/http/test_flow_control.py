@@ -14,19 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conch.core.buffers import copied
-from conch.core.tensor import Tensor
-from conch.frontends.http.flow import (
+from conch.core.tensor import Tensor, copied
+from conch.frontends.http.flow_control import (
     AT_ONCE_BYTES,
     PIECE_BYTES,
     TURN_BYTES,
-    Flow,
+    HttpFlowControl,
     body_pieces,
     body_size,
 )
-from conch.frontends.http.gathered import Gathered
-from conch.frontends.http.infer.reply import success
-from conch.frontends.http.infer.response import write_elements
+from conch.frontends.http.infer.infer_response import success, write_elements
+from conch.frontends.http.request_body import RequestBody
 
 LONG = AT_ONCE_BYTES + 1000
 
@@ -36,7 +34,7 @@ class Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flow: Flow | None = None
+        self.flow: HttpFlowControl | None = None
         self.written: list[Any] = []
         self.pauses_from: int | None = None
         self.reading = True
@@ -86,10 +84,10 @@ def transport() -> Transport:
 
 
 @pytest.fixture
-def flow(loop: Loop, transport: Transport) -> Iterator[Flow]:
+def flow(loop: Loop, transport: Transport) -> Iterator[HttpFlowControl]:
     own = asyncio.new_event_loop()  # for the event of uvicorn's part
     asyncio.set_event_loop(own)
-    transport.flow = Flow(transport, cast(Any, loop), [])
+    transport.flow = HttpFlowControl(transport, cast(Any, loop), [])
     yield transport.flow
     asyncio.set_event_loop(None)
     own.close()
@@ -104,7 +102,9 @@ def test_pieces_are_short_and_together_the_body(sizes: list[int]) -> None:
     assert body_size(body) == sum(sizes)
 
 
-def test_a_long_response_goes_out_a_piece_in_each_turn(flow: Flow, loop: Loop, transport: Transport) -> None:
+def test_a_long_response_goes_out_a_piece_in_each_turn(
+    flow: HttpFlowControl, loop: Loop, transport: Transport
+) -> None:
     body = bytes(range(256)) * (LONG // 256)
     ended: list[bool] = []
     flow.send(body, lambda: ended.append(True))
@@ -120,7 +120,9 @@ def test_a_long_response_goes_out_a_piece_in_each_turn(flow: Flow, loop: Loop, t
     assert flow.unsent == 0
 
 
-def test_a_long_response_waits_for_its_reader(flow: Flow, loop: Loop, transport: Transport) -> None:
+def test_a_long_response_waits_for_its_reader(
+    flow: HttpFlowControl, loop: Loop, transport: Transport
+) -> None:
     transport.pauses_from = 3
     body = bytes(LONG)
     ended: list[bool] = []
@@ -136,7 +138,9 @@ def test_a_long_response_waits_for_its_reader(flow: Flow, loop: Loop, transport:
     assert b"".join(transport.written) == body
 
 
-def test_what_its_client_does_not_wait_for_is_not_sent(flow: Flow, loop: Loop, transport: Transport) -> None:
+def test_what_its_client_does_not_wait_for_is_not_sent(
+    flow: HttpFlowControl, loop: Loop, transport: Transport
+) -> None:
     ended: list[bool] = []
     flow.send(bytes(LONG), lambda: ended.append(True))
     flow.stop()
@@ -150,7 +154,7 @@ def test_what_its_client_does_not_wait_for_is_not_sent(flow: Flow, loop: Loop, t
 
 
 def test_others_have_their_turn_before_much_more_is_read(
-    flow: Flow, loop: Loop, transport: Transport
+    flow: HttpFlowControl, loop: Loop, transport: Transport
 ) -> None:
     states: list[bool] = []
     for size in (TURN_BYTES - 1, 1):
@@ -160,7 +164,7 @@ def test_others_have_their_turn_before_much_more_is_read(
     assert [*states, transport.reading] == [True, False, True]
 
 
-def test_a_turn_does_not_end_another_pause(flow: Flow, loop: Loop, transport: Transport) -> None:
+def test_a_turn_does_not_end_another_pause(flow: HttpFlowControl, loop: Loop, transport: Transport) -> None:
     flow.has_read(TURN_BYTES)
     flow.pause_reading()
     loop.turn()
@@ -174,7 +178,7 @@ def test_a_turn_does_not_end_another_pause(flow: Flow, loop: Loop, transport: Tr
 
 def test_a_body_takes_memory_only_as_it_comes() -> None:
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    gathered = Gathered(1 << 30, 1 << 30)
+    gathered = RequestBody(1 << 30, 1 << 30)
     faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     assert faults < 100, "the memory has been written to"
     gathered.add(b"abc")
