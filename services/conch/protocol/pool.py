@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The descriptor pool of conch's messages, and what server reflection asks of it.
+"""Loads conch's messages into a separate descriptor pool, and looks up files for server reflection.
 
-protoc's own Python output registers in protobuf's default pool, where a second definition of a name is an
-error. tritonclient defines the same names there, so conch must not. The modules next to this one are
-filled from ``descriptors.binpb`` instead, which also keeps them clear of the check that ties protoc's
-output to one range of protobuf versions.
+protoc's Python output registers in protobuf's default pool, where tritonclient defines the same names,
+which is an error. The ``_pb2`` modules here are filled from ``descriptors.binpb`` instead; this also avoids
+the check that ties protoc's output to one range of protobuf versions.
+Threads and locks: one lock while classes are made; the rest is read-only.
 """
 
 import pkgutil
@@ -31,8 +31,7 @@ DESCRIPTOR_SET = "descriptors.binpb"
 POOL = descriptor_pool.DescriptorPool()
 """Holds every file of ``proto/`` and nothing else."""
 
-# Creating a class for a message also creates those of its fields, so two modules imported by two threads
-# could otherwise make two classes for one message.
+# A message's class is made with those of its fields: without a lock, two imports could make it twice.
 _lock = threading.Lock()
 
 
@@ -41,7 +40,7 @@ def _load() -> dict[str, bytes]:
     if data is None:
         raise ImportError(f"{DESCRIPTOR_SET} is missing from the package {__package__}")
     files = {}
-    # protoc writes a file after those it imports, so one pass is enough.
+    # protoc writes imported files first, so one pass is enough.
     for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
         files[file.name] = file.SerializeToString()
         POOL.AddSerializedFile(files[file.name])
@@ -52,7 +51,7 @@ _files = _load()
 
 
 def fill_module(namespace: dict[str, Any], file_name: str) -> None:
-    """Defines what protoc's output for a file would define.
+    """Defines the names that protoc's output for a file would define.
 
     Args:
         namespace: Globals of the module to fill.
@@ -71,11 +70,11 @@ def fill_module(namespace: dict[str, Any], file_name: str) -> None:
 
 def _message_class(descriptor: Descriptor, module: str, outer: str = "") -> type[Message]:
     cls = message_factory.GetMessageClass(descriptor)
-    # Pickle and copy find a class by these two.
+    # Pickle and copy find classes by these.
     cls.__module__ = module
     cls.__qualname__ = outer + descriptor.name
     for nested in descriptor.nested_types:
-        # Only the C runtimes reach nested classes by themselves.
+        # Only the C runtimes set nested classes themselves.
         setattr(cls, nested.name, _message_class(nested, module, cls.__qualname__ + "."))
     return cls
 
@@ -86,13 +85,7 @@ def file_descriptor_protos() -> Mapping[str, bytes]:
 
 
 def file_with_dependencies(file_name: str) -> list[bytes]:
-    """Returns a file and all that it imports, directly or not.
-
-    Args:
-        file_name: Name of a file in the pool.
-
-    Returns:
-        Serialized ``FileDescriptorProto`` messages, the named file first.
+    """Returns a file and its transitive imports as serialized ``FileDescriptorProto``, the file first.
 
     Raises:
         KeyError: There is no such file.
@@ -115,9 +108,6 @@ def file_containing_symbol(symbol: str) -> str:
     Args:
         symbol: Full name of a service, method, message, field, enum or enum value, without a leading dot.
 
-    Returns:
-        Name of the file.
-
     Raises:
         KeyError: No file declares it.
     """
@@ -125,7 +115,7 @@ def file_containing_symbol(symbol: str) -> str:
         return str(POOL.FindFileContainingSymbol(symbol).name)
     except KeyError:
         pass
-    # The C runtime does not look for methods there.
+    # The C runtime does not find methods there.
     service, _, method = symbol.rpartition(".")
     try:
         descriptor = POOL.FindServiceByName(service)

@@ -9,13 +9,13 @@ requests (inline execution), but only while another thread waits for the poll lo
     =====================================  ==========================================================
     fast model (short batches)             keeps the lock, runs the model for at most `_BUDGET_NS`
     first slow model                       releases the lock, runs the model, waits for the lock
-    further slow models; nobody waiting    releases the claim: the model's own threads run the batch
+    further slow models; no thread waits    releases the claim: the model's own threads run the batch
     batch longer than `_MAX_PAUSE_NS`      loses the lock to a waiting thread by `tick`
     event over two ticks                   loses the lock likewise, and runs no claim after it
     =====================================  ==========================================================
 
 Guarantees: a claim is run or released exactly once; while a thread waits, long work does not stop polling.
-Assumptions: only the poller queues claims; `tick` is called often, by one thread.
+Assumptions: the thread that handles an event queues its claims; `tick` is called often, by one thread.
 Race of an event's end and `tick`: 1. the poller handles the event E, which is in its `handled` list; 2.
 `tick` sees E a second time; 3. both pop the list; 4. the one that finds it empty has lost: the poller waits
 for the lock anew, or `tick` does nothing.

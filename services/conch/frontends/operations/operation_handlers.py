@@ -26,7 +26,7 @@ SERVICE = "inference.GRPCInferenceService"
 """Name of the protocol's gRPC service."""
 
 HEALTH_SERVICES = frozenset(("", SERVICE))
-"""What gRPC's health protocol knows: the server as a whole, and the one service that has a status."""
+"""The services of gRPC's health protocol: empty for the server, and the protocol's own."""
 
 
 def _allow() -> None:
