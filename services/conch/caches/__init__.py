@@ -1,4 +1,4 @@
-"""Finds response caches by name through entry points, and opens the one that the command line asks for."""
+"""Opens the response cache that is configured; caches are found by name through entry points."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.response_cache.base import ResponseCache
 
 GROUP = "conch.caches"
-"""The entry-point group; an entry names a cache and points to a function from settings to it."""
+"""The entry-point group; an entry is a function from settings to a `ResponseCache`."""
 
 
 def open_cache(configs: Mapping[str, Mapping[str, str]]) -> ResponseCache:
-    """The cache of the command line.
+    """Opens the configured cache.
 
     Args:
-        configs: Settings by cache name, as they were given.
+        configs: Settings by cache name.
 
     Raises:
-        ConchError: There are several, there is none of that name, or it can't be opened.
+        ConchError: There are several, none has that name, or it can't be opened.
     """
     if len(configs) > 1:
         raise InvalidArgumentError(

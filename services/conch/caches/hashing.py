@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from conch.core.response_cache.key import NewHash
+from conch.core.response_cache.cache_key import NewHash
 
 
 def fastest_hash() -> tuple[str, NewHash]:

@@ -1,21 +1,21 @@
-"""The cache ``local``: in the server's own memory."""
+"""The cache ``local``, in the server's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conch.caches.settings import Settings
-from conch.core.response_cache.local import LocalCache
+from conch.caches.cache_settings import Settings
+from conch.core.response_cache.local_cache import LocalCache
 
 
 def open_local(given: Mapping[str, str]) -> LocalCache:
-    """A local cache.
+    """Opens a local cache.
 
     Args:
-        given: ``size`` in bytes; ``ttl`` in seconds, if entries are to be valid for so long only.
+        given: ``size`` in bytes; optionally ``ttl`` in seconds.
 
     Raises:
-        InvalidArgumentError: There is no size, or something else is wrong; texts are Triton's.
+        InvalidArgumentError: A setting is missing or invalid; the texts are Triton's.
     """
     settings = Settings("LocalCache", given, ("size", "ttl"))
     if "size" not in given:

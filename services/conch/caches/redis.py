@@ -1,4 +1,4 @@
-"""The cache ``redis``: in a Redis server, which several servers may share."""
+"""The cache ``redis``, in a Redis server that several servers may share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from conch.caches.settings import Settings
+from conch.caches.cache_settings import Settings
 from conch.core.errors import InternalError
 from conch.core.response_cache.base import ResponseCache
 
@@ -43,13 +43,13 @@ _TLS_FILES = {
 
 
 class RedisCache(ResponseCache):
-    """Entries as strings of a Redis server, which also decides what makes room for what.
+    """Stores entries as strings of a Redis server, which evicts them by its own policy.
 
     Args:
         pool: Connections to the server.
-        connections: How many of them there may be.
+        connections: Their limit.
         patience_ns: How long a request may wait for one.
-        ttl_ns: How long entries are valid where nothing else is said; 0 for any time.
+        ttl_ns: How long entries are valid by default; 0 for no limit.
     """
 
     blocking = True
@@ -72,16 +72,16 @@ class RedisCache(ResponseCache):
         """The entry of a key.
 
         Raises:
-            redis.RedisError: The server can't be asked.
+            redis.RedisError: The server can't be reached.
         """
         found: Any = self._client.get(_PREFIX + key)
         return None if found is None else bytes(found)
 
     def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
-        """Keeps an entry; times are rounded up to milliseconds.
+        """Stores an entry; its time is rounded up to milliseconds.
 
         Raises:
-            redis.RedisError: The server can't be told, or has no room.
+            redis.RedisError: The server can't be reached, or has no room.
         """
         self._client.set(_PREFIX + key, entry, px=-(-ttl_ns // _NS_PER_MS) or None)
         return True
@@ -93,14 +93,14 @@ class RedisCache(ResponseCache):
 
 
 def open_redis(given: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> RedisCache:
-    """A cache in a Redis server, which must be there.
+    """Opens a cache in a Redis server, which must be reachable.
 
     Args:
         given: The settings; names are Triton's, times in milliseconds, but for ``ttl``, which is in seconds.
-        environment: Has name and password where the settings do not.
+        environment: Has user name and password if the settings do not.
 
     Raises:
-        InvalidArgumentError: A setting is missing or wrong.
+        InvalidArgumentError: A setting is missing or invalid.
         InternalError: The server can't be reached, or refuses to serve.
     """
     settings = Settings("RedisCache", given, _SETTINGS)
@@ -118,7 +118,7 @@ def open_redis(given: Mapping[str, str], environment: Mapping[str, str] = os.env
         "db": settings.number("db", 0),
         "socket_connect_timeout": _seconds(settings, "connect_timeout", 1000),
         "socket_timeout": _seconds(settings, "socket_timeout", 500),
-        # A second try would take as long again; requests are better off with the model.
+        # No retries: requests are served sooner by the model.
         "retry": Retry(NoBackoff(), 0),
         **_tls(settings, given),
     }
@@ -134,12 +134,12 @@ def open_redis(given: Mapping[str, str], environment: Mapping[str, str] = os.env
 
 
 def _seconds(settings: Settings, name: str, default: int) -> float | None:
-    """Milliseconds as seconds; 0 waits for ever, as in Triton."""
+    """Converts milliseconds to seconds; 0 waits for ever, as in Triton."""
     return settings.number(name, default, most=10**9) / 1000 or None
 
 
 def _tls(settings: Settings, given: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of TLS as redis-py has them."""
+    """The TLS options of redis-py."""
     if not settings.flag("tls_enabled"):
         unused = [name for name in (*_TLS_FILES, "sni") if name in given]
         if unused:

@@ -1,8 +1,8 @@
-"""The interface between the core and whatever runs models.
+"""The backend interface: a `Backend` loads models, a `BackendModel` creates instances, these run batches.
 
-A backend is found by name through the entry-point group ``conch.backends`` and imported when the first
-model needs it. A backend that maps arrays to arrays derives from `conch.backends.arrays.ArrayBackend`
-and is about thirty lines; one that wants to see requests implements `Backend` itself.
+A backend is found by name in the entry-point group ``conch.backends`` and imported for the first model that
+needs it. A backend that maps arrays to arrays derives from `conch.backends.arrays.ArrayBackend` in about thirty
+lines; one that handles requests implements `Backend` itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NOTES = 64
 _MOST_NOTE_CHARACTERS = 1_000
 
 Outcome = Sequence[InferenceResponse | None] | BaseException | None
-"""What `BackendInstance.execute` returns, or raises."""
+"""The result of `BackendInstance.execute`, or the exception that it raises."""
 
 
 class ConfigNotes:
@@ -56,7 +56,10 @@ class ConfigNotes:
 
 
 class AwaitableOutcome(Protocol):
-    """A batch whose outcome a thread may receive itself; see `BackendInstance.start_awaitable`."""
+    """A started batch whose outcome the calling thread may receive; see `BackendInstance.start_awaitable`.
+
+    Either method is called, once, from any thread.
+    """
 
     def wait(self, timeout_ns: int) -> None:
         """Receives the outcome; after the timeout it comes to another thread."""
@@ -149,7 +152,7 @@ class BackendInstance(ABC):
         return None
 
     def close(self) -> None:
-        """Frees what the instance holds; called once, when nothing runs on it any more."""
+        """Frees the instance; called once, when nothing runs on it."""
 
 
 class BackendModel(ABC):
@@ -166,14 +169,14 @@ class BackendModel(ABC):
 
     @abstractmethod
     def create_instance(self, placement: Placement) -> BackendInstance:
-        """Makes an instance for a device.
+        """Creates an instance on a device.
 
         Raises:
-            ConchError: The instance can't be made; the model's load fails with the message.
+            ConchError: The instance can't be created; the load fails with the message.
         """
 
     def close(self) -> None:
-        """Frees what the instances shared; called once, after all of them were closed."""
+        """Frees what the instances shared; called once, after they were closed."""
 
 
 class Backend(ABC):
@@ -181,12 +184,11 @@ class Backend(ABC):
 
     Attributes:
         default_model_file: Name of the file, or folder, in a version directory.
-        platform: Value of the config's ``platform``, where the backend has one.
-        cpu_instance_count: Instances of a group on the CPU whose config names no count.
+        platform: The config's ``platform`` of the backend's models, if it has one.
+        cpu_instance_count: Default number of instances of a CPU group.
         needs_model_file: Whether a version directory without the file is an error.
-        completion_runs_code: Whether `complete_config` may run code that comes with the model.
-        parameters: The parameters with ``CONCH_`` that it reads in a config; one that ends with ``_`` is the
-            beginning of any number of names.
+        completion_runs_code: Whether `complete_config` may run code of the model.
+        parameters: The ``CONCH_`` parameters that it reads in a config; a trailing ``_`` marks a prefix.
     """
 
     default_model_file: ClassVar[str]
@@ -198,13 +200,13 @@ class Backend(ABC):
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether a group that leaves its kind open goes to the GPUs, where there are any."""
+        """Whether a group of kind AUTO goes to the GPUs, if there are any."""
         return True
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Fills in what the config leaves out and the model's file can tell.
+        """Completes the config from the model file.
 
         Args:
             config: The config in JSON form (snake_case keys, enum names); may be changed in place.
@@ -220,14 +222,14 @@ class Backend(ABC):
         return config
 
     def check(self, spec: ModelSpec) -> None:
-        """Checks what can be checked of a model version without loading it on a device or running its code.
+        """Checks a model version without loading it on a device or running its code.
 
         Raises:
-            ConchError: It could not be loaded; the text says why.
+            ConchError: The version can't be loaded; the text says why.
         """
 
     def doubts(self, spec: ModelSpec) -> Iterable[str]:
-        """Finds what a load will probably fail of on this machine, without running the model's code."""
+        """Warnings about a load that will probably fail on this machine; runs no code of the model."""
         return ()
 
     @abstractmethod
@@ -235,9 +237,9 @@ class Backend(ABC):
         """Loads a model version.
 
         Raises:
-            ConchError: It can't be loaded; the text says why.
+            ConchError: The version can't be loaded; the text says why.
         """
 
     def load_within(self, spec: ModelSpec, calls: ServerCalls) -> BackendModel:
-        """The same, for backends whose models may call the server that they run in."""
+        """As `load`, for backends whose models may call the server."""
         return self.load(spec)

@@ -1,4 +1,4 @@
-"""Time as the core sees it: monotonic nanoseconds from an injected source."""
+"""Clocks: monotonic nanoseconds from an injectable source, and wall-clock time."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
-"""Returns monotonic time in nanoseconds; tests pass a function over a counter."""
+"""Returns monotonic nanoseconds; tests inject a counter."""
 
 monotonic_ns: Clock = time.monotonic_ns
 """The clock of a running server."""
 
 
 def wall_seconds() -> float:
-    """Seconds since 1970: for people to read, never to measure with."""
+    """Seconds since 1970, for display only."""
     return time.time_ns() / 1e9

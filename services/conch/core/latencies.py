@@ -1,7 +1,9 @@
-"""Where the times of requests lie: counts by power of two, cheap enough for every request.
+"""Latency histograms with power-of-two buckets, cheap enough for every request.
 
-A time of n nanoseconds counts in place ``n.bit_length()`` of a list: one method call and one addition, with
-no search for the bucket that it belongs to. Sums and totals are those that the statistics keep anyway.
+A time of n nanoseconds counts in bucket ``n.bit_length()``: one method call and one addition, no search.
+The statistics keep sums and totals anyway.
+
+Threads and locks: callers hold the lock of `ModelStatistics`.
 """
 
 from __future__ import annotations
@@ -16,19 +18,11 @@ if TYPE_CHECKING:
     from conch.core.request import InferenceRequest
 
 PLACES = 65
-"""Lengths that a time can have: no monotonic clock goes beyond 64 bits."""
+"""Number of buckets: monotonic clocks have at most 64 bits."""
 
 
 class Latencies:
-    """How many requests took how long; callers see to it that one thread at a time uses it.
-
-    Attributes:
-        request: From receipt to response, of those that succeeded.
-        queue: Waiting.
-        compute_input: Preparing inputs.
-        compute_infer: In the model.
-        compute_output: On outputs.
-    """
+    """Histograms of the stages of successful requests; `request` is from receipt to response."""
 
     __slots__ = ("compute_infer", "compute_input", "compute_output", "queue", "request")
 
@@ -51,12 +45,10 @@ class Latencies:
 
 
 class FirstResponses:
-    """How long requests waited for their first response, in whole milliseconds, as Triton observes it.
-
-    Callers hold a lock, as for `Latencies`.
+    """Histogram of the time to the first response, in whole milliseconds as in Triton.
 
     Args:
-        bounds_ms: Upper bounds of the buckets but the last, ascending, in milliseconds.
+        bounds_ms: Upper bounds of all buckets but the last, ascending, in milliseconds.
     """
 
     __slots__ = ("_counts", "_ms", "bounds_ms", "total")
@@ -75,7 +67,7 @@ class FirstResponses:
         self.total += 1
 
     def add_all(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
-        """Counts requests that are answered now."""
+        """Counts requests that are answered at `now_ns`."""
         for request in requests:
             self.add(now_ns - request.received_ns)
 
@@ -86,12 +78,11 @@ class FirstResponses:
 
 @dataclass(frozen=True, slots=True)
 class FirstResponseCounts:
-    """What `FirstResponses` held at one moment.
+    """A snapshot of `FirstResponses`.
 
     Attributes:
-        bounds_ms: Upper bounds of the buckets but the last, in milliseconds.
         counts: Requests up to each bound, and all.
-        ms: All times together, each in whole milliseconds.
+        ms: Sum of all times in whole milliseconds.
     """
 
     bounds_ms: Sequence[float]
@@ -101,17 +92,7 @@ class FirstResponseCounts:
 
 @dataclass(frozen=True, slots=True)
 class LatencyCounts:
-    """What `Latencies` held at one moment.
-
-    Place n counts times below 2**n nanoseconds and not below half that.
-
-    Attributes:
-        request: From receipt to response, of those that succeeded.
-        queue: Waiting.
-        compute_input: Preparing inputs.
-        compute_infer: In the model.
-        compute_output: On outputs.
-    """
+    """A snapshot of `Latencies`; bucket n counts times from 2**(n-1) to below 2**n nanoseconds."""
 
     request: Sequence[int]
     queue: Sequence[int]

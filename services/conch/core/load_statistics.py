@@ -1,4 +1,4 @@
-"""What is counted of loads: how long they take, how long replacing takes, how many fail."""
+"""Counters of loads: durations of loads and swaps, and failures."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conch.core.latencies import PLACES
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How some times are spread.
+    """A histogram of times.
 
     Attributes:
-        places: Place n counts times below 2**n nanoseconds and not below half that.
-        ns: All of them together.
+        places: Bucket n counts times from 2**(n-1) to below 2**n nanoseconds.
+        ns: Sum of all times.
     """
 
     places: Sequence[int]
@@ -24,15 +24,14 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class LoadCounts:
-    """What `LoadStatistics` held at one moment.
+    """A snapshot of `LoadStatistics`.
 
     Attributes:
-        loads: How long it took to make each version that was made and put into service.
-        swaps: How long loads took that replaced versions which served, from their turn to the swap.
-        seconds: How long the newest load of each model version took, by what the model is published as and
-            version.
-        failures: Loads that failed, by what the model is, or would be, published as; 0 from the first load.
-        failed: Those of them whose newest load has failed.
+        loads: Durations of successful loads, per version.
+        swaps: Durations of loads that replaced ready versions, from leaving the queue to the swap.
+        seconds: Duration of the newest load, by identifier and version.
+        failures: Failed loads by identifier; 0 from the first load on.
+        failed: Identifiers whose newest load failed.
     """
 
     loads: Spread
@@ -56,7 +55,7 @@ class _Times:
 
 
 class LoadStatistics:
-    """The counters of one server's loads; any thread may use them."""
+    """The load counters of one server; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,40 +66,35 @@ class LoadStatistics:
         self._failed: set[str] = set()
 
     def begun(self, name: str) -> None:
-        """Has the failures of a model begin at 0, so that its first one is seen as an increase."""
+        """Starts the failures of a model at 0, so that the first one shows as an increase."""
         with self._lock:
             self._failures.setdefault(name, 0)
 
     def loaded(self, name: str, version: int, ns: int) -> None:
-        """Counts a version that was made in so many nanoseconds and serves from now on."""
+        """Counts a version that was loaded in `ns`."""
         with self._lock:
             self._loads.add(ns)
             self._seconds[name, version] = ns / 1e9
 
     def swapped(self, ns: int) -> None:
-        """Counts a load that has replaced versions, and took so many nanoseconds."""
+        """Counts a load that replaced versions in `ns`."""
         with self._lock:
             self._swaps.add(ns)
 
     def succeeded(self, name: str) -> None:
-        """Notes that the newest load of a model has not failed."""
+        """Records that the newest load of a model succeeded."""
         with self._lock:
             self._failed.discard(name)
 
     def failed(self, name: str, lasting: bool = True) -> None:
-        """Counts a load of a model that has failed.
-
-        Args:
-            name: The model.
-            lasting: Whether the model is noted as failed until a load succeeds.
-        """
+        """Counts a failed load; `lasting` marks the model as failed until a load succeeds."""
         with self._lock:
             self._failures[name] = self._failures.get(name, 0) + 1
             if lasting:
                 self._failed.add(name)
 
     def unloaded(self, name: str) -> None:
-        """Forgets what is counted of one model: what comes and goes must not be kept for good."""
+        """Drops the counters of a model, so that unloaded models take no memory."""
         with self._lock:
             self._failures.pop(name, None)
             self._failed.discard(name)

@@ -1,10 +1,10 @@
-"""Model name and version to the model that serves it, replaced atomically.
+"""Registry: model name and version to the version that serves it; error texts are Triton's.
 
-Readers take no lock: each name maps to an immutable `Entry`, and publishing swaps the reference. The
-texts for models that can't be had are Triton's.
+With namespaces, entries are keyed by identifiers (`ModelSpec.identifier`), and a name resolves to the only
+ready model of that name.
 
-Where models have namespaces, entries go by identifiers (`ModelSpec.identifier`), and clients' names find the
-only model of that name that serves.
+Owns: the published entries and the draining versions.
+Threads and locks: readers take no lock, as all mappings are replaced, never changed; writers take one lock.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class VersionState:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All the registry knows of one model name.
+    """The versions of one model name or identifier.
 
     Attributes:
-        ready: Versions that take requests.
-        states: State of every version that was ever attempted.
+        ready: Versions that serve requests.
+        states: State of every version that was ever loaded or attempted.
     """
 
     ready: Mapping[int, Servable] = field(default_factory=dict)
@@ -54,10 +54,10 @@ class Entry:
 
 
 def parse_version(text: str) -> int:
-    """A version as clients write it; -1, for an empty text, means the newest that is ready.
+    """Parses the version of a request; -1, for an empty text, means the newest ready one.
 
     Raises:
-        InvalidArgumentError: It is not a whole number above 0.
+        InvalidArgumentError: The text is not a positive integer.
     """
     if not text:
         return -1
@@ -85,9 +85,9 @@ class Registry:
     """The models of a server.
 
     Attributes:
-        namespaces: The namespaces that models may have; none where names are unique.
-        draining: By name, versions that are being replaced or unloaded and may have live sequences, oldest
-            first; the mapping is never changed, only replaced.
+        namespaces: The possible namespaces of models; empty if names are unique.
+        draining: By identifier, versions that are being replaced or unloaded and may have live sequences,
+            oldest first.
     """
 
     def __init__(self) -> None:
@@ -99,11 +99,11 @@ class Registry:
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """All entries by name; the mapping is never changed, only replaced."""
+        """All entries by identifier, as an immutable mapping."""
         return self._entries
 
     def publish(self, name: str, entry: Entry) -> None:
-        """Replaces what is known of a name; requests that come after this see the new entry."""
+        """Replaces the entry of an identifier, for all later requests."""
         with self._lock:
             self._entries = MappingProxyType({**self._entries, name: entry})
             latest = entry.latest
@@ -114,7 +114,7 @@ class Registry:
             self._rename(name)
 
     def remove(self, name: str) -> None:
-        """Forgets a name altogether."""
+        """Removes an identifier."""
         with self._lock:
             self._latest.pop(name, None)
             self._entries = MappingProxyType(
@@ -123,18 +123,18 @@ class Registry:
             self._rename(name)
 
     def name_of(self, identifier: str) -> str:
-        """The name that clients know a model by."""
+        """The client-visible name of an identifier."""
         return self.name_and_namespace(identifier)[0]
 
     def name_and_namespace(self, identifier: str) -> tuple[str, str]:
-        """The name that clients know a model by, and its namespace; empty where it has none."""
+        """The client-visible name of an identifier, and its namespace or an empty text."""
         for namespace in self.namespaces:
             if identifier.startswith(f"{namespace}::"):
                 return identifier[len(namespace) + 2 :], namespace
         return identifier, ""
 
     def identifiers(self, name: str) -> list[str]:
-        """What models of a name are published as; an identifier is its own."""
+        """The published identifiers of a name, which may be an identifier itself."""
         known = self._entries
         if name in known or not self.namespaces:
             return [name] if name in known else []
@@ -142,14 +142,11 @@ class Registry:
         return [identifier for identifier in found if identifier in known]
 
     def find(self, name: str) -> tuple[str, Entry]:
-        """What is known of a model by the name that clients have for it.
-
-        Returns:
-            What it is published as, and its entry.
+        """The identifier and the entry of a client-visible name.
 
         Raises:
-            InvalidArgumentError: Several models of that name serve.
-            NotFoundError: There is none, or none that serves.
+            InvalidArgumentError: Several models of that name are ready.
+            NotFoundError: There is none, or none that is ready.
         """
         entry = self._entries.get(name)
         if entry is not None:
@@ -168,7 +165,7 @@ class Registry:
         return ready[0], self._entries[ready[0]]
 
     def _rename(self, identifier: str) -> None:
-        """Has a name lead to the only model of that name that serves; under the lock."""
+        """Points the name of an identifier to its only ready model; called with the lock held."""
         name = self.name_of(identifier)
         if name != identifier:
             ready = [self._latest[each] for each in self.identifiers(name) if each in self._latest]
@@ -178,13 +175,13 @@ class Registry:
                 self._latest.pop(name, None)
 
     def begin_draining(self, name: str, model: Servable) -> None:
-        """Keeps a version in reach of its live sequences; to be called before its successor is published."""
+        """Keeps a version resolvable for its live sequences; called before its successor is published."""
         with self._lock:
             models = (*self.draining.get(name, ()), model)
             self.draining = MappingProxyType({**self.draining, name: models})
 
     def draining_of(self, name: str) -> tuple[Servable, ...]:
-        """The versions that are being drained of what clients know by a name, or of an identifier."""
+        """The draining versions of a name or identifier."""
         found = self.draining.get(name, ())
         if found or not self.namespaces:
             return found
@@ -192,7 +189,7 @@ class Registry:
         return tuple(model for models in each for model in models)
 
     def end_draining(self, name: str, model: Servable) -> None:
-        """Forgets a version that was being drained, if it is known."""
+        """Removes a draining version, if it is there."""
         with self._lock:
             draining = dict(self.draining)
             draining[name] = tuple(each for each in draining.get(name, ()) if each is not model)
@@ -201,11 +198,7 @@ class Registry:
             self.draining = MappingProxyType(draining)
 
     def resolve(self, name: str, version: str = "") -> Servable:
-        """The model that serves a name and version now.
-
-        Args:
-            name: Model name.
-            version: Version as the client wrote it; empty for the newest ready one.
+        """The version that serves a name and version text, which is empty for the newest ready one.
 
         Raises:
             InvalidArgumentError: The version is not a number.

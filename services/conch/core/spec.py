@@ -1,6 +1,6 @@
-"""What the core needs to know of a model version: its tensors, batching and instances, as plain data.
+"""Model specification: tensors, batching and instances of a version, as plain data.
 
-Made by the control plane from Triton's model config; the core never reads that config itself.
+The control plane makes it from Triton's model config, which the core never reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TensorSpec:
         name: Tensor name.
         datatype: Protocol name of the element type, such as ``FP32``.
         dims: Dimensions as clients see them; -1 for a variable one.
-        reshape: Dimensions as the backend sees them, or None where they are the same.
+        reshape: Dimensions as the backend sees them; None if they are the same.
         optional: Whether a request may leave the input out.
         ragged: Whether requests with different dims of the input may share a batch.
         labels: Labels of a classification output, by index.
@@ -43,13 +43,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What becomes of the requests that wait on one priority level.
+    """Queue policy of one priority level.
 
     Attributes:
-        delays: Whether requests whose timeout has passed wait behind the others, not answered with an error.
-        timeout_ns: How long a request may wait, in nanoseconds; 0 for as long as it takes.
-        allow_override: Whether a request may shorten that.
-        max_size: Most requests that may wait; 0 for any number.
+        delays: Whether a request whose timeout has passed moves behind the others instead of failing.
+        timeout_ns: Longest wait in nanoseconds; 0 for no limit.
+        allow_override: Whether a request may shorten the timeout.
+        max_size: Largest number of waiting requests; 0 for no limit.
     """
 
     delays: bool = False
@@ -70,10 +70,10 @@ class DynamicBatching:
 
     Attributes:
         preferred_sizes: Batch sizes worth waiting for, ascending.
-        max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
-        policies: The queue policy of each priority level, highest first; empty for one level without limits.
+        max_queue_delay_ns: How long the oldest request may wait for others, in nanoseconds.
+        policies: Queue policies by priority level, highest first; empty for one level without limits.
         default_level: Level of requests without one, counted from 1.
-        preserve_ordering: Whether responses leave in the order in which their requests came.
+        preserve_ordering: Whether responses are sent in the order of their requests.
     """
 
     preferred_sizes: tuple[int, ...] = ()
@@ -85,14 +85,13 @@ class DynamicBatching:
 
 @dataclass(frozen=True, slots=True)
 class ControlTensor:
-    """An input by which a model is told where its requests stand in their sequences.
+    """A control input, which tells a model the sequence state of its requests.
 
     Attributes:
         name: Input name.
-        kind: What it says.
         datatype: Protocol name of its element type.
-        false_value: Element for no; of no use for ``CORRID``.
-        true_value: Element for yes; of no use for ``CORRID``.
+        false_value: Element for no; unused for ``CORRID``.
+        true_value: Element for yes; unused for ``CORRID``.
     """
 
     name: str
@@ -107,11 +106,11 @@ class StateSpec:
     """A tensor that the server keeps for each sequence between its requests.
 
     Attributes:
-        input_name: Input that it is given to the model as.
-        output_name: Output that its next value comes from.
+        input_name: The model's input for it.
+        output_name: The model's output with its next value.
         datatype: Protocol name of the element type.
         dims: Dimensions, batch dimension excluded; -1 for a variable one.
-        initial_dims: Dimensions of the first value, all of them known.
+        initial_dims: Dimensions of the first value, without -1.
         initial_data: The first value in wire form; None for zeros.
     """
 
@@ -130,15 +129,15 @@ class SequenceBatching:
     Attributes:
         strategy: ``DIRECT`` keeps a sequence in one row of the batches of one instance; ``OLDEST`` batches
             the oldest requests of the sequences that an instance has.
-        max_idle_ns: How long a sequence may be without a request, in nanoseconds.
+        max_idle_ns: How long a sequence may be idle, in nanoseconds.
         controls: Control inputs.
         states: Tensors kept between the requests of a sequence.
-        max_queue_delay_ns: How long a request may wait for company, in nanoseconds.
-        min_slot_utilization: With ``DIRECT``, the share of slots that makes waiting pointless; 0 for any.
-        max_candidates: With ``OLDEST``, the sequences that an instance has at a time.
+        max_queue_delay_ns: How long a request may wait for others, in nanoseconds.
+        min_slot_utilization: With ``DIRECT``, the share of filled slots that ends the wait; 0 for any.
+        max_candidates: With ``OLDEST``, the number of sequences of an instance at a time.
         preferred_sizes: With ``OLDEST``, batch sizes worth waiting for, ascending.
-        preserve_ordering: With ``OLDEST``, whether responses leave in the order of their requests.
-        iterative: Whether a request is a sequence of its own that the model may run again and again.
+        preserve_ordering: With ``OLDEST``, whether responses are sent in the order of their requests.
+        iterative: Whether each request is a sequence, which the model may run repeatedly.
     """
 
     strategy: Literal["DIRECT", "OLDEST"] = "DIRECT"
@@ -158,8 +157,8 @@ class EnsembleStep:
     """One model of an ensemble.
 
     Attributes:
-        model_name: The model's name; its identifier, once that is known, where models have namespaces.
-        model_version: Its version; -1 for the newest that is ready.
+        model_name: The model's name, or its identifier once it is resolved in a namespace.
+        model_version: Its version; -1 for the newest ready one.
         input_map: Ensemble tensor by input of the model.
         output_map: Ensemble tensor by output of the model.
     """
@@ -172,11 +171,10 @@ class EnsembleStep:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleScheduling:
-    """Which models an ensemble consists of, and how tensors go from one to the next.
+    """The steps of an ensemble.
 
     Attributes:
-        steps: The models.
-        max_inflight: Most unfinished requests that the responses of one decoupled step may have; 0 for any.
+        max_inflight: Largest number of unfinished requests from the responses of a decoupled step; 0: any.
     """
 
     steps: tuple[EnsembleStep, ...]
@@ -185,13 +183,13 @@ class EnsembleScheduling:
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input that is made from the requests of a batch.
+    """An input that the server computes from the requests of a batch.
 
     Attributes:
-        kind: What it holds, a ``Kind`` of Triton's ``BatchInput``.
-        names: Inputs of the model that get it.
+        kind: A ``Kind`` of Triton's ``BatchInput``.
+        names: The model's inputs that get it.
         datatype: Protocol name of the element type.
-        source: Request input that it is made from.
+        source: The request input that it is computed from.
     """
 
     kind: str
@@ -202,12 +200,12 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """How outputs without a batch dimension are split between the requests of a batch.
+    """Outputs without a batch dimension, which the server splits between the requests of a batch.
 
     Attributes:
-        kind: How, a ``Kind`` of Triton's ``BatchOutput``.
-        names: Outputs that are split.
-        source: Request input that says how much each request gets.
+        kind: A ``Kind`` of Triton's ``BatchOutput``.
+        names: The outputs.
+        source: The request input that determines the share of each request.
     """
 
     kind: str
@@ -217,12 +215,10 @@ class BatchOutput:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Something an instance needs to run a batch, counted by the rate limiter.
+    """A resource that an instance needs to run a batch, counted by the rate limiter.
 
     Attributes:
-        name: Name of the resource.
-        count: How much of it.
-        shared: Whether there is one pool for all devices.
+        shared: Whether all devices share one pool.
     """
 
     name: str
@@ -232,16 +228,16 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """A number of equal instances of a model.
+    """A group of equal instances of a model.
 
     Attributes:
         name: Group name; instances are named after it.
         kind: ``CPU``, ``GPU`` or ``MODEL``; ``AUTO`` only before it is resolved.
         count: Instances per device.
         gpus: Device ids of a GPU group.
-        passive: Whether its instances are made but never given a batch.
+        passive: Whether its instances never get a batch.
         profiles: Optimisation profiles, for backends that have them.
-        resources: What each instance needs to run a batch.
+        resources: Resources that each instance needs to run a batch.
         priority: Weight for the rate limiter: an instance of 2 runs half as often as one of 1.
     """
 
@@ -262,9 +258,8 @@ class WarmupInput:
     Attributes:
         name: Input name.
         datatype: Protocol name of the element type.
-        dims: Dimensions as clients see them, batch dimension excluded, all of them known.
-        source: Where the values come from.
-        data: The values in wire form where they come from a file, else empty.
+        dims: Dimensions as clients see them, batch dimension excluded, without -1.
+        data: Values in wire form if `source` is ``FILE``, else empty.
     """
 
     name: str
@@ -276,15 +271,15 @@ class WarmupInput:
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """Requests that run on every instance before a version takes any others.
+    """A warm-up sample, which runs on every instance before the version is ready.
 
-    Not part of `ModelSpec`: nobody needs its data once the version is ready.
+    Not part of `ModelSpec`, so that its data is freed once the version is ready.
 
     Attributes:
-        name: Name for messages about it.
+        name: Name for messages.
         inputs: Inputs of each request.
-        batch_size: Requests of one row that run together, at least one.
-        count: How often they run, at least once.
+        batch_size: Number of one-row requests in the batch, at least one.
+        count: Number of runs, at least one.
     """
 
     name: str
@@ -294,7 +289,7 @@ class WarmupSample:
 
 
 def identifier(namespace: str, name: str) -> str:
-    """The identifier of a model, as Triton writes it; its name, where it has no namespace."""
+    """The identifier of a model as Triton writes it; its name if it has no namespace."""
     return f"{namespace}::{name}" if namespace else name
 
 
@@ -320,15 +315,15 @@ class ModelSpec:
         batch_inputs: Inputs made from the requests of a batch.
         batch_outputs: Outputs split by more than the batch dimension.
         padding: Inputs of variable dims that are padded to a few lengths, or None.
-        cached: Whether responses may come from the response cache.
-        cache_ttl_ns: How long they may, in nanoseconds; 0 for as long as the cache says.
-        max_queue_size: Most requests that may wait, of all priority levels together; 0 for any number.
+        cached: Whether the response cache is used.
+        cache_ttl_ns: Lifetime of cached responses in nanoseconds; 0 for the cache's default.
+        max_queue_size: Largest number of waiting requests of all priority levels; 0 for no limit.
         decoupled: Whether a request may have any number of responses.
         parameters: The config's ``parameters``, key to string value.
         config: The whole config as Triton prints it in JSON: snake_case keys, enum names.
         config_message: The whole config as a serialised ``inference.ModelConfig``.
         backend_options: Options of the backend given on the command line.
-        namespace: What tells the model from others of its name; empty where names are unique.
+        namespace: The model's namespace; empty if names are unique.
     """
 
     name: str
@@ -360,16 +355,16 @@ class ModelSpec:
 
     @property
     def identifier(self) -> str:
-        """What the model is published as; its name, where it has no namespace."""
+        """The identifier under which the model is published; its name if it has no namespace."""
         return identifier(self.namespace, self.name)
 
     def full_dims(self, tensor: TensorSpec) -> tuple[int, ...]:
-        """The shape clients see: the dims, with the batch dimension where the model batches."""
+        """The shape that clients see: the dims, after the batch dimension if the model batches."""
         return (-1, *tensor.dims) if self.max_batch_size > 0 else tensor.dims
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:
-        """All inputs of the backend's model: those of clients, then those that the server gives it."""
+        """All inputs of the backend's model: those of clients, then controls and states."""
         if self.sequence is None:
             return self.inputs
         controls = (TensorSpec(tensor.name, tensor.datatype, (1,)) for tensor in self.sequence.controls)
@@ -378,7 +373,7 @@ class ModelSpec:
 
     @property
     def model_outputs(self) -> tuple[TensorSpec, ...]:
-        """All outputs of the backend's model: those for clients, then those that only the server takes."""
+        """All outputs of the backend's model: those for clients, then states."""
         if self.sequence is None:
             return self.outputs
         shown = {tensor.name for tensor in self.outputs}

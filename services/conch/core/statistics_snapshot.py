@@ -12,19 +12,19 @@ from enum import IntEnum
 from conch.core.latencies import FirstResponseCounts, LatencyCounts
 
 MOST_INDEXES = 1000
-"""Requests may have any number of responses; from this one on they are counted together, under the last."""
+"""Responses from this index on are counted together, under the last index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A count of events and the time they took together, in nanoseconds."""
+    """A count of events and their total time in nanoseconds."""
 
     count: int = 0
     ns: int = 0
 
 
 class ResponseKind(IntEnum):
-    """What a response was; the value is its place in a row of counters."""
+    """Kind of a response; the value is its column in a row of counters."""
 
     SUCCESS = 0
     FAIL = 1
@@ -34,16 +34,15 @@ class ResponseKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseDurations:
-    """The responses that were the n-th of their requests.
+    """Statistics of all responses with the same index in their requests.
 
     Attributes:
-        compute_infer: Time the model took from the response before, or from its start.
-        compute_output: Time it took to hand the response over; the wait for a client that reads slowly is
-            part of it.
-        success: Responses with data, and the time of both together.
-        fail: Responses with an error, and the time of both together.
-        empty_response: Final flags without data, and the time the model took.
-        cancel: Responses that found their request cancelled, and the time the model took.
+        compute_infer: Time in the model since the previous response, or since its start.
+        compute_output: Time to send the response, including waits for slow clients.
+        success: Responses with data, with the sum of both times.
+        fail: Responses with an error, with the sum of both times.
+        empty_response: Final flags without data, with the time in the model.
+        cancel: Responses to cancelled requests, with the time in the model.
     """
 
     compute_infer: Duration
@@ -55,14 +54,14 @@ class ResponseDurations:
 
 
 class ResponseCounters:
-    """Rows of counters by index; callers see to it that one thread at a time uses them."""
+    """Response counters by index."""
 
     def __init__(self) -> None:
         # Counts of each kind, then nanoseconds of each kind, then those of inference and of output.
         self._rows: list[list[int]] = []
 
     def add(self, index: int, kind: ResponseKind, infer_ns: int) -> None:
-        """Counts a response that is about to be handed over."""
+        """Counts a response before it is sent."""
         index = min(index, MOST_INDEXES - 1)
         rows = self._rows
         while len(rows) <= index:
@@ -74,7 +73,7 @@ class ResponseCounters:
             row[8] += infer_ns
 
     def add_output(self, index: int, kind: ResponseKind, output_ns: int) -> None:
-        """Adds the time it took to hand a counted response over."""
+        """Adds the time to send a counted response."""
         row = self._rows[min(index, MOST_INDEXES - 1)]
         row[4 + kind] += output_ns
         row[9] += output_ns
@@ -94,7 +93,7 @@ def _durations(row: list[int]) -> ResponseDurations:
 
 @dataclass(frozen=True, slots=True)
 class BatchDurations:
-    """Executions of one batch size."""
+    """Execution times of one batch size."""
 
     compute_input: Duration
     compute_infer: Duration
@@ -103,31 +102,30 @@ class BatchDurations:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsSnapshot:
-    """What `ModelStatistics` held at one moment.
+    """A snapshot of `ModelStatistics`.
 
     Attributes:
         last_inference_ms: Wall-clock time of the last inference, in milliseconds since the epoch.
-        inference_count: Inferences made; a batch of n counts n.
+        inference_count: Inferences; a batch of n counts n.
         execution_count: Executions; a batch counts one.
-        success: Requests answered, with the time from receipt to response.
-        fail: Requests that failed after they were accepted; the rejected and the cancelled are among them.
-        queue: Time spent waiting.
-        compute_input: Time spent preparing inputs.
-        compute_infer: Time spent in the model.
-        compute_output: Time spent on outputs.
+        success: Successful requests, from receipt to response.
+        fail: Failed requests, including rejected and cancelled ones.
+        queue: Time in the queue.
+        compute_input: Time to prepare inputs.
+        compute_infer: Time in the model.
+        compute_output: Time to handle outputs.
         batches: Executions by batch size.
-        bytes_copied: Bytes the core itself copied for batching.
-        failed_in_model: Of the failed requests, those whose model answered with an error.
-        rejected: Of the failed requests, those that were never run, by reason.
-        cancelled: Of the failed requests, those whose client had gone, by stage.
-        responses: Responses of a decoupled model, by their place among those of their request.
-        cache_hit: Requests answered by the response cache; they are in `success` and `queue`, and in nothing
-            else.
-        cache_miss: Requests it had no answer to, with the time to find that out and to keep the model's.
-        pending: Requests that wait now.
-        running: Requests that are being executed now, or still answered by a model that has returned.
-        latencies: How the times of the requests are spread; None unless that is counted.
-        first_responses: How long the first responses took; None unless that is counted.
+        bytes_copied: Bytes that the core copied for batching.
+        failed_in_model: Failed requests whose model returned an error.
+        rejected: Failed requests that never ran, by reason.
+        cancelled: Failed requests that were cancelled, by stage.
+        responses: Responses of a decoupled model, by index in their requests.
+        cache_hit: Requests answered by the response cache; counted only here, in `success` and in `queue`.
+        cache_miss: Other lookups, with the time of lookup and insertion.
+        pending: Requests in the queue now.
+        running: Requests being executed now, or still answered by a model that has returned.
+        latencies: Latency histograms, if kept.
+        first_responses: Histogram of the time to the first response, if kept.
     """
 
     last_inference_ms: int

@@ -1,7 +1,9 @@
-"""How long requests took of late: quantiles of their times, from counts of times that are about the same.
+"""Quantiles of recent request times, from histograms with fine buckets.
 
-Times are counted in steps of a thirty-second of a power of two, so a quantile is off by 1.6 % at most. The
-counts are kept in slices of time; those of a minute and less are looked at, as in Triton.
+Buckets are a thirty-second of a power of two wide, so a quantile is off by 1.6 % at most. Counts are kept in
+time slices, which together cover the last minute, as in Triton.
+
+Threads and locks: callers hold the lock of `ModelStatistics`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ SLICE_NS = 12_000_000_000
 SLICES = 5
 
 REQUEST, QUEUE, COMPUTE_INPUT, COMPUTE_INFER, COMPUTE_OUTPUT, CACHE_HIT, CACHE_MISS = range(7)
-"""What takes time."""
+"""The measured stages."""
 STAGES = 7
 
 _BITS = 5
@@ -28,13 +30,13 @@ _Slice = list[dict[int, int]]
 
 
 def step_of(ns: int) -> int:
-    """The step that a time is counted in."""
+    """The bucket of a time."""
     shift = ns.bit_length() - _BITS - 1
     return ns if shift <= 0 else (shift << _BITS) + (ns >> shift)
 
 
 def middle_of(step: int) -> float:
-    """The time in the middle of a step, in nanoseconds."""
+    """The middle of a bucket, in nanoseconds."""
     if step < _EXACT:
         return step
     shift = (step >> _BITS) - 1
@@ -42,7 +44,7 @@ def middle_of(step: int) -> float:
 
 
 class Summaries:
-    """Times of the requests to one model version; callers see to it that one thread at a time uses it."""
+    """Recent times of the requests of one model version."""
 
     __slots__ = ("_end_ns", "_slices")
 
@@ -51,37 +53,20 @@ class Summaries:
         self._end_ns = 0  # of the last slice
 
     def add(self, now_ns: int, first: int, *times_ns: int) -> None:
-        """Counts times of stages that follow each other.
-
-        Args:
-            now_ns: When they ended, in monotonic nanoseconds.
-            first: The stage of the first time.
-            times_ns: The times; what is below zero counts as zero.
-        """
+        """Counts times of consecutive stages from `first` on; negative times count as zero."""
         counts = self._slice(now_ns)
         for stage, ns in enumerate(times_ns, first):
             step = step_of(ns) if ns > 0 else 0
             counts[stage][step] = counts[stage].get(step, 0) + 1
 
     def add_all(self, requests: Iterable[InferenceRequest], run: tuple[int, int], *times_ns: int) -> None:
-        """Counts requests that were answered together.
-
-        Args:
-            requests: The requests.
-            run: When they began to run, and when they were answered.
-            times_ns: The times of the stages from `COMPUTE_INPUT` on.
-        """
+        """Counts requests of a batch that ran in `run` (start, end); `times_ns` starts with `COMPUTE_INPUT`."""
         start_ns, end_ns = run
         for request in requests:
             self.add(end_ns, REQUEST, end_ns - request.received_ns, start_ns - request.queued_ns, *times_ns)
 
     def quantiles(self, now_ns: int, wanted: Sequence[float]) -> list[list[float]]:
-        """Quantiles of each stage's times, in nanoseconds; NaN where there have been none of late.
-
-        Args:
-            now_ns: The moment, in monotonic nanoseconds.
-            wanted: Which, from 0 to 1.
-        """
+        """The `wanted` quantiles (0 to 1) of each stage in nanoseconds; NaN without recent times."""
         self._slice(now_ns)
         return [_quantiles([each[stage] for each in self._slices], wanted) for stage in range(STAGES)]
 

@@ -1,9 +1,16 @@
-"""One request of an ensemble: gives its steps to their models, and what they answer to its flow.
+"""One request of an ensemble: submits its steps to their models, and passes their responses to its flow.
 
-Models answer from any thread, possibly while the call that submits to them has not returned. So the flow is
-told under a lock, and what it wants done goes to an outbox that one thread at a time empties without the
-lock: no lock is held in another model or in a responder, and a model that answers at once adds to the outbox
-of the thread that submitted to it, rather than to its stack.
+Responses come on any thread, possibly before the call that submits a step has returned. Events reach the flow
+under a lock; the runs and answers that follow go to an outbox, which one thread at a time empties without the
+lock:
+
+    1. Thread A handles an event, sets `_emptying` and submits a step.
+    2. Within that call, or on thread B, the step's response comes. It extends the outbox, sees `_emptying`
+       and returns.
+    3. A takes the next item from the outbox. With none left it clears `_emptying`, under the lock.
+
+Guarantees: no lock is held in a model or a responder, and immediate responses do not grow the stack.
+Used by: `EnsembleModel`.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ from conch.core.servable import InlineClaim
 
 
 class Owner(Protocol):
-    """The ensemble that executions belong to."""
+    """The ensemble of an execution."""
 
     admission: Admission
     clock: Clock
@@ -42,19 +49,14 @@ class Owner(Protocol):
     statistics: ModelStatistics
 
     def answer(self, request: InferenceRequest, answer: Answer) -> None:
-        """Answers a request."""
+        """Sends an answer of a request."""
 
     def ended(self, execution: EnsembleExecution) -> None:
-        """Takes notice that an execution has been answered and nothing of it runs any more."""
+        """Removes an execution that is complete and has no running step."""
 
 
 class EnsembleExecution:
-    """A request on its way through an ensemble.
-
-    Args:
-        owner: The ensemble.
-        request: The request, valid for it.
-    """
+    """A request in an ensemble."""
 
     def __init__(self, owner: Owner, request: InferenceRequest) -> None:
         self.request = request
@@ -67,76 +69,69 @@ class EnsembleExecution:
         self._lock = threading.Lock()  # guards all below, and the flow
         self._children: dict[InferenceRequest, Run] = {}
         self._outbox: deque[Run | Answer] = deque()
-        self._working = False
+        self._emptying = False
         self._cancels = False
         self._ended = False
 
     def start(self, may_claim: bool) -> InlineClaim | None:
-        """Runs the first steps.
-
-        Args:
-            may_claim: Whether the caller is willing to run batches soon.
-
-        Returns:
-            What the caller has to lead or hand over soon, only if it may lead.
-        """
-        return self._tell(lambda flow: flow.start(self.request.inputs), may_claim)
+        """Submits the first steps; returns a claim that the caller runs or releases, only if it may."""
+        return self._handle(lambda flow: flow.start(self.request.inputs), may_claim)
 
     def cancel(self) -> None:
-        """Answers that it was cancelled, unless it has been answered, and cancels what runs of it."""
+        """Cancels the request, unless it is complete, and its running steps."""
         self.fail(CancelledError(""))
 
     def fail(self, error: ConchError) -> bool:
-        """Answers with an error that is no step's, and cancels what runs; False if it has been answered."""
+        """Fails the request and cancels its running steps; False if it is complete."""
         children: list[InferenceRequest] = []
         first = False
 
-        def tell(flow: Flow) -> None:
+        def handle(flow: Flow) -> None:
             nonlocal first
             if not flow.over:
                 first = self._cancels = True
                 children.extend(self._children)
                 flow.fail(error)
 
-        self._tell(tell)
+        self._handle(handle)
         for child in children:
             self._owner.admission.cancel(child)
         return first
 
     def _on_response(self, child: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Takes an answer of a step; the responder of the requests that this makes."""
+        """Handles a step's response; the responder of the steps' requests."""
         with self._lock:
             run = self._children.pop(child, None) if final else self._children.get(child)
         if run is None:
-            return  # a model that answers on several threads was overtaken by its own last answer
+            return  # the last response of another thread was first
         if response is not None and response.error is not None:
             self._step_failed(run, response.error, final)
             return
         outputs = None if response is None else response.outputs
         parameters = None if response is None else response.parameters
-        self._tell(lambda flow: flow.respond(run, outputs, parameters, final))
+        self._handle(lambda flow: flow.respond(run, outputs, parameters, final))
 
     def _step_failed(self, run: Run, error: ConchError, ended: bool) -> None:
         shown = self._of_step(error)
         children: list[InferenceRequest] = []
 
-        def tell(flow: Flow) -> None:
+        def handle(flow: Flow) -> None:
             if ended:
                 flow.drop(run)
-            # A sequence's other requests may be waiting in the same queues, and would be cancelled too.
+            # Other requests of a sequence may wait in the same queues, and would be cancelled too.
             if not flow.over and not self.request.correlation_id:
                 self._cancels = True
                 children.extend(self._children)
             flow.fail(shown)
 
-        self._tell(tell)
+        self._handle(handle)
         for child in children:
             self._owner.admission.cancel(child)
 
     def _of_step(self, error: ConchError) -> ConchError:
-        """A step's error as the client gets it."""
+        """Converts a step's error to the client's."""
         if isinstance(error, DeadlineExceededError):
-            return error  # its text is the client's own, and may reach it first
+            return error  # the text of the client's own error, which this may overtake
         prefix = f"in ensemble '{self._owner.plan.name}', "
         if isinstance(error, FlowError):
             prefix += self.request.log_prefix
@@ -144,26 +139,26 @@ class EnsembleExecution:
         shown.retry_after_ms = error.retry_after_ms
         return shown
 
-    def _tell(self, event: Callable[[Flow], None], may_claim: bool = False) -> InlineClaim | None:
-        """Tells the flow of an event, and does what it wants done unless another thread is at it."""
+    def _handle(self, event: Callable[[Flow], None], may_claim: bool = False) -> InlineClaim | None:
+        """Passes an event to the flow, and empties the outbox unless another thread does."""
         with self._lock:
             event(self._flow)
             runs, answers = self._flow.take()
             self._outbox.extend(answers)
             self._outbox.extend(runs)
-            if self._working:
+            if self._emptying:
                 return None
-            self._working = True
-        return self._work(may_claim)
+            self._emptying = True
+        return self._empty_outbox(may_claim)
 
-    def _work(self, may_claim: bool) -> InlineClaim | None:
-        """Empties the outbox."""
+    def _empty_outbox(self, may_claim: bool) -> InlineClaim | None:
+        """Sends the answers and submits the steps in the outbox."""
         claim: InlineClaim | None = None
         while True:
             with self._lock:
                 if not self._outbox:
-                    self._working = False
-                    # Whatever comes after this has nothing left to do but to find the flow over.
+                    self._emptying = False
+                    # Later events find the flow over and do nothing.
                     ended = self._flow.drained and not self._ended
                     self._ended |= ended
                     break
@@ -183,7 +178,7 @@ class EnsembleExecution:
         return None if claim is None else EnsembleClaim(claim, self._owner.clock)
 
     def _submit(self, run: Run, may_claim: bool) -> InlineClaim | None:
-        """Gives a step to its model; returns what is left for the caller to lead."""
+        """Submits a step to its model; returns the caller's claim, if any."""
         owner = self._owner
         try:
             child, model = owner.fitting(self.request, run, self._on_response, owner.clock())
@@ -192,18 +187,18 @@ class EnsembleExecution:
             return None
         with self._lock:
             self._children[child] = run
-        lead = EnsembleClaim.current()
+        running = EnsembleClaim.current()
         try:
             parent = self.request if owner.statistics.watched else None
-            claim = owner.admission.admit(child, may_claim or lead is not None, model, parent=parent)
+            claim = owner.admission.admit(child, may_claim or running is not None, model, parent=parent)
         except Exception as error:
             with self._lock:
                 self._children.pop(child, None)
             self._step_failed(run, without_traceback(as_conch_error(error)), True)
             return None
         if self._cancels:
-            owner.admission.cancel(child)  # the others were when the model did not have this one yet
-        if claim is not None and lead is not None:
-            lead.add(claim)
+            owner.admission.cancel(child)  # the others were cancelled before the model had this one
+        if claim is not None and running is not None:
+            running.add(claim)
             return None
         return claim

@@ -24,22 +24,15 @@ from conch.core.validation import RequestValidator
 
 
 class EnsembleModel:
-    """One version of one ensemble. It has no queue and no instances: its models have.
-
-    Args:
-        spec: What it is.
-        plan: How tensors go through it.
-        registry: Where its models are; they are looked up for each request.
-        clock: Monotonic time in nanoseconds.
+    """One version of an ensemble. Queues and instances are those of its models.
 
     Attributes:
-        spec: What it is.
-        statistics: Its counters. Time in it counts as inference, from receipt to answer, as its models'
-            own times can't be told apart in it.
+        spec: Its model spec.
+        statistics: Its counters. The time from receipt to answer counts as inference.
         version_text: The version number as the protocol carries it.
-        plan: How tensors go through it.
-        admission: The way in for its steps.
-        fitting: Makes the requests for its models.
+        plan: How tensors pass through it.
+        admission: Admits the requests of its steps.
+        fitting: Makes them.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -63,7 +56,7 @@ class EnsembleModel:
 
     @property
     def readiness(self) -> Sequence[Readiness]:
-        """What its models say of themselves; nothing of one that is gone, with which it goes too."""
+        """The readiness checks of its models, except unloaded ones."""
         found: list[Readiness] = []
         for step in self.plan.steps:
             try:
@@ -74,12 +67,12 @@ class EnsembleModel:
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:
-        """None: its models have them."""
+        """None: they belong to its models."""
         return ()
 
     @property
     def notes(self) -> Sequence[str]:
-        """None: its models have them."""
+        """None: they belong to its models."""
         return ()
 
     @property
@@ -88,7 +81,7 @@ class EnsembleModel:
         return 0
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
-        """Checks a request and runs its first steps; see `Servable.submit`.
+        """Validates a request and submits its first steps; see `Servable.submit`.
 
         Raises:
             InvalidArgumentError: The request does not fit the ensemble.
@@ -109,7 +102,7 @@ class EnsembleModel:
         return execution.start(may_claim)
 
     def cancel(self, request: InferenceRequest) -> bool:
-        """Answers a request with CANCELLED, begins none of its further steps and cancels those that run."""
+        """Fails a request with CANCELLED, and cancels its running steps."""
         request.cancelled = True
         with self._lock:
             execution = self._open.get(request)
@@ -119,36 +112,36 @@ class EnsembleModel:
 
     @property
     def held(self) -> int:
-        """None: sequences are begun in its models."""
+        """None: sequences live in its models."""
         return 0
 
     def continues(self, request: InferenceRequest) -> bool:
-        """No: sequences are begun in its models."""
+        """False: sequences live in its models."""
         return False
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests and waits for those it has; see `Servable.close`."""
+        """Refuses new requests and waits for open ones; see `Servable.close`."""
         with self._lock:
             self._closing = True
             return self._drained.wait_for(lambda: not self._open, timeout_s)
 
     def fail_queued(self, error: ConchError) -> int:
-        """Answers all requests with an error, as all of them may still wait in a queue."""
+        """Fails all open requests: each may still wait in a queue."""
         with self._lock:
             executions = list(self._open.values())
         return sum(execution.fail(error) for execution in executions)
 
     def answer(self, request: InferenceRequest, answer: Answer) -> None:
-        """Answers a request; see `Owner`."""
+        """Sends an answer of a request; see `Owner`."""
         response = (
             None if answer.outputs is None and answer.error is None else self._response(request, answer)
         )
         if answer.final:
-            self._count(request, response)  # first: a client that has its answer finds it counted
+            self._count(request, response)  # first: a client that has its response finds it counted
         request.respond(response, answer.final)
 
     def ended(self, execution: EnsembleExecution) -> None:
-        """Takes notice that nothing of a request runs any more; see `Owner`."""
+        """Removes a drained execution; see `Owner`."""
         with self._lock:
             del self._open[execution.request]
             if self._closing and not self._open:
@@ -166,7 +159,7 @@ class EnsembleModel:
         if request.classes is not None or self._shaper.reshapes_outputs:
             try:
                 self._shaper.shape_response(request, response)
-            except Exception as error:  # an output whose shape does not hold what it says
+            except Exception as error:  # an output whose data do not fit its shape
                 response.error = as_conch_error(error)
             if response.error is not None:
                 return InferenceResponse([], response.error)
@@ -192,7 +185,7 @@ class EnsembleModel:
 
 
 def _parameters(correlation: Correlation) -> dict[str, Parameter]:
-    """What Triton says about sequences in every answer of an ensemble."""
+    """The sequence parameters that Triton adds to every response of an ensemble."""
     sequence_id = correlation.sequence_id
     if isinstance(sequence_id, int) and sequence_id >= 2**63:
         sequence_id -= 2**64  # the protocol carries an unsigned number in a signed field

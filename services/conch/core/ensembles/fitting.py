@@ -1,8 +1,10 @@
-"""Between an ensemble and its models: requests for steps, and tensors with the dimensions each side expects.
+"""Makes the requests of an ensemble's steps, and adds or removes the batch dimension of their tensors.
 
-A model that batches expects a batch dimension that one without batching does not have. Where a tensor goes
-from one kind to the other, and has one dimension less than expected, it becomes a batch of one; a batch of
-one loses that dimension. A batch of several stays as it is, for a model that has it among its own dims.
+A model with batching expects a batch dimension that one without does not have. A tensor with one dimension
+less than expected becomes a batch of one; a batch of one loses that dimension. Larger batches stay as they
+are, for a model that has the batch among its own dims.
+
+Used by: `EnsembleExecution`, `EnsembleModel`.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from conch.core.tensor import Tensor
 
 
 def fitted(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:
-    """A tensor under another name, with or without a batch dimension as is expected.
+    """Renames a tensor, and adds or removes its batch dimension to match `rank`.
 
     Args:
         tensor: The tensor.
         name: The new name.
-        rank: Number of dimensions expected, the batch dimension included.
+        rank: Expected number of dimensions, with the batch dimension.
         batches: Whether the first of them is the batch.
     """
     shape = tensor.shape
@@ -37,7 +39,7 @@ def fitted(tensor: Tensor, name: str, rank: int, batches: bool) -> Tensor:
 
 
 class _Side:
-    """What one version of a step's model expects."""
+    """The inputs and outputs of a step's model version."""
 
     __slots__ = ("batches", "outputs", "ranks", "spec")
 
@@ -51,12 +53,7 @@ class _Side:
 
 
 class Fitting:
-    """Makes the requests of an ensemble's steps.
-
-    Args:
-        plan: The ensemble.
-        admission: Resolves its models.
-    """
+    """Makes the requests of an ensemble's steps; `admission` resolves their models."""
 
     def __init__(self, plan: Plan, admission: Admission) -> None:
         self._plan = plan
@@ -66,10 +63,10 @@ class Fitting:
     def __call__(
         self, request: InferenceRequest, run: Run, responder: Responder, now_ns: int
     ) -> tuple[InferenceRequest, Servable]:
-        """The request of a step, and the model it is for.
+        """Makes the request of a step; returns it with its model.
 
         Raises:
-            ConchError: There is no such model now, or not one that the ensemble can use; or time is up.
+            ConchError: The model is missing or has changed its kind, or the deadline has passed.
         """
         if request.deadline_ns is not None and now_ns >= request.deadline_ns:
             raise DeadlineExceededError("Deadline Exceeded")

@@ -1,14 +1,22 @@
-"""One request's way through an ensemble: a pure state machine without threads, clocks or locks.
+"""The flow of one request through an ensemble: a pure state machine without threads, clocks or locks.
 
-It is told what steps answer and says which steps to run next and what to answer the client::
+Steps' responses go in; steps to run and answers for the client come out::
 
     start(inputs) ──> runs ──> respond(run, outputs, parameters, final) ──> runs, answers ──> ... drained
 
-Tensors live in iterations: one for the request, and one for each answer of a decoupled step. A step runs once
-in each iteration of its scope, as soon as all its tensors there are known; an input that the client left out
-and an output that a model did not make are known to be absent, and a step runs without them. An iteration of
-the outputs' scope that knows all outputs becomes an answer. An iteration ends when nothing runs in it or in
-iterations below it any more; when that of the request ends, there is nothing left to come.
+Tensors live in iterations: one for the request, and one for each response of a decoupled step.
+
+    =====================================================  ===========================================
+    event in an iteration                                  effect
+    =====================================================  ===========================================
+    a tensor is settled: its value, or absent if the       steps that waited only for it run, without
+    client left it out or the model did not make it        absent inputs
+    all outputs are settled                                an answer
+    nothing runs in it or in iterations below it           it ends
+    the request's iteration ends                           the flow is over
+    =====================================================  ===========================================
+
+Guarantees: a step runs once in each iteration of its scope; after the last answer, no step is run.
 """
 
 from __future__ import annotations
@@ -24,7 +32,7 @@ from conch.core.tensor import Tensor
 
 
 class Correlation(NamedTuple):
-    """Which sequence something belongs to, and whether it opens or ends it."""
+    """A sequence id with its start and end flags."""
 
     sequence_id: int | str = 0
     start: bool = False
@@ -32,7 +40,7 @@ class Correlation(NamedTuple):
 
     @classmethod
     def after(cls, base: Correlation, parameters: Mapping[str, Parameter] | None) -> Correlation:
-        """What holds after a response with parameters, which may say something else than before.
+        """Applies the parameters of a response.
 
         Raises:
             FlowError: One of them has the wrong type; the text is Triton's.
@@ -53,7 +61,7 @@ class Correlation(NamedTuple):
 
 
 class FlowError(InvalidArgumentError):
-    """What steps have answered can't go on through the ensemble."""
+    """The responses of steps do not fit the ensemble."""
 
 
 def _wrong_type(key: str, expected: str) -> FlowError:
@@ -67,13 +75,13 @@ def _deadlock() -> FlowError:
 
 
 class Run:
-    """A step that has all it needs.
+    """A step with all its inputs settled.
 
     Attributes:
         step: The step.
-        inputs: Its inputs, by the model's names for them; absent ones are left out.
-        wanted: The model's outputs that are needed, each with its tensor's name.
-        correlation: The sequence it belongs to.
+        inputs: Its inputs by the model's names, without absent ones.
+        wanted: The needed outputs of the model, each with its tensor's name.
+        correlation: Its sequence.
     """
 
     __slots__ = ("_iteration", "correlation", "inputs", "step", "wanted")
@@ -94,12 +102,12 @@ class Run:
 
 
 class Answer:
-    """Something for the client.
+    """A response for the client.
 
     Attributes:
         outputs: The ensemble's outputs by name, without absent ones; None for a final flag alone.
-        correlation: The sequence they belong to.
-        error: What went wrong; with it there are no outputs.
+        correlation: Their sequence.
+        error: The error; there are no outputs then.
         final: Whether it is the last answer.
     """
 
@@ -119,17 +127,16 @@ class Answer:
 
 
 class _Iteration:
-    """Tensors that belong together, and what is under way with them.
+    """Tensors that belong together, and the work that is in flight with them.
 
     Attributes:
-        maker: Number of the decoupled step whose answer it is; -1 for the request's own.
-        above: The iteration that step ran in.
-        held: Tensors, None for absent ones, with their sequences, until they have been handed on for the
-            last time.
-        uses: How often each of them is still to be handed on.
-        awaited: Number of tensors that steps which have got some still wait for.
-        unset: Outputs not known yet.
-        busy: Number of runs, of iterations below, and of answers that wait to become such.
+        maker: Number of the decoupled step that made it; -1 for the request's.
+        above: The iteration in which that step ran.
+        held: Tensors, None for absent ones, with their sequences, until their last use.
+        uses: Remaining uses of each tensor.
+        awaited: Missing tensors of steps that have some, by step number.
+        unset: Number of outputs not settled.
+        busy: Number of runs, iterations below, and responses waiting to open one.
     """
 
     __slots__ = ("above", "awaited", "busy", "held", "maker", "unset", "uses")
@@ -141,11 +148,11 @@ class _Iteration:
         self.uses: dict[str, int] = {}
         self.awaited: dict[int, int] = {}
         self.unset = unset
-        self.busy = 1  # until all its tensors are known
+        self.busy = 1  # until its first tensors are settled
 
 
 class _Waiting(NamedTuple):
-    """An answer of a decoupled step that waits until fewer are under way."""
+    """A response of a decoupled step that waits until fewer are in flight."""
 
     run: Run
     outputs: dict[str, Tensor]
@@ -157,11 +164,11 @@ class Flow:
 
     Args:
         plan: The ensemble.
-        requested: Names of the outputs that the client wants; None for all of them.
-        correlation: The sequence that the request belongs to.
+        requested: Names of the outputs that the client wants; None for all.
+        correlation: The request's sequence.
 
     Attributes:
-        over: Whether the last answer has been given; runs that have begun may still be going on.
+        over: Whether the last answer is made; runs may still be in flight.
     """
 
     def __init__(self, plan: Plan, requested: tuple[str, ...] | None, correlation: Correlation) -> None:
@@ -178,22 +185,22 @@ class Flow:
 
     @property
     def drained(self) -> bool:
-        """Whether the last answer has been given and no step runs any more."""
+        """Whether the last answer is made and no run is in flight."""
         return self.over and not self._running
 
     @property
     def running(self) -> list[Run]:
-        """Runs given out whose last answer has not come."""
+        """Runs in flight."""
         return list(self._running)
 
     def take(self) -> tuple[list[Run], list[Answer]]:
-        """What is to be done since the last call: steps to run and answers to send, in this order."""
+        """Takes the steps to run and the answers to send since the last call."""
         taken = self._runs, self._answers
         self._runs, self._answers = [], []
         return taken
 
     def start(self, inputs: Mapping[str, Tensor]) -> None:
-        """Begins with the inputs of the request."""
+        """Starts with the inputs of the request."""
         for name in self._plan.inputs:
             self._settle(self._top, name, inputs.get(name), self._correlation)
         self._leave(self._top)
@@ -206,13 +213,13 @@ class Flow:
         parameters: Mapping[str, Parameter] | None,
         final: bool,
     ) -> None:
-        """Takes an answer of a step.
+        """Handles a response of a step.
 
         Args:
-            run: Which run of a step.
-            outputs: What it made, by the model's names; None for a final flag alone.
-            parameters: The answer's parameters.
-            final: Whether it is the run's last answer.
+            run: The run of the step.
+            outputs: Its outputs by the model's names; None for a final flag alone.
+            parameters: The response's parameters.
+            final: Whether it is the run's last response.
         """
         if final:
             self._running.discard(run)
@@ -234,18 +241,18 @@ class Flow:
         self._conclude()
 
     def drop(self, run: Run) -> None:
-        """Says that a run, given out before the flow was over, was never begun."""
+        """Drops a run that was taken but not submitted."""
         self._running.discard(run)
 
     def fail(self, error: ConchError) -> None:
-        """Answers with an error, unless the last answer has been given; no further step is run."""
+        """Answers with an error unless the flow is over; no further step runs."""
         if self.over:
             return
         self._answers.append(Answer(None, self._correlation, error, True))
         self._end()
 
     def _take_answer(self, answer: _Waiting) -> None:
-        """Opens an iteration for an answer of a decoupled step, at once or when there is room."""
+        """Opens an iteration for a response of a decoupled step, at once or when fewer are in flight."""
         step, limit = answer.run.step.number, self._plan.max_inflight
         answer.run._iteration.busy += 1
         if limit and (self._inflight.get(step, 0) >= limit or self._waiting.get(step)):
@@ -270,7 +277,7 @@ class Flow:
     def _settle(
         self, iteration: _Iteration, name: str, tensor: Tensor | None, correlation: Correlation
     ) -> None:
-        """Makes a tensor known, and runs the steps that waited for nothing else."""
+        """Settles a tensor, and runs the steps that waited only for it."""
         selection = self._selection
         uses = selection.uses.get(name)
         if not uses:
@@ -292,13 +299,13 @@ class Flow:
         inputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name, source in step.inputs:
-            tensor, said = iteration.held[source]
+            tensor, own = iteration.held[source]
             if tensor is not None:
                 inputs[name] = tensor
-            if said != self._correlation:
-                correlation = said
+            if own != self._correlation:
+                correlation = own
         for source in {source for _, source in step.inputs}:
-            self._hand_on(iteration, source)
+            self._use(iteration, source)
         run = Run(step, inputs, self._selection.wanted[step.number], correlation, iteration)
         iteration.busy += 1
         self._running.add(run)
@@ -308,23 +315,23 @@ class Flow:
         outputs: dict[str, Tensor] = {}
         correlation = self._correlation
         for name in self._selection.outputs:
-            tensor, said = iteration.held[name]
+            tensor, own = iteration.held[name]
             if tensor is not None:
                 outputs[name] = tensor
-            if said != self._correlation:
-                correlation = said
-            self._hand_on(iteration, name)
+            if own != self._correlation:
+                correlation = own
+            self._use(iteration, name)
         self._answers.append(Answer(outputs, correlation))
 
     @staticmethod
-    def _hand_on(iteration: _Iteration, name: str) -> None:
-        """Lets go of a tensor that was handed on for the last time; who got it keeps it from here on."""
+    def _use(iteration: _Iteration, name: str) -> None:
+        """Counts a use of a tensor, and drops it after the last one."""
         iteration.uses[name] -= 1
         if not iteration.uses[name]:
             del iteration.held[name], iteration.uses[name]
 
     def _leave(self, iteration: _Iteration) -> None:
-        """Ends an iteration that nothing is going on in any more, and those above that only had it."""
+        """Ends some work in an iteration; ends the iteration, and those above, if it was the last."""
         current: _Iteration | None = iteration
         while current is not None:
             current.busy -= 1
@@ -335,7 +342,7 @@ class Flow:
             current = current.above
 
     def _conclude(self) -> None:
-        """Lets waiting answers go on, and gives the last answer if nothing can come any more."""
+        """Opens waiting responses, and makes the last answer if no work is left."""
         if self._waiting:
             self._open_waiting()
         if not self._plan.decoupled:
@@ -354,7 +361,7 @@ class Flow:
     def _open_waiting(self) -> None:
         limit = self._plan.max_inflight
         opened = True
-        while opened:  # what is opened may be over at once, and make room for answers of another step
+        while opened:  # an iteration may end at once, and make room for another step
             opened = False
             for step, waiting in self._waiting.items():
                 while waiting and self._inflight[step] < limit:
@@ -364,7 +371,7 @@ class Flow:
     def _end(self) -> None:
         self.over = True
         self._waiting.clear()
-        # Runs that go on keep their iterations; nothing in these is of use any more.
+        # Runs in flight keep their iterations, whose tensors have no more use.
         self._top.held.clear()
         for run in self._running:
             iteration: _Iteration | None = run._iteration

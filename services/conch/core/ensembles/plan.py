@@ -1,9 +1,10 @@
-"""How tensors go through an ensemble: worked out once when it is loaded, and once for each set of outputs.
+"""How tensors pass through an ensemble: computed at load, and once for each set of requested outputs.
 
-A decoupled step answers a request any number of times, and each answer goes on by itself. So tensors live in
-*scopes*: scope 0 is the request's own, and every decoupled step opens one of its own for what it makes. The
-inputs of a step are all of one scope, and so are the outputs of the ensemble (Triton refuses everything
-else at load), so that it is always clear which tensors belong together.
+Each response of a decoupled step continues separately, so tensors live in *scopes*: scope 0 is the request's,
+and every decoupled step opens one for its outputs. The inputs of a step, and the outputs of the ensemble, are
+all of one scope (Triton refuses anything else at load). So it is always clear which tensors belong together.
+
+Used by: `Flow`, `EnsembleModel`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ class Step:
     """One model of an ensemble.
 
     Attributes:
-        number: Its place in the config.
+        number: Its index in the config.
         model_name: The model's name.
         version: Its version as clients write it; empty for the newest that is ready.
-        inputs: Inputs of the model, each with the tensor of the ensemble that it gets.
-        outputs: Outputs of the model, each with the tensor of the ensemble that it becomes.
-        decoupled: Whether the model may answer any number of times.
+        inputs: Inputs of the model, each with its tensor of the ensemble.
+        outputs: Outputs of the model, each with its tensor of the ensemble.
+        decoupled: Whether the model is decoupled.
     """
 
     number: int
@@ -39,14 +40,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """What is needed for the outputs that a request asks for.
+    """The steps and tensors needed for a set of outputs.
 
     Attributes:
-        outputs: The outputs, in the order in which they are answered.
-        consumers: Steps that get a tensor, by tensor; a step that gets it twice is named once.
-        uses: How often a tensor is handed on: to steps, and to the client. Others are not needed.
+        outputs: The outputs, in the order of the response.
+        consumers: Steps that use a tensor, by tensor; each step once.
+        uses: Number of uses of each needed tensor, by steps and by the client.
         awaited: Number of tensors that a step waits for, by its number.
-        wanted: Outputs of a step that are needed, each with its tensor, by the step's number.
+        wanted: Needed outputs of a step, each with its tensor, by step number.
     """
 
     outputs: tuple[str, ...]
@@ -64,18 +65,13 @@ class Plan:
         inputs: Names of its inputs.
         outputs: Names of its outputs.
         steps: Its steps, numbered in their order; every tensor is an input or comes out of one step.
-        max_inflight: Most answers of a decoupled step that are under way at a time; 0 for any number.
+        max_inflight: Limit of a decoupled step's responses in flight; 0 for none.
 
     Attributes:
-        name: Name of the ensemble.
-        inputs: Names of its inputs.
-        outputs: Names of its outputs.
-        steps: Its steps, in the config's order.
-        max_inflight: Most answers of a decoupled step that are under way at a time; 0 for any number.
-        decoupled: Whether it may answer any number of times.
+        decoupled: Whether the ensemble is decoupled.
 
     Raises:
-        InvalidArgumentError: Tensors of different scopes come together; the text is Triton's.
+        InvalidArgumentError: A step mixes tensors of different scopes; the text is Triton's.
     """
 
     def __init__(
@@ -97,18 +93,18 @@ class Plan:
         self._selections: dict[tuple[str, ...] | None, Selection] = {}
 
     def maker(self, tensor: str) -> tuple[Step, str] | None:
-        """The step that makes a tensor, and its output that it is; None for an input of the ensemble."""
+        """The step and output that make a tensor; None for an input of the ensemble."""
         step = self._maker.get(tensor)
         if step is None:
             return None
         return step, next(output for output, made in step.outputs if made == tensor)
 
     def select(self, requested: tuple[str, ...] | None) -> Selection:
-        """What is needed for the outputs that a request asks for; None for all of them."""
+        """The selection for the requested outputs; None for all."""
         selection = self._selections.get(requested)
         if selection is None:
             if len(self._selections) >= _MOST_SELECTIONS:
-                self._selections.clear()  # clients choose the order of names freely
+                self._selections.clear()  # clients may send any order of names
             selection = self._selections[requested] = self._select(
                 self.outputs if requested is None else tuple(dict.fromkeys(requested))
             )
@@ -159,10 +155,7 @@ class Plan:
 
 
 def in_order(steps: Iterable[Step], inputs: Iterable[str]) -> list[Step]:
-    """Steps in an order in which each comes after those that make its inputs.
-
-    Those that never get all their inputs are left out.
-    """
+    """Sorts steps after those that make their inputs, without steps that lack an input for ever."""
     known = {*inputs}
     ordered: list[Step] = []
     waiting = list(steps)

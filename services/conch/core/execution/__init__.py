@@ -1,1 +1,1 @@
-"""Instances of models: where they live, what drives them, how a batch is executed."""
+"""Runs batches on instances: runners, executor, response tracking, instance pool, warm-up."""

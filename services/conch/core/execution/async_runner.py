@@ -22,8 +22,8 @@ run wait in the queue, where they can be cancelled and expire:
 
 Waiting inline, for a batch whose `has_waiter` is true:
 
-    1. `submit` gives thread A a claim. A calls `run_inline`, which starts the batch as awaitable, remembers it
-       in `_awaited` and returns True: there is more to run.
+    1. `submit` gives thread A a claim. A calls `run_inline`, which starts the batch as awaitable, keeps it in
+       `_awaited` and returns True: there is more to run.
     2. A takes in other events. Meanwhile thread B may call `release`: it takes `_awaited` and detaches the
        outcome, which then comes to another thread.
     3. Otherwise A calls `run_inline` again: it takes `_awaited`, starts what is due on other instances, waits

@@ -1,8 +1,8 @@
-"""Instance groups: their defaults, their rules, and the instances they stand for. Pure functions.
+"""Instance groups: defaults, checks, and the placements of their instances. Pure functions.
 
-A group goes through here twice. As it is configured it may say nothing about its kind, its GPUs or its
-count; `resolve` decides that for the machine at hand, and refuses what can't be. What comes out, and what a
-config shows from then on, is a list of groups that `place` makes instances of.
+A configured group may leave out its kind, GPUs and count. `resolve` fills them in for the machine and rejects
+impossible groups. The resolved groups are what a config shows, and `place` lists their instances.
+Used by: the control plane's config, and `InstancePool`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.spec import InstanceGroup, Resource
 
 MOST_INSTANCES = 1000
-"""How many instances a version may have on all its devices: each takes memory, and perhaps a process."""
+"""Limit of instances of a version on all devices: each takes memory, and perhaps a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a machine has.
+    """The devices of a machine.
 
     Attributes:
         gpus: Numbers of its usable GPUs.
-        min_compute_capability: Least compute capability that makes a GPU usable, for messages.
+        min_compute_capability: Least compute capability of a usable GPU, for messages.
     """
 
     gpus: tuple[int, ...] = ()
@@ -32,7 +32,7 @@ class Devices:
 
 
 InstanceKind = tuple[InstanceGroup, int]
-"""What makes instances interchangeable: a group without its name, count and GPUs, and a device."""
+"""Equal for interchangeable instances: a group without name, count and GPUs, and a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Placement:
         name: Instance name, ``<group>_<index>``; the same on each GPU of a group.
         kind: ``CPU``, ``GPU`` or ``MODEL``.
         device_id: GPU number; 0 for other kinds.
-        passive: Whether the instance is made but never given a batch.
-        profiles: Optimisation profiles, for backends that have them.
-        resources: What the instance needs to run a batch, where rates are limited.
-        priority: Its weight there.
+        passive: Whether the instance is created but never runs a batch.
+        profiles: Optimisation profiles, for backends with them.
+        resources: Resources needed to run a batch, with rate limits.
+        priority: Its weight in the rate limiter.
     """
 
     name: str
@@ -70,9 +70,9 @@ def resolve(
     Args:
         model: Name of the model.
         groups: As configured: a kind may be ``AUTO``, a count 0, a name or the GPUs empty.
-        devices: What the machine has.
-        cpu_count: Instances of a group on the CPU that names no count.
-        allows_gpus: Whether the backend takes a GPU where a group leaves the choice.
+        devices: Devices of the machine.
+        cpu_count: Default count of a group on the CPU.
+        allows_gpus: Whether the backend uses GPUs by default.
 
     Raises:
         InvalidArgumentError: A group can't be placed; the text is Triton's.
@@ -95,7 +95,7 @@ def filled(
     cpu_count: int = 1,
     allows_gpus: bool = True,
 ) -> tuple[InstanceGroup, ...]:
-    """A model's groups with their defaults, not checked; the arguments are those of `resolve`."""
+    """Fills in defaults without checks; the arguments are those of `resolve`."""
     configured = tuple(groups) or (InstanceGroup(model, "AUTO", 0),)
     return tuple(
         _filled(model, number, group, devices, cpu_count, allows_gpus)
@@ -104,13 +104,13 @@ def filled(
 
 
 def group_problem(model: str, group: InstanceGroup, devices: Devices) -> str | None:
-    """Why a group that has its defaults can't be placed, in Triton's words; None if it can."""
+    """Why a filled group can't be placed, in Triton's words; None if it can."""
     problem = _problem(group, devices)
     return None if problem is None else f"instance group {group.name} of model {model} {problem}"
 
 
 def count_problem(model: str, groups: Iterable[InstanceGroup]) -> str | None:
-    """Why groups that have their defaults ask for too many instances; None if they do not."""
+    """Why filled groups have too many instances; None if they do not."""
     count = sum(group.count * len(devices_of(group)) for group in groups)
     if count <= MOST_INSTANCES:
         return None
@@ -149,7 +149,7 @@ def _problem(group: InstanceGroup, devices: Devices) -> str | None:
 
 
 def place(groups: Iterable[InstanceGroup]) -> list[Placement]:
-    """The instances of all groups, in the order of the groups; GPU groups get `count` on each GPU."""
+    """The instances of all groups, in order; GPU groups have `count` on each GPU."""
     return [
         placement_of(group, f"{group.name}_{index}", device)
         for group in groups
@@ -159,17 +159,17 @@ def place(groups: Iterable[InstanceGroup]) -> list[Placement]:
 
 
 def placement_of(group: InstanceGroup, name: str, device: int) -> Placement:
-    """An instance of a group on a device."""
+    """The placement of an instance."""
     return Placement(name, group.kind, device, group.passive, group.profiles, group.resources, group.priority)
 
 
 def devices_of(group: InstanceGroup) -> Sequence[int]:
-    """The devices that each have all instances of a group."""
+    """The devices of a group; each has `count` instances."""
     return group.gpus if group.kind == "GPU" else (0,)
 
 
 def counts_by_kind(groups: Iterable[InstanceGroup]) -> Counter[InstanceKind]:
-    """How many instances of each kind groups stand for, whatever the groups' names and order."""
+    """Number of instances of each kind, whatever the names and order of the groups."""
     counts: Counter[InstanceKind] = Counter()
     for group in groups:
         for device in devices_of(group):
@@ -178,5 +178,5 @@ def counts_by_kind(groups: Iterable[InstanceGroup]) -> Counter[InstanceKind]:
 
 
 def kind_of(group: InstanceGroup, device: int) -> InstanceKind:
-    """What all instances of a group on a device have in common with those of groups that differ in name."""
+    """The kind of a group's instances on a device."""
     return replace(group, name="", count=1, gpus=()), device

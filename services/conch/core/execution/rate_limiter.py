@@ -1,11 +1,12 @@
-"""The rate limiter of a server, shared by the instances of all models: a `ResourceScheduler` for many threads.
+"""The rate limiter of a server, shared by all models: a `ResourceScheduler` for many threads.
 
 Threads and locks: its lock is the innermost one. It may be asked with a model's lock held, and calls nothing
-back under its own lock. A grant made while it waited is notified to its model, which takes that model's lock;
-so `add`, `remove` and `notify` are called with no model's lock held.
+back under its own lock. A grant to a waiting instance is notified to its model, which takes that model's
+lock; so `add`, `remove` and `notify` are called with no model's lock held.
 
-Assumes: no holder of resources waits for the answer of another model, as two of them could wait for each other
-for ever. An ensemble holds none; a model that calls another one from `execute` has its call run without a grant.
+Assumes: no holder of resources waits for the answer of another model, as two of them could wait for each
+other for ever. An ensemble holds none; a model that calls another one from `execute` has its call run without
+a grant.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sends the responses of a model in the order in which its requests were queued.
 
-A queued request gets a place in a line, which replaces its responder. The place at the head forwards responses
-at once. The others keep theirs until those before them are complete: with a response, an error, an expiry or a
-cancellation.
+A queued request gets a place in a line, which replaces its responder. The place at the head forwards
+responses at once. The others keep theirs until those before them are complete: with a response, an error, an
+expiry or a cancellation.
 
 Guarantees: one thread at a time forwards, without the lock, so a responder may complete other requests:
 

@@ -1,4 +1,4 @@
-"""Gives tensors the shapes backends and clients expect, and responses the outputs that were asked for."""
+"""Reshapes tensors between clients and backends, and selects requested outputs. Used by: `Executor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conch.core.validation import reshaped_shape
 
 
 class Shaper:
-    """Between the shapes clients see and those a backend sees, for one model version.
+    """Converts shapes of clients to those of the backend and back, for one model version.
 
     Attributes:
         reshapes_inputs: Whether `shape_inputs` has anything to do.
@@ -38,7 +38,7 @@ class Shaper:
         self.reshapes_outputs = bool(self._outputs or self._cuts)
 
     def shape_inputs(self, request: InferenceRequest) -> None:
-        """Gives a request's inputs the shapes the backend sees."""
+        """Reshapes inputs for the backend."""
         inputs = request.inputs
         for name, (source, target) in self._inputs.items():
             tensor = inputs.get(name)
@@ -109,7 +109,7 @@ class Shaper:
         response.outputs = outputs
 
     def _cut(self, request: InferenceRequest, tensor: Tensor) -> Tensor:
-        """An output without what stands for the padding of the request's inputs."""
+        """Cuts the part of an output that belongs to the padding of its inputs."""
         cuts = self._cuts.get(tensor.name)
         if cuts is None:
             return tensor

@@ -1,4 +1,4 @@
-"""Warm-up: runs the samples of a config on an instance before anybody else's requests reach it."""
+"""Warm-up: runs the samples of a config on an instance before clients' requests. Used by: `InstancePool`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
-from numpy.random import Generator, default_rng  # here, not when several models load at once
+from numpy.random import Generator, default_rng  # imported here, not while several models load
 
 from conch.core.backend import BackendInstance
 from conch.core.clock import Clock
@@ -29,7 +29,7 @@ from conch.core.validation import RequestValidator, shape_text
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-"""How often a load that waits for a model looks whether it is still wanted."""
+"""How often a load that waits for a model checks whether it was cancelled."""
 
 _SEED = 0
 _EMPTY_STRING = 4
@@ -39,11 +39,11 @@ _EMPTY_STRING = 4
 class Warmup:
     """The samples of one model version; instances may be warmed up at the same time.
 
-    They go straight to an instance: no queue, and statistics of their own that nobody reads.
+    Samples bypass the queue, and have statistics of their own that are not read.
 
     Args:
         spec: The model version.
-        samples: What to run, in this order.
+        samples: The samples, in order.
         clock: Monotonic time in nanoseconds.
         on_start: Called once, before the first sample of all runs.
 
@@ -68,15 +68,11 @@ class Warmup:
         self._samples = [(sample, _tensors(spec, sample, random, validate)) for sample in samples]
 
     def __bool__(self) -> bool:
-        """Whether there is anything to run."""
+        """Whether there are samples."""
         return bool(self._samples)
 
     def run(self, instance: BackendInstance, name: str) -> None:
-        """Runs all samples on an instance, and returns when every request has its last response.
-
-        Args:
-            instance: An instance that runs nothing else.
-            name: Its name, for the log.
+        """Runs all samples on an idle instance, and returns when every request is complete.
 
         Raises:
             InvalidArgumentError: A response was an error; the text is Triton's.
@@ -114,7 +110,7 @@ class Warmup:
         requests = []
         for number in range(sample.batch_size):
             now = self._clock()
-            # A dict for each: what runs the request may put reshaped tensors into it.
+            # A dict for each: the executor may put reshaped tensors into it.
             request = InferenceRequest(
                 self._spec.name, str(self._spec.version), dict(tensors), responder, now
             )
@@ -126,7 +122,7 @@ class Warmup:
 
 
 class _Outcome:
-    """A responder that keeps nothing of responses but their errors; usable from any thread."""
+    """A responder that keeps the errors of responses; usable from any thread."""
 
     def __init__(self, requests: int) -> None:
         self._lock = threading.Lock()
@@ -144,9 +140,9 @@ class _Outcome:
                     self._finished.set()
 
     def wait(self) -> list[str]:
-        """The errors, in the order they came, once every request has ended.
+        """Waits until every request is complete; returns the errors, in order.
 
-        Without a limit, like the load it is part of: only the model knows how long its first run takes.
+        Without a time limit, like the load: only the model knows how long its first run takes.
 
         Raises:
             UnavailableError: The load was stopped.
@@ -157,7 +153,7 @@ class _Outcome:
 
 
 def _without_idle_limit(spec: ModelSpec) -> ModelSpec:
-    """A spec whose sequences do not end while a request runs: first runs may take long."""
+    """A spec without idle limit for sequences: first runs may take long."""
     if spec.sequence is None:
         return spec
     return replace(spec, sequence=replace(spec.sequence, max_idle_ns=NEVER))
@@ -166,9 +162,9 @@ def _without_idle_limit(spec: ModelSpec) -> ModelSpec:
 def _tensors(
     spec: ModelSpec, sample: WarmupSample, random: Generator, validate: RequestValidator
 ) -> dict[str, Tensor]:
-    """The inputs of one request of a sample, by the rules for requests of clients."""
+    """The inputs of one request of a sample, validated like those of clients."""
     try:
-        # What backends count on from a scheduler; those of Triton refuse more with this text.
+        # Backends rely on it; Triton's text.
         if sample.batch_size > max(spec.max_batch_size, 1):
             raise InvalidArgumentError(
                 f"batch size {sample.batch_size} for '{spec.name}', max allowed is {spec.max_batch_size}"
@@ -186,7 +182,7 @@ def _tensors(
         try:
             validate(request)
         except InvalidArgumentError as error:
-            # The prefix names the request to its client, and there is none.
+            # The prefix would name the request to its client.
             raise InvalidArgumentError(error.message.removeprefix(request.log_prefix)) from error
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"warmup sample '{sample.name}': {error.message}") from error
@@ -194,7 +190,7 @@ def _tensors(
 
 
 def _as_sequence(request: InferenceRequest, spec: ModelSpec, number: int) -> dict[str, Tensor]:
-    """Makes a request a sequence of its own; returns the inputs that the server gives to that."""
+    """Makes a request a sequence of its own; returns its control inputs and states."""
     settings = spec.sequence
     assert settings is not None, "a model with sequences"
     named = any(control.datatype == "BYTES" for control in settings.controls)
@@ -207,7 +203,7 @@ def _as_sequence(request: InferenceRequest, spec: ModelSpec, number: int) -> dic
 
 
 def _check_own(usual: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
-    """Checks what a sample says of inputs that clients do not send."""
+    """Checks a sample's control inputs and states."""
     for name, tensor in usual.items():
         given = tensors.get(name, tensor)
         if (given.datatype, len(given.shape)) != (tensor.datatype, len(tensor.shape)):
@@ -218,7 +214,7 @@ def _check_own(usual: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
 
 
 def _data(given: WarmupInput, random: Generator) -> bytes:
-    """The bytes of one input; read-only, as all requests of all runs share them."""
+    """The bytes of one input; read-only, as all requests share them."""
     if given.source == "FILE":
         return given.data
     count = prod(given.dims)
@@ -233,7 +229,7 @@ def _data(given: WarmupInput, random: Generator) -> bytes:
 
 
 def _random(datatype: str, count: int, random: Generator) -> bytes:
-    # Arbitrary bytes are NaNs and no booleans: values that clients do not send and models may refuse.
+    # Arbitrary bytes may be NaNs or invalid booleans.
     if datatype == "BOOL":
         return random.integers(0, 2, count, np.uint8).tobytes()
     if datatype == "BF16":

@@ -1,4 +1,4 @@
-"""The interface of everything that can keep responses.
+"""The interface of response caches.
 
 A cache is found by name through the entry-point group ``conch.caches``; an entry points to a function that
 makes a `ResponseCache` of the settings on the command line.
@@ -13,16 +13,16 @@ from conch.core.tensor import Buffer
 
 
 class ResponseCache(ABC):
-    """Keeps entries, which are bytes, by key; all methods may be called from several threads at once.
+    """Stores entries, which are bytes, by key; all methods may be called from several threads at once.
 
     Attributes:
-        blocking: Whether calls wait for something other than this process, such as a network. They are then
-            made on threads kept for them, and an exception means that the cache is out of order for now.
-        shared: Whether other servers, or this one after a restart, see the entries. Keys then tell models
-            apart by their files; else by each load of them.
-        ttl_ns: How long entries of models that say nothing about it are valid; 0 for any time.
-        connections: With `blocking`, how many calls it takes at the same time.
-        patience_ns: With `blocking`, how long a request may wait for the cache to have time for it.
+        blocking: Whether calls wait for something outside this process, such as a network. They are then made
+            on threads of their own, and an exception means that the cache is out of order for now.
+        shared: Whether other servers, or this one after a restart, see the entries. Keys then identify models
+            by their files; else by each load.
+        ttl_ns: How long entries are valid for models without a time of their own; 0 for no limit.
+        connections: With `blocking`, number of calls at the same time.
+        patience_ns: With `blocking`, how long a request may wait for a thread.
     """
 
     blocking: ClassVar[bool] = False
@@ -33,20 +33,20 @@ class ResponseCache(ABC):
 
     @abstractmethod
     def lookup(self, key: bytes) -> Buffer | None:
-        """The entry of a key; None if there is none, or none that is still valid."""
+        """The valid entry of a key, or None."""
 
     @abstractmethod
     def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
-        """Keeps an entry, in place of what the key had.
+        """Stores an entry, in place of an older one of the key.
 
         Args:
             key: A digest.
-            entry: What to keep.
-            ttl_ns: How long it is valid, in nanoseconds; 0 for any time.
+            entry: The entry.
+            ttl_ns: How long it is valid, in nanoseconds; 0 for no limit.
 
         Returns:
             Whether there was room for it.
         """
 
     def close(self) -> None:
-        """Frees what the cache holds; called once, when nothing uses it any more."""
+        """Frees resources; called once, after the last use."""

@@ -1,4 +1,4 @@
-"""A response as one run of bytes and back; what is read back shares the memory of the entry.
+"""Encodes responses as cache entries; decoded ones share the memory of the entry.
 
 ``CNR1``, the length of the head as a 32-bit number, the head (JSON: the outputs without their data, the
 parameters), and the data of each output in wire form, each at a multiple of 16 bytes from the start.
@@ -23,14 +23,14 @@ _PARAMETERS = frozenset((bool, int, float, str))
 
 
 class EntryError(ValueError):
-    """Bytes that are no entry, or a response that can't be one."""
+    """Invalid bytes of an entry, or a response that can't be encoded."""
 
 
 def encode_entry(response: InferenceResponse) -> bytes:
-    """A response without an error as bytes; the one copy that is made of its outputs.
+    """Encodes a response without an error; copies its outputs once.
 
     Raises:
-        EntryError: It has a parameter that no response may have.
+        EntryError: A response parameter has an unsupported type.
     """
     parameters = dict(response.parameters or ())
     if any(type(value) not in _PARAMETERS for value in parameters.values()):
@@ -56,10 +56,10 @@ def encode_entry(response: InferenceResponse) -> bytes:
 
 
 def decode_entry(entry: Buffer) -> InferenceResponse:
-    """The response an entry was made of.
+    """Decodes an entry.
 
     Raises:
-        EntryError: It is no entry: a shared cache may hold anything.
+        EntryError: It is invalid: a shared cache may hold anything.
     """
     view = memoryview(entry)
     try:

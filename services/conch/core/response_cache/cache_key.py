@@ -1,12 +1,11 @@
-"""What tells requests with different answers apart.
+"""Keys of cache entries, which differ for requests that may have different responses.
 
-Unlike Triton's key, which has the names and bytes of the inputs only, this one has everything a model can
-see of a request but its id, its timeout and its priority: shapes (the same bytes as [2, 3] and as [3, 2] are
-two requests), datatypes, custom parameters, and the outputs asked for. And it tells loads of a model apart,
-so that a reload is not answered with what its predecessor said.
+Triton's key has the names and bytes of the inputs. This one has all that a model can see of a request except
+id, timeout and priority: shapes (equal bytes as [2, 3] and as [3, 2] are two requests), datatypes, custom
+parameters and requested outputs. It also identifies the load of the model, so that a reload starts anew.
 
-The hash is a cryptographic one. Clients choose the inputs, so with any other hash one of them could
-make two requests with the same key, and have the answer to the first given to somebody who sends the second.
+The hash is cryptographic. Clients choose the inputs: with another hash, one of them could create two requests
+with the same key, and have the response to the first sent to a sender of the second.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from conch.core.spec import ModelSpec
 from conch.core.tensor import Buffer
 
 _FORMAT = 1
-"""Goes up whenever keys or entries change their meaning: caches may outlive this version."""
+"""Increased when keys or entries change their meaning: caches may outlive this version."""
 
 ORDER = "conch_cache"
-"""The request parameter that says how a request uses the cache; no part of the key."""
+"""The request parameter that controls the use of the cache; no part of the key."""
 
 
 class Hash(Protocol):
-    """A hash object as those of `hashlib` are."""
+    """A hash object like those of `hashlib`."""
 
     def update(self, data: Buffer, /) -> Any:
         """Adds data."""
@@ -35,28 +34,22 @@ class Hash(Protocol):
         """The digest of all data so far."""
 
     def copy(self) -> Hash:
-        """One more that has the same data so far."""
+        """A copy with the same data."""
 
 
 NewHash = Callable[[], Hash]
-"""Makes a cryptographic hash with at least 32 bytes."""
+"""Creates a cryptographic hash of at least 32 bytes."""
 
 Identity = bytes | Callable[[], bytes]
-"""What is the same for loads of a model that give the same answers, and for no others.
+"""Equal for loads of a model that give the same responses, and for no others.
 
-A function where that can change during a load: an ensemble's answers are those of whatever models it
-consists of at the moment. It must not take long.
+A function if that changes during a load: the responses of an ensemble depend on its current models. It must
+be fast.
 """
 
 
 class KeyMaker:
-    """Makes the keys of one load of one model version.
-
-    Args:
-        spec: The model version.
-        identity: What tells this load from others.
-        new_hash: Makes a hash object.
-    """
+    """Makes the keys of one load of one model version, which `identity` distinguishes from others."""
 
     def __init__(self, spec: ModelSpec, identity: Identity, new_hash: NewHash) -> None:
         self._all = frozenset(tensor.name for tensor in spec.outputs)
@@ -66,7 +59,7 @@ class KeyMaker:
         self._start.update(repr((_FORMAT, spec.name, spec.version, fixed)).encode())
 
     def __call__(self, request: InferenceRequest) -> bytes:
-        """The key of a request; it need not have been checked: only requests that pass get an entry."""
+        """The key of a request, validated or not: only valid requests get an entry."""
         inputs = request.inputs
         tensors = [(name, inputs[name]) for name in sorted(inputs)]
         requested: list[str] | None = None
@@ -77,11 +70,11 @@ class KeyMaker:
             requested,
             sorted(request.classes.items()) if request.classes else None,
             self._parameters(request) if request.parameters else None,
-            # Of no meaning to a model without sequences, but there to be seen.
+            # Without meaning for a model without sequences, but visible to it.
             (request.correlation_id, request.sequence_start, request.sequence_end),
             self._changing and self._changing(),
         )
-        # Python's text of such a value is the text of no other one, and it says how long the data are.
+        # `repr` of such a value is unique, and contains the lengths of the data.
         digest = self._start.copy()
         digest.update(repr(head).encode())
         for _, tensor in tensors:

@@ -1,4 +1,4 @@
-"""The response cache of a server: puts models behind it."""
+"""The response cache of a server, which wraps models. Used by: the server and the model loaders."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CacheService:
     """One cache for the models of a server.
 
     Args:
-        cache: The cache; belongs to the service from here on.
-        new_hash: Makes the hash of keys, a cryptographic one.
+        cache: The cache; owned by the service.
+        new_hash: Creates the cryptographic hash of keys.
         clock: Monotonic time in nanoseconds.
 
     Attributes:
@@ -34,27 +34,27 @@ class CacheService:
         self._cache = cache
         self._new_hash = new_hash
         self._clock = clock
-        self._workers = CacheThreads(cache, clock) if cache.blocking else None
+        self._threads = CacheThreads(cache, clock) if cache.blocking else None
 
     def wrap(self, model: Servable, identity: Identity) -> Servable:
-        """A model behind the cache.
+        """Wraps a model in the cache.
 
         Args:
             model: One load of one version.
-            identity: What tells this load from those with other answers.
+            identity: Distinguishes this load from those with other responses.
         """
         keys = KeyMaker(model.spec, identity, self._new_hash)
-        if self._workers is None:
+        if self._threads is None:
             return CachedModel(model, self._cache, keys, self._clock)
-        return RemotelyCachedModel(model, self._cache, keys, self._clock, self._workers)
+        return RemotelyCachedModel(model, self._cache, keys, self._clock, self._threads)
 
     @property
     def local_statistics(self) -> Callable[[], LocalCacheStatistics] | None:
-        """Gives what a cache in this process's memory has counted; None for another one."""
+        """Counters of a cache in this process; None for another one."""
         return self._cache.snapshot if isinstance(self._cache, LocalCache) else None
 
     def close(self) -> None:
-        """Ends the cache, once no model uses it any more."""
-        if self._workers is not None:
-            self._workers.close()
+        """Closes the cache, after the last use by a model."""
+        if self._threads is not None:
+            self._threads.close()
         self._cache.close()

@@ -1,7 +1,8 @@
-"""The threads that calls to a blocking cache are made on, and what is known of its health.
+"""Threads for calls to a blocking cache, and the cache's health.
 
-No request waits for long: while all threads are busy only so many calls may wait, and once one has failed
-the cache is left alone for a while. Whoever is refused does without the cache.
+Owns: the threads, at most one for each connection, and a bounded queue of calls. A request does not wait for
+long: calls beyond the bounds are refused, and after an error the cache is not called for a while. Requests
+are then served without the cache.
 """
 
 from __future__ import annotations
@@ -24,12 +25,7 @@ _CLOSE_S = 5.0
 
 
 class CacheThreads:
-    """Makes calls to one blocking cache, on as many threads as it takes calls at a time.
-
-    Args:
-        cache: The cache.
-        clock: Monotonic time in nanoseconds.
-    """
+    """Makes the calls to one blocking cache."""
 
     def __init__(self, cache: ResponseCache, clock: Clock) -> None:
         self._cache = cache
@@ -46,18 +42,13 @@ class CacheThreads:
 
     @property
     def healthy(self) -> bool:
-        """Whether the cache answers, or is due to be asked whether it does so again."""
+        """Whether the cache answers, or a retry is due."""
         return not self._failed or self._clock() >= self._retry_ns
 
     def submit(self, task: Callable[[], None], nbytes: int = 0) -> bool:
-        """Has a thread call a function.
+        """Calls a function on a thread; False, without a call, if the queue is full.
 
-        Args:
-            task: The function.
-            nbytes: Bytes that are kept alive for it alone.
-
-        Returns:
-            False if too much waits already; the function is not called.
+        `nbytes` is the memory that only the function keeps alive.
         """
         with self._lock:
             full = len(self._tasks) >= _MOST_WAITING or self._bytes + nbytes > _MOST_BYTES_WAITING
@@ -75,7 +66,7 @@ class CacheThreads:
         return True
 
     def lookup(self, key: bytes) -> Buffer | None:
-        """An entry, or None: also if the cache is out of order."""
+        """An entry; None also while the cache is out of order."""
         if not self.healthy:
             return None
         try:
@@ -87,7 +78,7 @@ class CacheThreads:
         return entry
 
     def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
-        """Keeps an entry; False only if the cache says that it has no room for it."""
+        """Stores an entry; False only if the cache has no room for it."""
         if not self.healthy:
             return True
         try:
@@ -99,7 +90,7 @@ class CacheThreads:
         return kept
 
     def close(self) -> None:
-        """Ends the threads and drops what waits; calls that are under way may take a while to end."""
+        """Drops queued calls and ends the threads; running calls may take a while."""
         with self._lock:
             self._closed = True
             self._tasks.clear()
@@ -112,9 +103,9 @@ class CacheThreads:
         while (task := self._next()) is not None:
             try:
                 task()
-            except Exception:  # or there would be one thread less for all to come
+            except Exception:  # must not end the thread
                 log.exception("a call to the response cache failed")
-            del task  # or what it holds lives for as long as the thread sleeps
+            del task  # or it lives for as long as the thread sleeps
 
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
@@ -130,14 +121,14 @@ class CacheThreads:
     def _fail(self, error: Exception) -> None:
         with self._lock:
             self._retry_ns = self._clock() + _PAUSE_NS
-            told, self._failed = self._failed, True
-        if not told:
+            logged, self._failed = self._failed, True
+        if not logged:
             log.warning("the response cache is out of order, models answer without it: %s", error)
 
     def _recover(self) -> None:
         if not self._failed:
             return
         with self._lock:
-            told, self._failed = not self._failed, False
-        if not told:
+            logged, self._failed = not self._failed, False
+        if not logged:
             log.info("the response cache answers again")

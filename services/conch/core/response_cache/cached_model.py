@@ -1,7 +1,7 @@
-"""A model, or an ensemble, whose answers are kept and given again.
+"""A model or ensemble whose responses are cached.
 
-Stands before the model and does nothing of its work: what is not found goes on to it, unchanged. So models
-without a cache pay nothing for there being one.
+`CachedModel` stands before the model and passes on, unchanged, what is not found. So models without a cache
+pay nothing for it. Used by: `CacheService`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 class Use(Enum):
-    """How a request uses the cache; the values are those of its parameter.
+    """How a request uses the cache; the values of its parameter.
 
     Attributes:
-        NORMAL: Answered from the cache if possible; else the model's answer is kept.
+        NORMAL: Served from the cache if possible; else the model's response is stored.
         BYPASS: Neither.
-        REFRESH: Answered by the model, whose answer is kept in place of an older one.
+        REFRESH: Served by the model, whose response replaces an older one.
     """
 
     NORMAL = ""
@@ -37,10 +37,10 @@ class Use(Enum):
 
 
 def use_of(request: InferenceRequest) -> Use:
-    """What a request says about the cache.
+    """How a request uses the cache.
 
     Raises:
-        InvalidArgumentError: Something else than there is.
+        InvalidArgumentError: The parameter has another value.
     """
     if not request.parameters or ORDER not in request.parameters:
         return Use.NORMAL
@@ -54,9 +54,9 @@ def use_of(request: InferenceRequest) -> Use:
 
 
 def take_copies(request: InferenceRequest) -> None:
-    """Copies the inputs whose memory their client may write to at any time.
+    """Copies inputs in memory that their client may write to at any time.
 
-    Or a client could have the answer to one input kept under the key of another, and given to others.
+    Or a client could have the response to one input stored under the key of another.
     """
     inputs = request.inputs
     for name, tensor in inputs.items():
@@ -65,17 +65,17 @@ def take_copies(request: InferenceRequest) -> None:
 
 
 class CachedModel:
-    """One version of a model behind a cache that answers at once.
+    """One version of a model behind a cache that does not block.
 
     Args:
         model: The model.
-        cache: The cache; others may use it too.
+        cache: The cache, shared with other models.
         keys: Makes the keys of this load of the model.
         clock: Monotonic time in nanoseconds.
 
     Attributes:
-        model: The model itself.
-        statistics: Its counters; those of the cache are among them.
+        model: The model.
+        statistics: The model's counters, with those of the cache.
         version_text: The version number as the protocol carries it.
     """
 
@@ -87,26 +87,26 @@ class CachedModel:
         self._key = keys
         self._clock = clock
         self._ttl_ns = self.spec.cache_ttl_ns or cache.ttl_ns
-        self._told = False
+        self._logged = False
 
     @property
     def spec(self) -> ModelSpec:
-        """What it is."""
+        """The model's spec."""
         return self.model.spec
 
     @property
     def readiness(self) -> Sequence[Readiness]:
-        """What the model itself says about it."""
+        """The model's readiness checks."""
         return self.model.readiness
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:
-        """What the processes of the model's instances are in."""
+        """States of the model's worker processes."""
         return self.model.workers
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the model does against its config."""
+        """Deviations of the model from its config."""
         return self.model.notes
 
     @property
@@ -116,11 +116,11 @@ class CachedModel:
 
     @property
     def held(self) -> int:
-        """How many sequences have begun: none, for a model with a cache."""
+        """Number of live sequences: none, for a model with a cache."""
         return self.model.held
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
-        """Answers a request from the cache, or has the model do so; see `Servable.submit`."""
+        """Serves a request from the cache or by the model; see `Servable.submit`."""
         use = use_of(request)
         if use is Use.BYPASS:
             return self.model.submit(request, may_claim)
@@ -141,44 +141,30 @@ class CachedModel:
         return self.model.cancel(request)
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a sequence that has begun: never, for a model with a cache."""
+        """Whether a request belongs to a live sequence: never, for a model with a cache."""
         return self.model.continues(request)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests that the cache can't answer, and closes the model; see `Servable.close`."""
+        """Closes the model, which refuses new requests; see `Servable.close`."""
         return self.model.close(timeout_s)
 
     def fail_queued(self, error: ConchError) -> int:
-        """Answers everything queued with an error; returns how many requests that were."""
+        """Fails all queued requests; returns their number."""
         return self.model.fail_queued(error)
 
     def _answer(
         self, request: InferenceRequest, response: InferenceResponse, start: int, queued: int
     ) -> None:
-        """Counts and sends an answer that was found.
-
-        Args:
-            request: The request.
-            response: The answer.
-            start: When the search for it began.
-            queued: When the request began to wait for that.
-        """
+        """Counts and sends a hit; `start` is the time of the lookup, `queued` when it was queued."""
         now = self._clock()
-        # Counted before anything is sent: a client that has its answer finds it in the statistics.
+        # Counted before it is sent: a client that has its response finds it in the statistics.
         self.statistics.record_hit(now - start, start - queued, now - request.received_ns)
         request.respond(response, True)
 
     def _run(
         self, request: InferenceRequest, key: bytes, missed_ns: int | None, may_claim: bool
     ) -> InlineClaim | None:
-        """Has the model answer, and keeps the answer.
-
-        Args:
-            request: The request.
-            key: Its key.
-            missed_ns: How long it took to find that there is no answer yet; None if nobody looked.
-            may_claim: Whether the caller is willing to run batches soon.
-        """
+        """Submits a request to the model, to store the response; `missed_ns` is the time of its lookup."""
         keeper = _Keeper(self, key, missed_ns)
         request.wrap_responder(keeper.before)
         try:
@@ -186,7 +172,7 @@ class CachedModel:
         except BaseException:
             request.wrap_responder(
                 lambda _: keeper.responder
-            )  # the same request may be submitted to a successor
+            )  # `Admission` may submit the request to a successor
             raise
 
     def _read(self, entry: bytes | bytearray | memoryview) -> InferenceResponse | None:
@@ -197,20 +183,22 @@ class CachedModel:
             return None
 
     def _keep(self, key: bytes, response: InferenceResponse) -> None:
-        """Keeps a response; what goes wrong must not touch the response."""
+        """Stores a response; errors must not affect it."""
         try:
             self._insert(key, encode_entry(response))
         except Exception as error:
-            self._tell(key, error)
+            self._log_rejection(key, error)
 
     def _insert(self, key: bytes, entry: bytes) -> None:
         if not self._cache.insert(key, entry, self._ttl_ns):
-            self._tell(key, f"a response of {len(entry)} bytes is larger than the cache has room for")
+            self._log_rejection(
+                key, f"a response of {len(entry)} bytes is larger than the cache has room for"
+            )
 
-    def _tell(self, key: bytes, why: object) -> None:
-        """Logs, once for each load of a model, that a response can't be kept."""
-        level = logging.DEBUG if self._told else logging.WARNING
-        self._told = True
+    def _log_rejection(self, key: bytes, why: object) -> None:
+        """Logs, as a warning once for each load, that a response can't be stored."""
+        level = logging.DEBUG if self._logged else logging.WARNING
+        self._logged = True
         log.log(
             level,
             "model '%s' version %d: Failed to insert key [%s] into response cache: %s",
@@ -222,7 +210,7 @@ class CachedModel:
 
 
 class _Keeper:
-    """Takes a model's answer on its way to the client, to keep it."""
+    """Wraps a responder to store the model's response."""
 
     __slots__ = ("_key", "_missed_ns", "_model", "_partial", "responder")
 
@@ -235,7 +223,7 @@ class _Keeper:
         self._partial = False
 
     def before(self, responder: Responder) -> _Keeper:
-        """Itself, in front of a responder."""
+        """Sets the wrapped responder; returns itself."""
         self.responder = responder
         return self
 
@@ -243,7 +231,7 @@ class _Keeper:
         model = self._model
         start = model._clock()
         if not final:
-            self._partial = True  # one of several responses is not the answer
+            self._partial = True  # only single responses are stored
         elif response is not None and response.error is None and not self._partial:
             model._keep(self._key, response)
         if final and self._missed_ns is not None:

@@ -1,4 +1,4 @@
-"""A cache in this process's memory, shared by all models."""
+"""A least-recently-used cache in this process's memory, shared by all models."""
 
 from __future__ import annotations
 
@@ -10,24 +10,15 @@ from conch.core.clock import Clock, monotonic_ns
 from conch.core.response_cache.base import ResponseCache
 
 ENTRY_OVERHEAD = 320
-"""Bytes that an entry is counted with besides its own and those of its key: what Python keeps around it."""
+"""Bytes counted for an entry besides key and data: Python's overhead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCacheStatistics:
-    """What a local cache held, and had been asked, at one moment.
+    """Counters of a local cache at one moment: bytes, entries, calls, and nanoseconds spent in them.
 
-    Attributes:
-        size: Bytes in use.
-        capacity: Bytes there are.
-        entries: Entries held.
-        lookups: Entries asked for.
-        hits: Those found.
-        evictions: Entries dropped to make room.
-        expirations: Entries dropped because they were too old.
-        rejections: Entries not taken because they are larger than the cache.
-        lookup_ns: Time that lookups have taken.
-        insertion_ns: Time that insertions have taken.
+    `rejections` counts entries larger than the cache, `evictions` those dropped to make room, and
+    `expirations` those dropped because they were too old.
     """
 
     size: int
@@ -43,7 +34,7 @@ class LocalCacheStatistics:
 
     @property
     def utilization(self) -> float:
-        """The share of the capacity in use."""
+        """Fraction of the capacity in use."""
         return self.size / self.capacity
 
 
@@ -57,13 +48,13 @@ class _Slot:
 
 
 class LocalCache(ResponseCache):
-    """A number of bytes; the entries used longest ago make room for new ones.
+    """A cache of `capacity` bytes, which evicts the least recently used entries.
 
-    An entry that is too old is dropped when it is asked for, or as those used longest ago are.
+    An expired entry is dropped when it is looked up or evicted.
 
     Args:
-        capacity: Bytes that keys, entries and what is kept around them may take together.
-        ttl_ns: How long entries are valid where nothing else is said; 0 for any time.
+        capacity: Bytes of keys, entries and overhead.
+        ttl_ns: How long entries are valid by default; 0 for no limit.
         clock: Monotonic time in nanoseconds.
     """
 
@@ -72,7 +63,7 @@ class LocalCache(ResponseCache):
         self._capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()
-        self._slots: OrderedDict[bytes, _Slot] = OrderedDict()  # the one used longest ago first
+        self._slots: OrderedDict[bytes, _Slot] = OrderedDict()  # least recently used first
         self._size = 0
         self._lookups = 0
         self._hits = 0
@@ -83,7 +74,7 @@ class LocalCache(ResponseCache):
         self._insertion_ns = 0
 
     def lookup(self, key: bytes) -> bytes | None:
-        """The entry of a key; None if there is none, or none that is still valid."""
+        """The valid entry of a key, or None."""
         start = self._clock()
         with self._lock:
             self._lookups += 1
@@ -92,9 +83,9 @@ class LocalCache(ResponseCache):
             return entry
 
     def insert(self, key: bytes, entry: bytes, ttl_ns: int) -> bool:
-        """Keeps an entry; False if it is larger than the whole cache, which then drops the key's old one."""
+        """Stores an entry; False if it is larger than the cache, which then drops the key's old one."""
         cost = len(key) + len(entry) + ENTRY_OVERHEAD
-        dropped: list[_Slot] = []  # freed after the lock: giving back large blocks takes time
+        dropped: list[_Slot] = []  # freed without the lock: freeing large blocks takes time
         start = self._clock()
         with self._lock:
             if key in self._slots:

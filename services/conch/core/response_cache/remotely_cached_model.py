@@ -1,4 +1,4 @@
-"""A model behind a cache that takes time to answer."""
+"""A model behind a cache that blocks, such as one behind a network."""
 
 from __future__ import annotations
 
@@ -23,38 +23,48 @@ log = logging.getLogger(__name__)
 class RemotelyCachedModel(CachedModel):
     """One version of a model behind a blocking cache.
 
-    A request is here until a thread of the cache has looked for its answer; then it is answered, or with the
-    model, for good. While it is here it can be cancelled, and the version can't close. The model's answer is
-    sent first, then kept.
+    A lookup runs on a thread of the cache:
+
+        ==========  ======================  ===========================================
+        state       event                   next
+        ==========  ======================  ===========================================
+        looking up  the lookup ends         forwarding
+        looking up  cancelled, or shutdown  completed
+        forwarding  a hit                   completed
+        forwarding  a miss, or no lookup    submitted to the model
+        ==========  ======================  ===========================================
+
+    A request leaves `_lookups` under the lock, so exactly one thread takes it. The version closes once no
+    request is looking up or forwarding. The model's response is sent first, then stored.
 
     Args:
         model: The model.
-        cache: The cache; others may use it too.
+        cache: The cache, shared with other models.
         keys: Makes the keys of this load of the model.
         clock: Monotonic time in nanoseconds.
-        workers: The cache's threads.
+        threads: The cache's threads.
     """
 
     def __init__(
-        self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock, workers: CacheThreads
+        self, model: Servable, cache: ResponseCache, keys: KeyMaker, clock: Clock, threads: CacheThreads
     ) -> None:
         super().__init__(model, cache, keys, clock)
-        self._workers = workers
+        self._threads = threads
         self._lock = threading.Lock()
         self._empty = threading.Condition(self._lock)
-        self._here: set[InferenceRequest] = set()
-        self._passing = 0  # taken out of there, and not yet answered or with the model
+        self._lookups: set[InferenceRequest] = set()
+        self._forwarding = 0  # taken out of there, and neither completed nor submitted
         self._closing = False
 
     @property
     def pending(self) -> int:
         """Requests accepted and not yet executing."""
-        return len(self._here) + self.model.pending
+        return len(self._lookups) + self.model.pending
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> InlineClaim | None:
-        """Has the cache's threads look for an answer; where they can't, the model answers."""
+        """Queues a lookup; without one, submits the request to the model."""
         use = use_of(request)
-        if use is Use.BYPASS or not self._workers.healthy:
+        if use is Use.BYPASS or not self._threads.healthy:
             return self.model.submit(request, may_claim)
         take_copies(request)
         if use is Use.REFRESH:
@@ -62,19 +72,19 @@ class RemotelyCachedModel(CachedModel):
         with self._lock:
             if self._closing:
                 raise ClosedError
-            self._here.add(request)
+            self._lookups.add(request)
             request.model = self
-        if self._workers.submit(partial(self._look_up, request, self._clock())):
+        if self._threads.submit(partial(self._look_up, request, self._clock())):
             return None
         if not self._take(request):
-            return None  # cancelled, and answered
+            return None  # cancelled and completed
         request.model = None
         claim = self.model.submit(request, may_claim)
         self._recall(request)
         return claim
 
     def cancel(self, request: InferenceRequest) -> bool:
-        """Cancels a request: answers it at once if it is here or queued, else marks it for the model."""
+        """Cancels a request: completes it at once if it is queued, else marks it for the model."""
         request.cancelled = True
         if not self._take(request):
             return self.model.cancel(request)
@@ -83,69 +93,67 @@ class RemotelyCachedModel(CachedModel):
         return True
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Refuses new requests, finishes those it has, and frees the model; see `Servable.close`."""
+        """Refuses new requests, finishes accepted ones, and closes the model; see `Servable.close`."""
         start = time.monotonic()
         with self._lock:
             self._closing = True
-            if not self._empty.wait_for(lambda: not (self._here or self._passing), timeout_s):
+            if not self._empty.wait_for(lambda: not (self._lookups or self._forwarding), timeout_s):
                 return False
         if timeout_s is not None:
             timeout_s = max(timeout_s - (time.monotonic() - start), 0.0)
         return self.model.close(timeout_s)
 
     def fail_queued(self, error: ConchError) -> int:
-        """Answers everything that is here or queued with an error; returns how many requests that were."""
+        """Fails all requests that wait for a lookup or are queued; returns their number."""
         with self._lock:
-            taken = [*self._here]
-            self._here.clear()
+            taken = [*self._lookups]
+            self._lookups.clear()
             self._check_empty()
         for request in taken:
             self.statistics.record_failure(self._clock() - request.received_ns)
             request.fail(error)
         return len(taken) + self.model.fail_queued(error)
 
-    def _take(self, request: InferenceRequest, to_pass: bool = False) -> bool:
-        """Takes a request out of here; False if somebody else has done so, and sees to it.
+    def _take(self, request: InferenceRequest, forward: bool = False) -> bool:
+        """Takes a request out of the lookups; False if another thread has.
 
-        Args:
-            request: The request.
-            to_pass: Whether the version may not close until `_passed` is called.
+        With `forward` the version does not close until `_forwarded` is called.
         """
         with self._lock:
-            if request not in self._here:
+            if request not in self._lookups:
                 return False
-            self._here.remove(request)
-            self._passing += to_pass
+            self._lookups.remove(request)
+            self._forwarding += forward
             self._check_empty()
             return True
 
-    def _passed(self) -> None:
+    def _forwarded(self) -> None:
         with self._lock:
-            self._passing -= 1
+            self._forwarding -= 1
             self._check_empty()
 
     def _check_empty(self) -> None:
-        if not (self._here or self._passing):
+        if not (self._lookups or self._forwarding):
             self._empty.notify_all()
 
     def _recall(self, request: InferenceRequest) -> None:
-        """Cancels what was cancelled while it was neither here any more nor with the model yet."""
+        """Cancels a request in the model that was cancelled while it was forwarded."""
         if request.cancelled:
             self.model.cancel(request)
 
     def _look_up(self, request: InferenceRequest, queued: int) -> None:
-        """Looks for a request's answer, or has the model answer it; on a thread of the cache."""
+        """Looks up a request, and completes it or submits it to the model; on a thread of the cache."""
         key = response = None
         start = self._clock()
         if start - queued <= self._cache.patience_ns:
             try:
                 key = self._key(request)
-                entry = self._workers.lookup(key)
+                entry = self._threads.lookup(key)
                 response = None if entry is None else self._read(entry)
-            except Exception:  # as good as no answer; if it is the request that is wrong, the model says so
+            except Exception:  # as good as a miss; the model validates the request
                 log.exception("model '%s' could not look for a cached response", self.spec.name)
         missed_ns = self._clock() - start
-        if not self._take(request, to_pass=True):
+        if not self._take(request, forward=True):
             return
         try:
             if response is not None:
@@ -156,21 +164,21 @@ class RemotelyCachedModel(CachedModel):
             else:
                 self.model.submit(request)
             self._recall(request)
-        except Exception as error:  # nobody else is there to be told
+        except Exception as error:  # no caller is left to raise it to
             request.fail(as_conch_error(error))
         finally:
-            self._passed()
+            self._forwarded()
 
     def _keep(self, key: bytes, response: InferenceResponse) -> None:
-        if self._workers.healthy:
+        if self._threads.healthy:
             super()._keep(key, response)
 
     def _insert(self, key: bytes, entry: bytes) -> None:
-        # What finds no place among what waits is not kept: the next request with its key brings it again.
-        self._workers.submit(partial(self._insert_now, key, entry), len(entry))
+        # If the queue is full the entry is not stored: the next request with its key tries again.
+        self._threads.submit(partial(self._insert_now, key, entry), len(entry))
 
     def _insert_now(self, key: bytes, entry: bytes) -> None:
         start = self._clock()
-        if not self._workers.insert(key, entry, self._ttl_ns):
-            self._tell(key, f"the cache has no room for {len(entry)} bytes")
+        if not self._threads.insert(key, entry, self._ttl_ns):
+            self._log_rejection(key, f"the cache has no room for {len(entry)} bytes")
         self.statistics.record_miss(self._clock() - start, 0)

@@ -1,4 +1,4 @@
-"""Batchers for padded inputs: the longer the rows, the fewer of them make a batch."""
+"""Batchers for padded inputs: the longer the rows, the fewer rows in a batch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _QUEUED = RequestState.QUEUED
 
 
 class BudgetBatcher(DynamicBatcher):
-    """A dynamic batcher whose batches have a largest size of their own, told by their requests' keys.
+    """A dynamic batcher whose largest batch size depends on the requests' batch key.
 
-    All requests of a batch have one key, so its largest size is known with its first request. A batch of that
-    size is full like one of the maximum size, and does not wait for a preferred size it can't reach.
+    All requests of a batch have the same key, so the first one determines the size. A batch of that size is
+    full, and does not wait for a larger preferred size.
     """
 
     _limits: tuple[int, int] | None = None
 
     def _whole(self) -> Batch | None:
-        # How many fit together has to be asked of their key.
+        # The key limits how many fit.
         return super()._whole() if self._pending == 1 else None
 
     def _grow(self) -> None:

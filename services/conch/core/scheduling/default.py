@@ -1,4 +1,4 @@
-"""The default scheduler: one request per execution, first come, first served."""
+"""The default scheduler: one request per batch, first in, first out."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ from conch.core.scheduling.expiry import Expiries
 from conch.core.scheduling.queue import bound_of, queue_full
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler
 
-# Members of an enumeration are slow to look up on the way of every request.
+# Looked up once: enum members are slow to access.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
 
 _LEAST_SWEPT = 64
 
 
 class DefaultScheduler(Scheduler):
-    """Queue of a model without a scheduling choice; requests run alone, as clients sent them.
-
-    Args:
-        max_queue_size: Most requests that may wait; 0 for any number.
-
-    Attributes:
-        expiries: The waiting requests that have a deadline.
-    """
+    """Queue of a model without batching; a `max_queue_size` of 0 is no limit."""
 
     expiries: Expiries
 
@@ -65,7 +58,7 @@ class DefaultScheduler(Scheduler):
             self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """Now, as long as anything waits."""
+        """Now, if any request is queued."""
         return now_ns if self._pending else None
 
     def next_batch(self, now_ns: int) -> Decision:
@@ -82,7 +75,7 @@ class DefaultScheduler(Scheduler):
         return IDLE
 
     def cancel(self, request: InferenceRequest) -> tuple[InferenceRequest, ...]:
-        """Takes a queued request out; its place stays, empty, until it is the head's or most places are."""
+        """Takes a queued request out; its empty place stays until it is at the head, or most are empty."""
         if request.state is not _QUEUED:
             return ()
         request.state = _NEW

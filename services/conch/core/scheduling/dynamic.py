@@ -1,9 +1,9 @@
 """The dynamic batcher: merges waiting requests into batches, as Triton's does.
 
-Rules: a batch never exceeds the maximum size and never splits a request; requests keep their order, so a
-request that does not fit, or whose shapes differ, closes the batch before it. Without a queue delay
-whatever waits is sent as soon as an instance asks. With one, the largest preferred size that has been
-reached is sent at once, and anything else when the oldest request has waited for the delay.
+Rules: a batch never exceeds the maximum size and never splits a request. Requests keep their order, so a
+request that does not fit, or whose shapes differ, closes the batch before it. Without a queue delay, all
+queued requests are sent when an instance asks. With one, the largest preferred size reached is sent at once,
+and anything else when the oldest request has waited for the delay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conch.core.scheduling.expiry import Expiries
 from conch.core.scheduling.queue import Queue, bound_of, queue_full
 from conch.core.scheduling.scheduler import IDLE, Batch, Decision, Scheduler, WaitUntil
 
-# Members of an enumeration are slow to look up on the way of every request.
+# Looked up once: enum members are slow to access.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
 
 _LEAST_SWEPT = 64
@@ -25,18 +25,17 @@ _LEAST_SWEPT = 64
 class DynamicBatcher(Scheduler):
     """Queue of a model with dynamic batching.
 
-    The batch being formed is kept between calls, so each request is examined once however often
-    instances ask while a delay runs.
+    The forming batch is kept between calls, so each request is examined once, however often instances ask.
 
     Args:
         max_batch_size: Largest number of rows in one execution; 0 runs requests alone.
         preferred_sizes: Sizes sent as soon as they are reached; empty for the maximum alone.
-        max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
-        max_queue_size: Most requests that may wait; 0 for any number.
-        queue: Where they wait; None for first come, first served.
+        max_queue_delay_ns: How long the oldest request may wait for others, in nanoseconds.
+        max_queue_size: Limit of queued requests; 0 for none.
+        queue: The queue; None for first in, first out.
 
     Attributes:
-        expiries: The waiting requests that have a deadline.
+        expiries: The queued requests with a deadline.
     """
 
     expiries: Expiries
@@ -69,7 +68,7 @@ class DynamicBatcher(Scheduler):
         queue: Queue | None = None,
     ) -> None:
         self.expiries = Expiries()
-        # Whether anybody wants to know which requests leave; nobody does until one has a deadline.
+        # Whether departures are tracked: from the first request with a deadline on.
         self._tracks = False
         self._bound = bound_of(max_queue_size)
         # Without batching every request is a full batch of its own.
@@ -82,14 +81,14 @@ class DynamicBatcher(Scheduler):
         self._pending = 0
         self._forming: list[InferenceRequest] = []
         self._forming_size = 0
-        self._oldest_ns = 0  # when the first request of the batch being formed was queued
+        self._oldest_ns = 0  # when the first request of the forming batch was queued
         self._closed = False
         self._best_count = 0
         self._best_size = 0
 
     @property
     def pending(self) -> int:
-        """Number of requests queued, those of the batch being formed included."""
+        """Number of requests queued, with those of the forming batch."""
         return self._pending
 
     def submit(self, request: InferenceRequest, now_ns: int) -> None:
@@ -110,7 +109,7 @@ class DynamicBatcher(Scheduler):
             self.expiries.add(request, request.deadline_ns)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When the batch being formed is sent, as things stand."""
+        """When the forming batch is sent, as things stand."""
         if not self._pending:
             return None
         self._grow()
@@ -136,13 +135,13 @@ class DynamicBatcher(Scheduler):
         return self._take(len(self._forming), self._forming_size)
 
     def cancel(self, request: InferenceRequest) -> tuple[InferenceRequest, ...]:
-        """Takes a queued request out, also from the batch being formed."""
+        """Takes a queued request out, also from the forming batch."""
         if request.state is not _QUEUED:
             return ()
         request.state = _NEW
         self._pending -= 1
         if self._closed or request in self._forming:
-            # What is being formed never holds a cancelled request, and is not closed by one either.
+            # The forming batch never holds, and is not closed by, a cancelled request.
             self._reform()
         if self._tracks:
             self._departed((request,))
@@ -169,13 +168,13 @@ class DynamicBatcher(Scheduler):
         return waiting
 
     def _departed(self, requests: Iterable[InferenceRequest]) -> None:
-        """Forgets what is known of requests that do not wait any more."""
+        """Forgets requests that have left the queue."""
         for request in requests:
             self.expiries.discard(request)
 
     def _sweep(self) -> None:
-        """Drops the places of cancelled requests once they are the most; each keeps its tensors alive."""
-        # While no instance asks for a batch, nothing else does it.
+        """Drops the places of cancelled requests, which keep tensors alive, once they are the majority."""
+        # Nothing else drops them while no instance asks for a batch.
         queue = self._queue
         if len(queue) > 2 * self._pending + _LEAST_SWEPT:
             waiting = [request for request in queue if request.state is _QUEUED]
@@ -184,14 +183,14 @@ class DynamicBatcher(Scheduler):
                 queue.append(request)
 
     def _whole(self) -> Batch | None:
-        """All that waits, where that is a batch of which nothing needs to be weighed; None where it is not.
+        """Fast path for `_grow` and `_take`: all queued requests, if they are one batch; else None.
 
-        Only where nothing is being formed, and nothing waits for company.
+        Called without a forming batch and without a queue delay.
         """
         queue = self._queue
         pending = self._pending
         if pending == 1:
-            # Nothing can join the one that waits.
+            # A single request needs no comparison.
             request = queue.popleft()
             while request.state is not _QUEUED:
                 request = queue.popleft()
@@ -200,8 +199,8 @@ class DynamicBatcher(Scheduler):
             if self._tracks:
                 self._departed((request,))
             return Batch([request], request.batch_size)
-        # Up to the least preferred size no part of them is better than the whole. None has been cancelled
-        # if there are as many places as requests.
+        # Up to the least preferred size, no part is better than the whole. With as many places as requests,
+        # none is cancelled.
         if pending > self._least_preferred or not pending or len(queue) != pending:
             return None
         requests = list(queue)
@@ -222,7 +221,7 @@ class DynamicBatcher(Scheduler):
         return Batch(requests, size)
 
     def _grow(self) -> None:
-        """Moves waiting requests into the batch being formed until one does not fit."""
+        """Moves waiting requests into the forming batch until one does not fit."""
         if self._closed:
             return
         queue = self._queue
@@ -237,7 +236,7 @@ class DynamicBatcher(Scheduler):
             grown = size + request.batch_size
             if forming:
                 if grown > largest and not self._best_count:
-                    # It can't reach a preferred size any more; remember where it was largest below one.
+                    # No preferred size can be reached any more: remember the largest size below one.
                     self._best_count, self._best_size = len(forming), size
                 if grown > most or request.batch_key != forming[0].batch_key:
                     self._closed = True

@@ -1,4 +1,4 @@
-"""When waiting requests have to leave a queue unserved."""
+"""Expiry times of queued requests: a heap with lazy deletion. Used by the schedulers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import heapq
 from conch.core.request import InferenceRequest
 
 NEVER = 1 << 62
-"""A monotonic time that does not come."""
+"""A monotonic time that never comes."""
 
 _LEAST_SWEPT = 64
 
 
 class _Entry:
-    """One request and its time; the request is None once it has left."""
+    """A request and its time; the request is None once discarded."""
 
     __slots__ = ("request", "time_ns")
 
@@ -26,10 +26,10 @@ class _Entry:
 
 
 class Expiries:
-    """The waiting requests that have a time at which something is to be done about them.
+    """Requests with a time at which they expire.
 
     Attributes:
-        next_ns: No request's time comes before this one; it may be too early, as requests leave.
+        next_ns: Lower bound of all times; too early once a request was discarded.
     """
 
     __slots__ = ("_entries", "_heap", "next_ns")
@@ -40,24 +40,24 @@ class Expiries:
         self._entries: dict[InferenceRequest, _Entry] = {}
 
     def add(self, request: InferenceRequest, time_ns: int) -> None:
-        """Adds a request that has no time yet."""
+        """Adds a request."""
         entry = self._entries[request] = _Entry(time_ns, request)
         heapq.heappush(self._heap, entry)
         self.next_ns = min(self.next_ns, time_ns)
 
     def discard(self, request: InferenceRequest) -> None:
-        """Forgets a request, if it is known."""
+        """Discards a request, if it is known."""
         entry = self._entries.pop(request, None)
         if entry is None:
             return
-        # The entry stays until its time comes, but must not keep the request's tensors alive until then.
+        # The entry stays in the heap, but must not keep the request's tensors alive.
         entry.request = None
         if len(self._heap) > 2 * len(self._entries) + _LEAST_SWEPT:
             self._heap = [entry for entry in self._heap if entry.request is not None]
             heapq.heapify(self._heap)
 
     def take(self, now_ns: int) -> list[InferenceRequest]:
-        """Takes out the requests whose time has come, earliest first."""
+        """Takes out the expired requests, earliest first."""
         taken: list[InferenceRequest] = []
         heap = self._heap
         while heap and (heap[0].request is None or heap[0].time_ns <= now_ns):

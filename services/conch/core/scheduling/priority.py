@@ -1,4 +1,4 @@
-"""The dynamic batcher with priority levels, bounded levels and queue timeouts."""
+"""The dynamic batcher with priority levels and queue policies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from conch.core.spec import QueuePolicy
 class PriorityBatcher(DynamicBatcher):
     """A dynamic batcher whose requests wait in a `PriorityQueue`.
 
-    Apart from the batcher without policies, which most models have, so that theirs pays nothing for them.
+    A class of its own, so that models without policies, the most, pay nothing for them.
 
     Args:
         max_batch_size: Largest number of rows in one execution; 0 runs requests alone.
         preferred_sizes: Sizes sent as soon as they are reached; empty for the maximum alone.
-        max_queue_delay_ns: How long the oldest request may wait for company, in nanoseconds.
-        max_queue_size: Most requests that may wait, of all levels together; 0 for any number.
+        max_queue_delay_ns: How long the oldest request may wait for others, in nanoseconds.
+        max_queue_size: Limit of queued requests on all levels; 0 for none.
         policies: The policy of each level, highest first.
         default_level: Level of requests without one, counted from 1.
     """
@@ -42,7 +42,7 @@ class PriorityBatcher(DynamicBatcher):
 
         Raises:
             UnavailableError: Its level is full.
-            ResourceExhaustedError: The whole queue is.
+            ResourceExhaustedError: The whole queue is full.
         """
         levels = self._levels
         policy = levels.admit(request)
@@ -54,7 +54,7 @@ class PriorityBatcher(DynamicBatcher):
         if timeout_ns:
             ends.append(now_ns + timeout_ns)
         if self._forming:
-            # What has been looked at so far ends with the head if that closed the batch.
+            # The last request examined: the head, if that closed the batch.
             last = levels[0] if len(levels) else self._forming[-1]
             if levels.precedes(request, last):
                 self._reform()
@@ -66,7 +66,7 @@ class PriorityBatcher(DynamicBatcher):
             self.expiries.add(request, min(ends))
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
-        """Takes out what may not wait any longer, and moves back what is only delayed."""
+        """Takes out expired requests, and moves back those that their policy delays."""
         taken: list[InferenceRequest] = []
         for request in self.expiries.take(now_ns):
             deadline_ns = request.deadline_ns
@@ -82,7 +82,7 @@ class PriorityBatcher(DynamicBatcher):
 
     def _grow(self) -> None:
         super()._grow()
-        # Any of them may be the one that has waited longest.
+        # Any of them may be the oldest.
         self._oldest_ns = min(request.queued_ns for request in self._forming)
 
     def _departed(self, requests: Iterable[InferenceRequest]) -> None:
@@ -91,4 +91,4 @@ class PriorityBatcher(DynamicBatcher):
             self._levels.leave(request)
 
     def _sweep(self) -> None:
-        """Nothing to do: whatever leaves a `PriorityQueue` leaves no empty place."""
+        """Nothing to do: a `PriorityQueue` has no empty places."""

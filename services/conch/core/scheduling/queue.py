@@ -1,7 +1,7 @@
-"""Queues: which waiting request comes next, and how many may wait.
+"""Queues of the dynamic batcher: the order and the number of queued requests.
 
-A plain queue is a deque. `PriorityQueue` can stand in for one where a model's config has priority levels or
-queue policies; the batcher does not know the difference.
+A plain queue is a deque. `PriorityQueue` replaces it if a model's config has priority levels or queue
+policies, with the same interface.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from conch.core.spec import QueuePolicy
 
 
 def bound_of(max_queue_size: int) -> int:
-    """The number of waiting requests at which a queue is full, for a setting where 0 means never."""
+    """The size at which a queue is full, for a setting where 0 means never."""
     return max_queue_size or NEVER
 
 
 def queue_full(request: InferenceRequest, bound: int) -> ResourceExhaustedError:
-    """The error for a request that meets the server's own bound."""
+    """The error for a request beyond the server's own limit."""
     return ResourceExhaustedError(
         f"{request.log_prefix}{bound} requests are waiting, the most the model's queue takes; "
         f"retry after a pause, a longer one each time"
@@ -31,29 +31,29 @@ def queue_full(request: InferenceRequest, bound: int) -> ResourceExhaustedError:
 
 
 class Queue(Protocol):
-    """What the batcher needs of a queue; a deque has it."""
+    """The interface of a queue, which a deque has."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> InferenceRequest: ...
     def __iter__(self) -> Iterator[InferenceRequest]: ...
     def append(self, request: InferenceRequest, /) -> None:
-        """Adds a request where its turn is."""
+        """Adds a request in its order."""
 
     def popleft(self) -> InferenceRequest:
         """Takes the next request out."""
 
     def extendleft(self, requests: Iterable[InferenceRequest], /) -> None:
-        """Puts back what was taken out last, the last one first."""
+        """Puts back the requests taken last, the last one first."""
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
 
 
 class PriorityQueue:
-    """Waiting requests by priority level, each level with a policy of its own.
+    """Queued requests by priority level, each level with its policy.
 
-    A level's requests come before those of all levels below. Within a level those whose timeout has
-    passed and that its policy keeps come after the others. The place of a request in all this is its rank.
+    A level's requests come before those of lower levels. Within a level, requests whose timeout has passed
+    and that the policy delays come after the others. A rank is twice the level, plus one if delayed.
 
     Args:
         policies: The policy of each level, highest first.
@@ -63,10 +63,10 @@ class PriorityQueue:
     def __init__(self, policies: tuple[QueuePolicy, ...], default_level: int) -> None:
         self._policies = policies
         self._default = default_level
-        # Two for each level: those in time, then those delayed. Ordered, so that any can be taken out.
+        # By rank. Ordered dicts, so that any request can be taken out.
         self._queues: list[OrderedDict[InferenceRequest, None]] = [OrderedDict() for _ in policies * 2]
         self._length = 0
-        # Of all that wait, also while they are in a batch that is being formed.
+        # Of all queued requests, also of those in the forming batch.
         self._ranks: dict[InferenceRequest, int] = {}
         self._waiting = [0] * len(policies)
 
@@ -88,24 +88,24 @@ class PriorityQueue:
         return policy
 
     def leave(self, request: InferenceRequest) -> None:
-        """Forgets a request that does not wait any more, in the queue or taken out of it."""
+        """Removes a request, in the queue or taken out of it."""
         rank = self._ranks.pop(request)
         self._waiting[rank // 2] -= 1
         self._remove(request, rank)
 
     def delays(self, request: InferenceRequest) -> bool:
-        """Whether a request whose timeout has passed is kept."""
+        """Whether the policy delays a request whose timeout has passed."""
         return self._policies[self._ranks[request] // 2].delays
 
     def delay(self, request: InferenceRequest) -> None:
-        """Puts a request in the queue behind all others of its level."""
+        """Moves a queued request behind all others of its level."""
         rank = self._ranks[request]
         self._remove(request, rank)
         self._ranks[request] = rank + 1
         self.append(request)
 
     def precedes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
-        """Whether a request goes before another one even if it comes later."""
+        """Whether a request precedes another one even if it comes later."""
         return self._ranks[request] < self._ranks[other]
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class PriorityQueue:
         return request
 
     def extendleft(self, requests: Iterable[InferenceRequest], /) -> None:
-        """Puts requests back where they were, the last one first."""
+        """Puts requests back at the head of their rank, the last one first."""
         for request in requests:
             queue = self._queues[self._ranks[request]]
             queue[request] = None
@@ -138,7 +138,7 @@ class PriorityQueue:
             self._length += 1
 
     def clear(self) -> None:
-        """Nothing to do: unlike a deque's, places never stay behind empty."""
+        """Nothing to do: there are no empty places."""
 
     def _head(self) -> OrderedDict[InferenceRequest, None]:
         return next(queue for queue in self._queues if queue)

@@ -1,17 +1,26 @@
-"""Rate limits as a pure state machine: who of those that share resources runs next.
+"""Rate limits as a pure state machine: which of the instances that share resources runs next.
 
-Every instance that needs resources has a `ResourceGrant`. It asks when it has something to run, is granted all that
-it needs at once or waits, and gives everything back when its batch is done:
+Every instance that needs resources has a `ResourceGrant`, which covers all that it needs at once:
 
-    RESTING --ask--> WAITING --granted--> HELD --release--> RESTING
+    =======  ======================================  =======
+    state    event                                   next
+    =======  ======================================  =======
+    RESTING  `ask`                                   WAITING
+    WAITING  granted, at once or later               HELD
+    HELD     `release` after a batch                 RESTING
+    HELD     `release(again=True)`                   WAITING
+    WAITING  `give_back`, `remove`                   RESTING
+    HELD     `give_back`, `remove`: no batch was run RESTING
+    =======  ======================================  =======
 
-Those that wait stand in the order of their scores, equals in the order in which they came. A score is the
-number of executions times the priority, so an instance of priority 2 runs half as often as one of 1. Time
-in which an instance wanted nothing earns it nothing: its score rises to that of those it competes with, or
-whoever is loaded last, or comes back after an hour, would keep all others waiting until it has caught up.
+Waiting grants are ordered by score, equal ones by time. A score is the number of executions times the
+priority, so an instance of priority 2 runs half as often as one of priority 1. Idle time earns nothing: on
+`ask` the score rises to that of its competitors, or an instance that was loaded late, or idle, would keep all
+others waiting until it has caught up.
 
-What one of those in front can't have yet is set aside for it as it comes free. So one that needs much is not
-passed for ever by those who need little; everybody else runs whenever what is left over is enough.
+Guarantees: free units are reserved for waiting grants in order, so one that needs much is not overtaken for
+ever by those that need little; others are granted whenever the rest is enough.
+Used by: `RateLimiter`.
 """
 
 from __future__ import annotations
@@ -30,12 +39,12 @@ Pool = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimit:
-    """How much there is of a resource, as the operator says.
+    """The operator's limit of a resource.
 
     Attributes:
         name: Name of the resource.
-        count: How much.
-        device: The one device this is about; None for each device.
+        count: Units.
+        device: The device it applies to; None for each device.
     """
 
     name: str
@@ -44,7 +53,7 @@ class ResourceLimit:
 
 
 class GrantState(Enum):
-    """Where a claim is between asking and giving back."""
+    """State of a grant."""
 
     RESTING = auto()
     WAITING = auto()
@@ -52,19 +61,19 @@ class GrantState(Enum):
 
 
 class ResourceGrant:
-    """What one instance needs to run a batch.
+    """The resources that one instance needs to run a batch.
 
     Args:
         owner: Name of its model.
-        resources: What it needs.
+        resources: The resources.
         device: The device it runs on.
         priority: Its weight; 0 counts as 1.
 
     Attributes:
-        needs: Units by pool; nothing that is needed zero times.
+        needs: Units by pool, all above 0.
         state: Changed only by `ResourceScheduler`.
-        score: Place in the order; lowest first.
-        on_granted: Called, by whoever drives the scheduler, when the claim was granted while it waited.
+        score: Its order; lowest first.
+        on_granted: Called by the scheduler's caller when a waiting grant is held.
     """
 
     __slots__ = ("needs", "on_granted", "order", "owner", "priority", "score", "started", "state")
@@ -78,18 +87,18 @@ class ResourceGrant:
                 self.needs[pool] = self.needs.get(pool, 0) + resource.count
         self.priority = max(priority, 1)
         self.score = 0
-        self.started = 0  # the score before the last grant, to go back to if nothing was run
+        self.started = 0  # the score before it was held, restored if no batch was run
         self.order = 0
         self.state = GrantState.RESTING
         self.on_granted: Callable[[], None] = lambda: None
 
 
 class ResourceScheduler:
-    """The resources of a server and the claims on them.
+    """The resources of a server and the grants of its instances.
 
     Args:
-        limits: How much there is of each resource. With none at all there is as much of each as the
-            instance needs that needs most of it.
+        limits: Units of each resource. With no limits at all there is as much of each as the most demanding
+            instance needs.
     """
 
     def __init__(self, limits: Iterable[ResourceLimit] = ()) -> None:
@@ -103,65 +112,52 @@ class ResourceScheduler:
 
     @property
     def capacity(self) -> Mapping[Pool, int]:
-        """Units that there are."""
+        """Units that exist, by pool."""
         return self._capacity
 
     @property
     def used(self) -> Mapping[Pool, int]:
-        """Units that are held."""
+        """Units that are held, by pool."""
         return self._used
 
     def add(self, grants: Collection[ResourceGrant]) -> list[ResourceGrant]:
-        """Lets instances take part.
-
-        Returns:
-            Claims that were granted because there is more of something now.
+        """Registers instances; returns the grants that are held because of it.
 
         Raises:
-            InvalidArgumentError: They could never run; nothing has changed. The text is Triton's.
+            InvalidArgumentError: They could never run; nothing is registered. The text is Triton's.
         """
         self._check(grants)
         self._grants.update(grants)
-        self._measure(grants)
+        self._update_capacity(grants)
         return self._grant()
 
     def remove(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
-        """Takes instances out that run nothing; those that are not there any more are no error.
-
-        Returns:
-            Claims that were granted because of it.
-        """
+        """Removes instances that run no batch, known or not; returns the grants held because of it."""
         leaving = [grant for grant in grants if grant in self._grants]
         for grant in leaving:
-            self._put_down(grant)
+            self._reset(grant)
         self._grants.difference_update(leaving)
-        self._measure(leaving)
+        self._update_capacity(leaving)
         return self._grant()
 
     def ask(self, grants: Iterable[ResourceGrant]) -> ResourceGrant | None:
-        """Asks for one of several resting claims, all that come before it in the order waiting from now on.
+        """Asks for one of several resting grants; those before it in the order wait.
 
-        Returns:
-            The one that was granted; None if all of them wait.
+        Returns the one that is held; None if all of them wait.
         """
         for grant in grants:
             grant.score = max(grant.score, self._floor(grant))
         for grant in sorted(grants, key=_score):
             self._wait(grant)
-            if self._grant():  # nobody else could run before, and nothing has come free
+            if self._grant():  # no other one could be granted: nothing was freed
                 return grant
         return None
 
     def release(self, grant: ResourceGrant, again: bool = False) -> list[ResourceGrant]:
-        """Gives back what an instance held for the batch that it has run.
+        """Releases the resources of a batch that has run.
 
-        Args:
-            claim: The instance's claim.
-            again: Whether it asks for the same at once. Asking after this would be too late: what it gave
-                back would be granted to others, whatever the scores.
-
-        Returns:
-            Claims that were granted because of it, perhaps the same one again.
+        With `again` the same grant asks at once; asking after this would be too late, as its resources would
+        go to others whatever the scores. Returns the grants held because of it, perhaps the same one.
         """
         self._free(grant)
         if again:
@@ -170,17 +166,13 @@ class ResourceScheduler:
         return self._grant()
 
     def give_back(self, grants: Iterable[ResourceGrant]) -> list[ResourceGrant]:
-        """Says that claims, waiting or held, are not needed: nothing was run.
-
-        Returns:
-            Claims that were granted because of it.
-        """
+        """Gives back unneeded grants, waiting or held; returns those held because of it."""
         for grant in grants:
-            self._put_down(grant)
+            self._reset(grant)
         return self._grant()
 
     def _floor(self, grant: ResourceGrant) -> int:
-        """The score of those that a claim competes with; where it needs several things, the lowest."""
+        """The score of a grant's competitors; the lowest if it needs several pools."""
         return min((self._level.get(pool, 0) for pool in grant.needs), default=0)
 
     def _wait(self, grant: ResourceGrant) -> None:
@@ -190,7 +182,7 @@ class ResourceScheduler:
         insort(self._waiting, (grant.score, grant.order, grant))
 
     def _grant(self) -> list[ResourceGrant]:
-        """Grants what can be granted, in order."""
+        """Grants in order what fits."""
         granted: list[ResourceGrant] = []
         left = {
             pool: free
@@ -202,7 +194,7 @@ class ResourceScheduler:
             grant = self._waiting[place][2]
             fits = all(left.get(pool, 0) >= count for pool, count in grant.needs.items())
             for pool, count in grant.needs.items():
-                # Used, or set aside for it.
+                # Held, or reserved for it.
                 if pool in left:
                     left[pool] -= count
                     if left[pool] <= 0:
@@ -230,7 +222,7 @@ class ResourceScheduler:
             if not self._used[pool]:
                 del self._used[pool]
 
-    def _put_down(self, grant: ResourceGrant) -> None:
+    def _reset(self, grant: ResourceGrant) -> None:
         if grant.state is GrantState.HELD:
             self._free(grant)
             grant.score = grant.started
@@ -240,7 +232,7 @@ class ResourceScheduler:
 
     def _check(self, grants: Collection[ResourceGrant]) -> None:
         owners = {grant.owner for grant in grants}
-        # A model that is loaded anew may change its mind, as its old instances go.
+        # A reloaded model may differ from its old instances, which go.
         others = (grant for grant in self._grants if grant.owner not in owners)
         pools = {pool for grant in (*grants, *others) for pool in grant.needs}
         shared = {name for name, device in pools if device is None}
@@ -268,16 +260,16 @@ class ResourceScheduler:
                 )
 
     def _limit(self, pool: Pool) -> int:
-        """How much there is of a pool where the operator says so; what is not named is not there."""
+        """The limit of a pool; 0 for a resource without one."""
         name, device = pool
         named = [limit for limit in self._limits if limit.name == name]
-        if device is None:  # the device of a limit means nothing for a shared resource
+        if device is None:  # a shared resource has no device
             return max((limit.count for limit in named), default=0)
         own = [limit.count for limit in named if limit.device == device]
         return max(own or [limit.count for limit in named if limit.device is None], default=0)
 
-    def _measure(self, grants: Iterable[ResourceGrant]) -> None:
-        """Finds out how much there is of the pools of some claims that have come or gone."""
+    def _update_capacity(self, grants: Iterable[ResourceGrant]) -> None:
+        """Updates the capacity of the pools of added or removed grants."""
         for pool in {pool for grant in grants for pool in grant.needs}:
             needed = [grant.needs[pool] for grant in self._grants if pool in grant.needs]
             if needed:

@@ -1,4 +1,4 @@
-"""What every scheduler answers with, and the interface the instances drive it through."""
+"""The interface of schedulers, and their decisions. Used by the runners."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ class Batch:
     """Requests that run together, and the times of their execution.
 
     Attributes:
-        requests: The requests, in the order they were queued or, where rows belong to sequences, by row.
+        requests: The requests, in queue order or, with the direct strategy, by row.
         size: Rows of all requests together.
-        fillers: How many of the requests only fill a row (`InferenceRequest.filler`), one row each.
-        instance: Number of the one instance that may run it; None where any may.
+        fillers: Number of requests that only fill a row (`InferenceRequest.filler`), one row each.
+        instance: Number of the only instance that may run it; None for any.
         compute_start_ns: Monotonic time at which an instance took the batch.
         compute_input_end_ns: When its inputs were ready for the model.
         compute_output_start_ns: When the model had its results.
-        compute_end_ns: When all responses had been made.
+        compute_end_ns: When all responses were made.
         bytes_copied: Bytes copied to gather inputs and scatter outputs.
-        end: Hands over what ends a request of a decoupled model's batch that has failed, or a request of one
-            that must not run again, where that has to come after what the request is still being sent; unset
-            where it does not.
+        end: Sends the last response of a decoupled request that failed or may not run again, behind the
+            responses still being sent; unset where the order needs no care.
     """
 
     __slots__ = (
@@ -55,7 +54,7 @@ class Batch:
 
 
 class WaitUntil:
-    """Nothing to run yet; ask again at `time_ns`, or when another request has come."""
+    """Nothing to run before `time_ns`, or before another request is queued."""
 
     __slots__ = ("time_ns",)
 
@@ -64,13 +63,13 @@ class WaitUntil:
 
 
 class Idle:
-    """Nothing to run until another request comes."""
+    """Nothing to run until another request is queued."""
 
     __slots__ = ()
 
 
 IDLE = Idle()
-"""The one answer of a scheduler that has nothing queued."""
+"""The only instance of `Idle`."""
 
 Decision = Batch | WaitUntil | Idle
 
@@ -86,13 +85,12 @@ class Timers(Protocol):
 class Scheduler(ABC):
     """A queue with a policy: no threads, no clock of its own, no locks.
 
-    Callers serialise all calls and pass the time. A request is in exactly one place: queued here, in one
-    batch, or finished; `cancel` and `expired` take it out only while it is queued here. Callers ask for a
-    batch only while an instance is idle; a scheduler whose batches name their instance sees by itself, from
-    the batches that it gave and that were completed, which ones are.
+    Callers serialise all calls, pass the time, and ask for a batch only while an instance is idle. A request
+    is in exactly one place: queued here, in one batch, or finished; `cancel` and `expired` take it out only
+    while it is queued. A scheduler whose batches name their instance knows from `complete` which are idle.
 
     Attributes:
-        expiries: When `expired` is to be called, before any other batch is asked for.
+        expiries: When to call `expired`, before the next batch is asked for.
     """
 
     __slots__ = ()
@@ -104,53 +102,43 @@ class Scheduler(ABC):
         """Queues a request.
 
         Raises:
-            ConchError: The queue does not take it; the request was not queued.
+            ConchError: The queue does not take it.
         """
 
     @abstractmethod
     def due_ns(self, now_ns: int) -> int | None:
-        """When `next_batch` will have a batch: at once if not after `now_ns`, or never as things stand."""
+        """When `next_batch` has a batch: at once if not after `now_ns`; None for never, as things stand."""
 
     @abstractmethod
     def next_batch(self, now_ns: int) -> Decision:
-        """Decides what an idle instance does next; a returned batch has left the queue."""
+        """Decides what an idle instance runs next; a returned batch has left the queue."""
 
     def instance_dues(self, now_ns: int) -> Mapping[int, int]:
-        """When each idle instance will have a batch, as `due_ns`, by number; those that never will left out.
-
-        Nothing where batches do not name their instance.
-        """
+        """When each idle instance has a batch, as `due_ns`, by number; empty if batches name no instance."""
         return {}
 
     def next_batch_of(self, number: int, now_ns: int) -> Decision:
-        """As `next_batch`, for one idle instance, where batches name theirs."""
+        """As `next_batch`, for one idle instance, if batches name theirs."""
         raise NotImplementedError
 
     def complete(self, batch: Batch, now_ns: int) -> None:
-        """Says that an instance has finished a batch.
-
-        Called also where it failed. Requests of it that are to run again have `rescheduled` set.
-        """
+        """Completes a batch, also a failed one; requests to run again have `rescheduled` set."""
 
     @abstractmethod
     def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
-        """Takes a queued request out, with those that can't be served without it.
-
-        Returns:
-            What was taken out, for the caller to answer; nothing if it is not queued any more.
-        """
+        """Takes out a queued request, with those that need it, for the caller to complete."""
 
     @abstractmethod
     def expired(self, now_ns: int) -> list[InferenceRequest]:
-        """Takes out the requests that may not wait any longer; the caller answers them."""
+        """Takes out expired requests, for the caller to complete."""
 
     def expiry_text(self, request: InferenceRequest) -> str:
-        """What a request is told that has expired before its client's own deadline."""
+        """The error text of a request that expired before its deadline."""
         return "Request timeout expired"
 
     @abstractmethod
     def drain(self) -> list[InferenceRequest]:
-        """Takes out everything queued; the caller answers it."""
+        """Takes out everything queued, for the caller to complete."""
 
     @property
     @abstractmethod
@@ -158,13 +146,13 @@ class Scheduler(ABC):
         """Number of requests queued."""
 
     def begin_closing(self, now_ns: int) -> None:
-        """Says that from now on only requests that `continues` allows are submitted."""
+        """Starts closing: from now on only requests that `continues` allows are submitted."""
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to something begun here, so that only this scheduler can take it."""
+        """Whether a request belongs to a live sequence, which only this scheduler has."""
         return False
 
     @property
     def held(self) -> int:
-        """What has been begun and may have further requests, such as sequences; a close waits for it."""
+        """Number of live sequences; a close waits for them."""
         return 0

@@ -1,1 +1,1 @@
-"""The sequence batcher: requests that belong together run in order, on one instance, in one place."""
+"""The sequence batcher: requests of a sequence run in order, on one instance."""

@@ -1,8 +1,22 @@
-"""The sequence batcher: takes requests, gives batches, and knows when a sequence begins and ends.
+"""The sequence batcher: queues requests by sequence, forms batches, starts and ends sequences.
 
-Where a sequence has its place is the table's business, which of its requests form a batch that of the
-strategies; this is what happens to requests on their way. Of each sequence at most one request is ready
-or runs: the first of its queue.
+`SequenceTable` assigns seats on instances, the strategies (`Seats`) choose which ready requests form a batch,
+and this module moves requests between them. Of each sequence at most one request, the first of its queue, is
+ready or runs.
+
+    =====================================  =======================================================
+    event of a live sequence               next
+    =====================================  =======================================================
+    it starts                              seated on an instance, or in the backlog
+    seated, a request is queued            ready
+    a batch takes the request              running
+    its batch completes: more is queued    ready
+    its batch completes: none is queued    ended, if END was sent; else idle
+    idle for `max_sequence_idle`           ended
+    ended                                  the seat goes to the oldest sequence of the backlog
+    =====================================  =======================================================
+
+Used by: the runners, under their lock.
 """
 
 from __future__ import annotations
@@ -26,16 +40,16 @@ from conch.core.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-# Members of an enumeration are slow to look up on the way of every request.
+# Looked up once: enum members are slow to access.
 _NEW, _QUEUED, _RUNNING = RequestState.NEW, RequestState.QUEUED, RequestState.RUNNING
 _DONE = RequestState.DONE
 
 _FIRST_OWN_ID = 1 << 63
-"""Ids of sequences made here begin above it, far from those that clients choose."""
+"""Generated sequence ids begin above it, far from those that clients choose."""
 
 
 class _KeyWithStates(NamedTuple):
-    """The batch key of a request whose states have shapes of their own."""
+    """The batch key of a request whose states have variable shapes."""
 
     own: object
     shapes: tuple[tuple[int, ...], ...]
@@ -46,10 +60,10 @@ class SequenceBatcher(Scheduler):
 
     Args:
         spec: The model version.
-        instances: How many instances run its batches.
+        instances: Number of instances.
 
     Attributes:
-        expiries: The times of requests that may not wait longer, and of idle sequences.
+        expiries: Expiry times of requests and idle sequences.
     """
 
     expiries: SequenceTimers
@@ -62,10 +76,10 @@ class SequenceBatcher(Scheduler):
         self._controls = Controls(settings.controls, most > 0)
         self._initial = SequenceStates(spec).initial
         self._adds = bool(settings.controls or settings.states)
-        # Only states of different shapes keep requests apart that fit together as they came.
+        # Only variable states separate requests with equal keys.
         self._keyed = any(-1 in state.dims for state in settings.states)
         self._iterative = settings.iterative
-        self._last_id = _FIRST_OWN_ID  # of the sequences made here
+        self._last_id = _FIRST_OWN_ID  # of generated ids
         self._seats: list[Seats] = [
             DirectSeats(number, most, settings, self._controls)
             if settings.strategy == "DIRECT"
@@ -75,10 +89,10 @@ class SequenceBatcher(Scheduler):
         self._table = SequenceTable(self._seats)
         self._by_id = self._table.by_id
         self.expiries = SequenceTimers(settings.max_idle_ns)
-        self._tracks = False  # until the first request that may wait only for so long
+        self._tracks = False  # until the first request that may expire
         self._bound = bound_of(spec.max_queue_size)
         self._pending = 0
-        self._now_ns = 0  # when something last came, was completed or expired
+        self._now_ns = 0  # time of the last submit, completion or expiry
 
     @property
     def pending(self) -> int:
@@ -94,7 +108,7 @@ class SequenceBatcher(Scheduler):
         """Queues a request behind the others of its sequence.
 
         Raises:
-            InvalidArgumentError: It has no sequence; the texts are Triton's.
+            InvalidArgumentError: It belongs to no sequence; the texts are Triton's.
             ResourceExhaustedError: The queue is full.
         """
         if request.batch_size != 1:
@@ -144,7 +158,7 @@ class SequenceBatcher(Scheduler):
         return min((each for each in due if each is not None), default=None)
 
     def next_batch(self, now_ns: int) -> Decision:
-        """The batch of that idle instance which has one due for the longest time."""
+        """The batch of the idle instance whose batch has been due for the longest time."""
         chosen: Seats | None = None
         soonest_ns = NEVER
         for seats in self._seats:
@@ -157,22 +171,22 @@ class SequenceBatcher(Scheduler):
         if soonest_ns > now_ns:
             return WaitUntil(soonest_ns)
         decision = self.next_batch_of(chosen.number, now_ns)
-        # Nothing is left of a batch all of whose requests have been answered meanwhile; another may be due.
+        # All requests of that batch were completed meanwhile; another one may be due.
         return self.next_batch(now_ns) if decision is IDLE else decision
 
     def instance_dues(self, now_ns: int) -> Mapping[int, int]:
-        """When each idle instance that has something ready is to run it, by number."""
+        """When each idle instance with ready requests runs them, by number."""
         dues = {seats.number: seats.due_ns(now_ns) for seats in self._seats if not seats.busy}
         return {number: due_ns for number, due_ns in dues.items() if due_ns is not None}
 
     def next_batch_of(self, number: int, now_ns: int) -> Decision:
-        """The batch of one idle instance that has one due."""
+        """The due batch of one idle instance."""
         seats = self._seats[number]
         batch = seats.next_batch(now_ns)
         if type(batch) is not Batch:
             return batch
         if self._iterative:
-            self._drop_answered(batch, seats, now_ns)
+            self._drop_completed(batch, seats, now_ns)
             if not batch.requests:
                 return IDLE
         seats.busy = True
@@ -182,7 +196,7 @@ class SequenceBatcher(Scheduler):
         return batch
 
     def complete(self, batch: Batch, now_ns: int) -> None:
-        """Lets the sequences of a batch go on, rest or end."""
+        """Continues, idles or ends the sequences of a batch."""
         assert batch.instance is not None
         seats = self._seats[batch.instance]
         seats.busy = False
@@ -199,7 +213,7 @@ class SequenceBatcher(Scheduler):
     def cancel(self, request: InferenceRequest) -> Sequence[InferenceRequest]:
         """Takes a queued request out with all others of its sequence that are queued.
 
-        A sequence goes on if any of its requests has run or runs, and is forgotten if none has.
+        A sequence lives on if any of its requests has run or runs, and ends if none has.
         """
         if request.state is not _QUEUED:
             return ()
@@ -215,7 +229,7 @@ class SequenceBatcher(Scheduler):
             each.state = _NEW
             if self._tracks:
                 self.expiries.unwatch(each)
-        # What ended it may be among them.
+        # The END request may be among them.
         sequence.ended = sequence.final
         if not sequence.running:
             if sequence.ended or not sequence.begun:
@@ -225,7 +239,7 @@ class SequenceBatcher(Scheduler):
         return taken
 
     def expired(self, now_ns: int) -> list[InferenceRequest]:
-        """Takes out requests that may not wait longer, with all of their sequences; ends idle sequences."""
+        """Takes out expired requests, with all of their sequences; ends idle sequences."""
         self._now_ns = now_ns
         expiries = self.expiries
         taken: list[InferenceRequest] = []
@@ -241,7 +255,7 @@ class SequenceBatcher(Scheduler):
         return "timeout of the corresponding sequence has been expired"
 
     def drain(self) -> list[InferenceRequest]:
-        """Takes out everything queued and forgets all sequences, those that run as soon as they have run."""
+        """Takes out everything queued and ends all sequences, running ones after their batch."""
         taken: list[InferenceRequest] = []
         for sequence in list(self._table):
             if sequence.queue:
@@ -254,18 +268,18 @@ class SequenceBatcher(Scheduler):
         return taken
 
     def continues(self, request: InferenceRequest) -> bool:
-        """Whether a request belongs to a live sequence that takes more."""
+        """Whether a request belongs to a live sequence that takes more requests."""
         if request.sequence_start:
             return False
         return self._successor(request.correlation_id) is not None
 
     def _successor(self, correlation_id: int | str) -> LiveSequence | None:
-        """The sequence that takes the requests with an id, if there is one."""
+        """The sequence that takes requests with this id, if any."""
         newest = self._table.newest(correlation_id)
         return None if newest is None or newest.ended else newest
 
     def _begin(self, request: InferenceRequest, now_ns: int) -> LiveSequence:
-        """Makes the sequence that a request begins."""
+        """Creates the sequence that a request starts."""
         own = not request.correlation_id
         if own:
             request.correlation_id = self._unused_id()
@@ -298,7 +312,7 @@ class SequenceBatcher(Scheduler):
         self._seated(self._table.release(sequence))
 
     def _seated(self, sequence: LiveSequence | None) -> None:
-        """Lets a sequence that has been given a seat run what it has queued."""
+        """Makes the queue of a newly seated sequence ready."""
         if sequence is None or not sequence.queue:
             return
         assert sequence.seats is not None
@@ -309,7 +323,7 @@ class SequenceBatcher(Scheduler):
                 self._watch(request, sequence)
 
     def _ready(self, request: InferenceRequest, sequence: LiveSequence, seats: Seats) -> None:
-        """Lets the first request of a sequence run, with those whose inputs and states have equal shapes."""
+        """Makes a request ready; it is batched with those whose inputs and states have equal shapes."""
         if self._keyed:
             key = request.batch_key
             own = key.own if isinstance(key, _KeyWithStates) else key
@@ -318,7 +332,7 @@ class SequenceBatcher(Scheduler):
         seats.ready(request)
 
     def _watch(self, request: InferenceRequest, sequence: LiveSequence) -> None:
-        """Sees to it that a request does not wait for too long: its timeout counts in the backlog only."""
+        """Sets when a request expires; its timeout counts in the backlog only."""
         end_ns = NEVER if request.deadline_ns is None else request.deadline_ns
         if request.timeout_us and sequence.seats is None:
             end_ns = min(end_ns, request.queued_ns + request.timeout_us * 1000)
@@ -327,7 +341,7 @@ class SequenceBatcher(Scheduler):
             self.expiries.watch(request, end_ns)
 
     def _start(self, requests: list[InferenceRequest]) -> None:
-        """Moves ready requests from their sequences into a batch, and adds what the model is to be told."""
+        """Moves ready requests from their sequences into a batch, and adds control inputs and states."""
         self._pending -= len(requests)
         flags = self._controls.flags
         for request in requests:
@@ -346,10 +360,10 @@ class SequenceBatcher(Scheduler):
                     **sequence.states,
                 }
             if self._tracks and not self._iterative:
-                self.expiries.unwatch(request)  # those that may wait again keep their time
+                self.expiries.unwatch(request)  # those that may run again keep their expiry
 
     def _go_on(self, sequence: LiveSequence, seats: Seats, now_ns: int) -> None:
-        """Lets a sequence none of whose requests runs any more go on with the next one, rest or end."""
+        """Continues a sequence that does not run with its next request, or idles or ends it."""
         queue = sequence.queue
         if queue:
             self._ready(queue[0], sequence, seats)
@@ -358,16 +372,16 @@ class SequenceBatcher(Scheduler):
         else:
             self.expiries.rest(sequence, now_ns)
 
-    def _drop_answered(self, batch: Batch, seats: Seats, now_ns: int) -> None:
-        """Takes those out of a batch that got their last answer while they waited to run again."""
-        answered = [request for request in batch.requests if request.completed]
-        if not answered:
+    def _drop_completed(self, batch: Batch, seats: Seats, now_ns: int) -> None:
+        """Drops requests from a batch that were completed while they waited to run again."""
+        completed = [request for request in batch.requests if request.completed]
+        if not completed:
             return
         batch.requests = [request for request in batch.requests if not request.completed]
         batch.size = len(batch.requests)
         self._now_ns = now_ns
-        self._pending -= len(answered)
-        for request in answered:
+        self._pending -= len(completed)
+        for request in completed:
             request.state = _DONE
             if self._tracks:
                 self.expiries.unwatch(request)
@@ -378,7 +392,7 @@ class SequenceBatcher(Scheduler):
             self._go_on(sequence, seats, now_ns)
 
     def _iterated(self, request: InferenceRequest, sequence: LiveSequence, now_ns: int) -> None:
-        """Puts a request that its model wants to run again before the others of its sequence."""
+        """Queues a rescheduled request before the others of its sequence."""
         if self._tracks:
             self.expiries.unwatch(request)
         inputs, sequence.inputs = sequence.inputs, None

@@ -1,4 +1,4 @@
-"""Control inputs: they tell a model where a request stands in its sequence, and which sequence that is."""
+"""Control inputs: a request's sequence id, and its START, READY and END flags."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _EMPTY_STRING = 4
 
 
 class Controls:
-    """The control inputs of a model, made once and shared by all its requests.
+    """The control inputs of a model, created once and shared by all requests.
 
     Args:
-        controls: What the config asks for.
+        controls: The config's controls.
         batches: Whether the model has a batch dimension.
 
     Attributes:
-        flags: The inputs that say start, ready and end, by `start + 2 * end`; they are never written to.
+        flags: The START, READY and END inputs, by `start + 2 * end`; never written to.
         absent: All inputs, for a row without a request.
     """
 
@@ -38,7 +38,7 @@ class Controls:
         self.absent = {**self._marks(marks, {}), **self.identity(0)}
 
     def identity(self, correlation_id: int | str) -> dict[str, Tensor]:
-        """The inputs that hold a sequence's id, as many of its bits as fit; 0 or empty for none."""
+        """The inputs with a sequence's id, as many of its bits as fit; 0 or empty for none."""
         return {
             control.name: Tensor(
                 control.name, control.datatype, self._shape, _id_bytes(correlation_id, control.datatype)
@@ -46,10 +46,10 @@ class Controls:
             for control in self._ids
         }
 
-    def _marks(self, controls: Sequence[ControlTensor], said: Mapping[str, bool]) -> dict[str, Tensor]:
+    def _marks(self, controls: Sequence[ControlTensor], flags: Mapping[str, bool]) -> dict[str, Tensor]:
         tensors = {}
         for control in controls:
-            value = control.true_value if said.get(control.kind) else control.false_value
+            value = control.true_value if flags.get(control.kind) else control.false_value
             data = np.array([value], NUMPY_DTYPES[control.datatype]).tobytes()
             tensors[control.name] = Tensor(control.name, control.datatype, self._shape, data)
         return tensors
@@ -65,19 +65,14 @@ def _id_bytes(correlation_id: int | str, datatype: str) -> bytes:
 
 
 class FillerRequest(InferenceRequest):
-    """What stands in a row of a batch whose sequence has no request to run.
-
-    Args:
-        like: A request of the batch, whose inputs it has with nothing in them.
-        inputs: Its inputs.
-    """
+    """Fills the row of a batch whose sequence has no ready request; `like` is a request of the batch."""
 
     filler = True
 
     __slots__ = ()
 
     def __init__(self, like: InferenceRequest, inputs: dict[str, Tensor]) -> None:
-        super().__init__(like.model_name, like.model_version, inputs, _nobody, like.received_ns)
+        super().__init__(like.model_name, like.model_version, inputs, _discard, like.received_ns)
         self.model = like.model
         self.requested = like.requested
         self.batch_key = like.batch_key
@@ -85,12 +80,12 @@ class FillerRequest(InferenceRequest):
         self.state = like.state
 
 
-def _nobody(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """Takes the responses nobody waits for."""
+def _discard(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+    """Discards the responses of fillers."""
 
 
 def empty_inputs(inputs: Mapping[str, Tensor], controls: Controls) -> dict[str, Tensor]:
-    """Inputs like those given, with zeros or empty strings in them, that say that there is no request."""
+    """Zeros or empty strings in the shape of the given inputs, with READY unset."""
     empty = {
         name: Tensor(name, tensor.datatype, tensor.shape, bytes(_size(tensor)))
         for name, tensor in inputs.items()

@@ -1,4 +1,4 @@
-"""The direct strategy: a sequence has one row of its instance's batches for as long as it lives."""
+"""The direct strategy: a live sequence owns one row of its instance's batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from conch.core.spec import SequenceBatching
 class DirectSeats(Seats):
     """The rows of one instance.
 
-    A batch has the ready requests of all rows, or, where their shapes differ, those that fit the oldest.
-    Rows before the last of them get fillers, so that everything stays where it is.
+    A batch has the ready requests of all rows, or, if their shapes differ, those that fit the oldest. Fillers
+    take the other rows before the last one.
 
     Args:
         number: The instance's number.
@@ -32,24 +32,24 @@ class DirectSeats(Seats):
         rows = max(max_batch_size, 1)
         super().__init__(number, rows)
         self._controls = controls
-        self._free_rows = list(range(rows))  # a heap: batches stay short
+        self._free_rows = list(range(rows))  # a heap: low rows keep batches short
         self._ready: dict[int, InferenceRequest] = {}
         self._oldest_ns = NEVER
         self._delay_ns = settings.max_queue_delay_ns if settings.min_slot_utilization else 0
         self._enough = ceil(settings.min_slot_utilization * rows - 1e-6)
 
     def take(self, sequence: LiveSequence) -> None:
-        """Gives a row to a sequence, the first free one."""
+        """Gives the first free row to a sequence."""
         super().take(sequence)
         sequence.slot = heapq.heappop(self._free_rows)
 
     def leave(self, sequence: LiveSequence) -> None:
-        """Frees the row of a sequence that has nothing ready."""
+        """Frees the row of a sequence with nothing ready."""
         super().leave(sequence)
         heapq.heappush(self._free_rows, sequence.slot)
 
     def ready(self, request: InferenceRequest) -> None:
-        """Says that the first request of a sequence could run."""
+        """Makes the first request of a sequence ready."""
         sequence = request.sequence
         assert sequence is not None
         self._ready[sequence.slot] = request
@@ -72,7 +72,7 @@ class DirectSeats(Seats):
         return self._oldest_ns + self._delay_ns
 
     def next_batch(self, now_ns: int) -> Batch:
-        """The ready requests, by row; fillers come when it is clear what inputs they get."""
+        """The ready requests, by row; `fill` adds fillers once inputs are known."""
         ready = self._ready
         if len(ready) == 1:
             requests = list(ready.values())
@@ -86,7 +86,7 @@ class DirectSeats(Seats):
         return Batch(requests, len(requests))
 
     def fill(self, batch: Batch) -> None:
-        """Puts fillers into the rows between those of the requests."""
+        """Adds fillers in the rows between the requests."""
         requests = batch.requests
         last = requests[-1].sequence
         assert last is not None
@@ -99,7 +99,7 @@ class DirectSeats(Seats):
         for request in requests:
             assert request.sequence is not None
             while len(rows) < request.sequence.slot:
-                # A dict for each: what runs the request may put reshaped tensors into it.
+                # A dict for each: the executor may put reshaped tensors into it.
                 rows.append(FillerRequest(like, dict(inputs)))
             rows.append(request)
         batch.requests = rows

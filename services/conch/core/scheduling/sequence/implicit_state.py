@@ -1,4 +1,4 @@
-"""Implicit state: tensors that the server keeps for a sequence from one request to the next."""
+"""Implicit state: tensors kept for a sequence from one request to the next."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class SequenceStates:
     """The states of one model version.
 
     Attributes:
-        initial: What a sequence begins with, by input.
+        initial: Initial states, by input.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         states = spec.sequence.states if spec.sequence is not None else ()
         batches = spec.max_batch_size > 0
         self._model = spec.name
-        self._lead = (1,) if batches else ()
+        self._batch_dims = (1,) if batches else ()
         self._by_output = {state.output_name: state for state in states}
         self._visible = frozenset(tensor.name for tensor in spec.outputs)
         self.initial = {state.input_name: self._initial(state) for state in states}
 
     def collect(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Moves the states in a response to its request's sequence; those that clients can see stay as well.
+        """Moves the states in a response to its sequence; outputs visible to clients stay as well.
 
-        A response that is an error leaves the states as they were, and so does one with a state that does
-        not fit the config, which becomes the response's error.
+        An error leaves the states unchanged. So does a state that does not fit the config, which becomes the
+        response's error.
         """
         if response.error is not None:
             return
@@ -57,12 +57,12 @@ class SequenceStates:
             response.outputs = []
             return
         response.outputs = outputs
-        # Those of warm-up and of fillers belong to no sequence.
+        # Warm-up requests and fillers have no sequence.
         if sequence is not None:
             sequence.states.update(updates)
 
     def _check(self, state: StateSpec, tensor: Tensor) -> None:
-        expected = (*self._lead, *state.dims)
+        expected = (*self._batch_dims, *state.dims)
         fits = len(tensor.shape) == len(expected) and all(
             want in (-1, got) for want, got in zip(expected, tensor.shape, strict=True)
         )
@@ -74,7 +74,7 @@ class SequenceStates:
             )
 
     def _initial(self, state: StateSpec) -> Tensor:
-        shape = (*self._lead, *state.initial_dims)
+        shape = (*self._batch_dims, *state.initial_dims)
         data = state.initial_data
         if data is None:
             data = bytes(prod(shape) * ELEMENT_SIZES.get(state.datatype, _EMPTY_STRING))

@@ -1,4 +1,4 @@
-"""The oldest strategy: an instance batches the first requests of its sequences like any others."""
+"""The oldest strategy: an instance batches the first requests of its sequences dynamically."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from conch.core.spec import SequenceBatching
 
 
 class OldestSeats(Seats):
-    """The candidates of one instance; those with something to run queue in a dynamic batcher.
+    """The candidates of one instance, whose ready requests queue in a dynamic batcher.
 
-    They come in the order in which their first requests became ready, so a sequence with many requests
-    waiting goes behind the others after each of them. An instance runs one batch at a time, so responses
-    keep that order as well.
+    They are queued in the order in which they became ready, so a sequence with many requests goes behind the
+    others after each of them. An instance runs one batch at a time, so responses keep that order.
 
     Args:
         number: The instance's number.
-        max_batch_size: Most requests in a batch; 0 and 1 both mean one.
+        max_batch_size: Limit of requests in a batch; 0 and 1 both mean one.
         settings: The model's settings.
     """
 
@@ -27,8 +26,8 @@ class OldestSeats(Seats):
         self._heads = DynamicBatcher(max_batch_size, settings.preferred_sizes, settings.max_queue_delay_ns)
 
     def ready(self, request: InferenceRequest) -> None:
-        """Says that the first request of a sequence could run."""
-        # It counts as queued since it came, not since its turn has come.
+        """Makes the first request of a sequence ready."""
+        # Its queue time counts from when it came, not from when it is ready.
         self._heads.submit(request, request.queued_ns)
 
     def withdraw(self, request: InferenceRequest) -> None:
@@ -36,9 +35,9 @@ class OldestSeats(Seats):
         self._heads.cancel(request)
 
     def due_ns(self, now_ns: int) -> int | None:
-        """When the batch being formed is to run."""
+        """When the forming batch is to run."""
         return self._heads.due_ns(now_ns)
 
     def next_batch(self, now_ns: int) -> Decision:
-        """The batch being formed."""
+        """The forming batch."""
         return self._heads.next_batch(now_ns)

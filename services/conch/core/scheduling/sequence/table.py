@@ -1,9 +1,9 @@
-"""The live sequences: which place each one has, who waits for one, and who follows under the same id.
+"""The live sequences: their seats on instances, the backlog, and sequences with the same id.
 
-A sequence lives from the request that starts it until the one that ends it has run. It then has a place on
-one instance, its seat, or waits for one in the backlog; a seat that is given up goes to whoever has waited
-longest. A sequence whose id is still in use follows the one that uses it: it begins, with nothing but its
-turn at the end of the backlog, when that one is gone, so that a model never sees two of one id.
+A sequence lives from its START request until its END request has run. It has a place on one instance, its
+seat, or waits for one in the backlog; a freed seat goes to the oldest sequence there. A sequence whose id is
+in use follows the sequence that uses it: it is seated, from the end of the backlog, when that one is gone, so
+that a model never sees two sequences of one id.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from conch.core.tensor import Tensor
 
 
 class LiveSequence:
-    """A sequence that has begun and not ended.
+    """A sequence that has started and not ended.
 
     Attributes:
         correlation_id: Its id.
-        identity: The inputs that tell a model its id.
-        states: The tensors the server keeps for it, by input.
-        final: Whether it takes no more requests, whatever becomes of those it has.
-        queue: Its requests that wait, in order.
+        identity: The control inputs with its id.
+        states: Its implicit states, by input.
+        final: Whether it takes no more requests, even if its queued ones are cancelled.
+        queue: Its queued requests, in order.
         running: Whether a request of it is in a batch.
-        begun: Whether any request of it has ever been in a batch.
+        begun: Whether a request of it has ever been in a batch.
         ended: Whether it takes no more requests.
         live: Whether it is in a table.
-        seats: The instance it has a place on, or None.
-        slot: Its place there.
+        seats: The instance of its seat, or None.
+        slot: Its seat there.
         followers: Sequences that wait for its id, or None.
-        inputs: With a request that may run again: its inputs as they came.
+        inputs: Original inputs of a request that may run again.
     """
 
     __slots__ = (
@@ -74,11 +74,11 @@ class LiveSequence:
 
 
 class Seats(ABC):
-    """The places of one instance, and those requests of the sequences on them that could run now.
+    """The seats of one instance, and the ready requests of their sequences.
 
     Attributes:
         number: The instance's number.
-        free: How many places nobody has.
+        free: Number of free seats.
         busy: Whether the instance runs a batch.
     """
 
@@ -88,18 +88,18 @@ class Seats(ABC):
         self.busy = False
 
     def take(self, sequence: LiveSequence) -> None:
-        """Gives a place to a sequence; there is a free one."""
+        """Gives a free seat to a sequence."""
         self.free -= 1
         sequence.seats = self
 
     def leave(self, sequence: LiveSequence) -> None:
-        """Frees the place of a sequence that has nothing ready."""
+        """Frees the seat of a sequence with nothing ready."""
         self.free += 1
         sequence.seats = None
 
     @abstractmethod
     def ready(self, request: InferenceRequest) -> None:
-        """Says that the first request of a sequence could run."""
+        """Makes the first request of a sequence ready."""
 
     @abstractmethod
     def withdraw(self, request: InferenceRequest) -> None:
@@ -107,25 +107,25 @@ class Seats(ABC):
 
     @abstractmethod
     def due_ns(self, now_ns: int) -> int | None:
-        """When a batch is to run, not after `now_ns` if at once; None with nothing ready."""
+        """When a batch is due, not after `now_ns` if at once; None with nothing ready."""
 
     @abstractmethod
     def next_batch(self, now_ns: int) -> Decision:
-        """A batch of ready requests, which are ready no more; called when one is due."""
+        """Takes a batch of ready requests; called when one is due."""
 
     def fill(self, batch: Batch) -> None:
-        """Puts fillers into a batch, once its requests have all their inputs."""
+        """Adds fillers to a batch, once its requests have all inputs."""
 
 
 class SequenceTable:
     """All live sequences of a model.
 
     Args:
-        seats: The places of each instance.
+        seats: The seats of each instance.
 
     Attributes:
-        by_id: For each id the sequence whose turn it is.
-        live: How many there are, followers included.
+        by_id: The current sequence of each id.
+        live: Number of live sequences, with followers.
     """
 
     def __init__(self, seats: Sequence[Seats]) -> None:
@@ -140,17 +140,16 @@ class SequenceTable:
             yield from sequence.followers or ()
 
     def newest(self, correlation_id: int | str) -> LiveSequence | None:
-        """The last sequence that began with an id."""
+        """The last sequence started with an id."""
         sequence = self.by_id.get(correlation_id)
         if sequence is None or not sequence.followers:
             return sequence
         return next(reversed(sequence.followers))
 
     def add(self, sequence: LiveSequence) -> LiveSequence | None:
-        """Adds a sequence; what used its id before takes no more requests.
+        """Adds a sequence; earlier ones of its id take no more requests.
 
-        Returns:
-            The sequence that has been given a seat by this, if any: this one or another.
+        Returns the sequence that is seated by this, if any: this one or another.
         """
         self.live += 1
         sequence.live = True
@@ -167,11 +166,7 @@ class SequenceTable:
         return self.release(first)
 
     def release(self, sequence: LiveSequence) -> LiveSequence | None:
-        """Forgets a sequence with nothing queued or running, and gives its seat away.
-
-        Returns:
-            The sequence that has been given a seat by this, if any.
-        """
+        """Removes a sequence with nothing queued or running; returns the one that gets its seat, if any."""
         self.live -= 1
         sequence.live = False
         first = self.by_id[sequence.correlation_id]
@@ -193,14 +188,14 @@ class SequenceTable:
             del self.by_id[sequence.correlation_id]
             return seated
         sequence.followers = None
-        heir, _ = followers.popitem(last=False)
-        heir.followers = followers
-        self.by_id[heir.correlation_id] = heir
-        # Never both: with a backlog there was no seat but the one it has just been given.
-        return self._admit(heir) or seated
+        follower, _ = followers.popitem(last=False)
+        follower.followers = followers
+        self.by_id[follower.correlation_id] = follower
+        # Never both: with a backlog, the only free seat was this one.
+        return self._admit(follower) or seated
 
     def _admit(self, sequence: LiveSequence) -> LiveSequence | None:
-        """Gives a sequence a seat, on the instance with the most free ones, or puts it in the backlog."""
+        """Seats a sequence on the instance with the most free seats, or puts it in the backlog."""
         seats = max(self._seats, key=_free)
         if not seats.free:
             self._backlog[sequence] = None

@@ -1,4 +1,4 @@
-"""Reads the settings of a cache, ``--cache-config <name>,<setting>=<value>``."""
+"""Parses the settings of a cache, ``--cache-config <name>,<setting>=<value>``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Settings:
     """The settings of one cache.
 
     Args:
-        cache: What the cache is called in messages, such as ``LocalCache``.
+        cache: Name of the cache in messages, such as ``LocalCache``.
         given: The settings.
-        known: The names of all settings there are.
+        known: The names of all settings.
 
     Raises:
-        InvalidArgumentError: One is given that is not known.
+        InvalidArgumentError: A setting is unknown.
     """
 
     def __init__(self, cache: str, given: Mapping[str, str], known: tuple[str, ...]) -> None:
@@ -35,14 +35,14 @@ class Settings:
         return InvalidArgumentError(f"Failed to initialize {self._cache}: {problem}")
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """A setting as it was given."""
+        """A setting as text."""
         return self._given.get(name, default)
 
     def number(self, name: str, default: int, least: int = 0, most: int = 2**63 - 1) -> int:
         """A whole number.
 
         Raises:
-            InvalidArgumentError: It is none, or out of range.
+            InvalidArgumentError: It is not, or out of range.
         """
         text = self._given.get(name)
         if text is None:
@@ -53,7 +53,7 @@ class Settings:
         return int(text)
 
     def flag(self, name: str) -> bool:
-        """``true`` or ``false``; false where it is not given.
+        """``true`` or ``false``; false by default.
 
         Raises:
             InvalidArgumentError: It is neither.
@@ -64,7 +64,7 @@ class Settings:
         return text == "true"
 
     def seconds(self, name: str) -> int:
-        """A time in seconds, possibly with decimals, as nanoseconds; 0 where it is not given.
+        """A time in seconds, possibly with decimals, as nanoseconds; 0 by default.
 
         Raises:
             InvalidArgumentError: It is not above 0.
