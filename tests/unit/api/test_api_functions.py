@@ -20,7 +20,7 @@ from conch.core.spec import ModelSpec, TensorSpec
 from conch.core.tensor import Tensor, decode_bytes
 
 
-def completed(datatype: str, value: Any) -> InferenceResponse:
+def answered(datatype: str, value: Any) -> InferenceResponse:
     """What a function's value for its output becomes."""
     one = request(ResponseQueue())
     instance = FunctionInstance(spec(datatype), "m_0", lambda requests: [{"Y": value}], lambda function: None)
