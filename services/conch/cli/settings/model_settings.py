@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from conch.cli.settings.server_settings import SECRET_OPTION
 from conch.cli.settings.setting import SettingGroup, optional, repeatable, setting
 from conch.cli.settings.value_types import (
@@ -15,13 +17,18 @@ from conch.cli.settings.value_types import (
     TEXT,
 )
 
+_SECRET_URL = re.compile(r".*?://[^/@:]*:(?=[^/@]+@)")
+"""Scheme and user of a URL with a password; the rest is hidden."""
+
 
 class RepositorySettings(SettingGroup):
     """Where models come from."""
 
     title = "model repositories"
-    model_repository = repeatable(REPOSITORY, "directory of models, or s3://, gs:// or as:// URL of one")
-    model_store = repeatable(REPOSITORY, replaced_by="model-repository")
+    model_repository = repeatable(
+        REPOSITORY, "directory of models, or s3://, gs:// or as:// URL of one", secret=_SECRET_URL
+    )
+    model_store = repeatable(REPOSITORY, replaced_by="model-repository", secret=_SECRET_URL)
     model_namespacing = setting(
         BOOL, False, "let several repositories have models of one name, for ensembles of the same repository"
     )
