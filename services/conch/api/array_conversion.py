@@ -1,4 +1,4 @@
-"""What becomes an array of what callers and functions give: the values that they mean, or an error."""
+"""Converts values of callers and functions to arrays, exactly or with an error."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from conch.core.tensor import NUMPY_DTYPES, Array
 
 
 def array_of(value: Any, datatype: str | None) -> Array:
-    """An array of a datatype; one that is an array already stays what it is, but for strings.
+    """Converts a value to an array of a datatype; an array keeps its type, except for strings.
 
     Args:
-        value: What is to be one.
-        datatype: Protocol name of the elements' type; None for what numpy finds.
+        value: The value.
+        datatype: Protocol name of the element type; None for what numpy chooses.
 
     Raises:
-        ValueError: It can't be one, or its values would become others.
+        ValueError: It cannot be converted, or values would change.
     """
     if isinstance(value, np.ndarray):
         return encoded(value)
     if datatype == "BYTES":
-        return encoded(np.asarray(value, object))  # no string type of numpy's: those end where zeros begin
+        return encoded(np.asarray(value, object))  # numpy's string types drop trailing zeros
     array: Array = np.asarray(value)
     wanted = NUMPY_DTYPES.get(datatype or "")
     if wanted is None or array.dtype == wanted:
@@ -33,7 +33,7 @@ def array_of(value: Any, datatype: str | None) -> Array:
     with np.errstate(over="ignore"):
         made = array.astype(wanted)
     if array.size:
-        # Floats may be rounded, but what is finite must not become infinite.
+        # Rounding is accepted, but a finite value must stay finite.
         kept = np.isfinite(array) == np.isfinite(made) if wanted.kind == "f" else array == made
         if not np.all(kept):
             raise ValueError(f"not all of its values fit {datatype}")
@@ -41,10 +41,10 @@ def array_of(value: Any, datatype: str | None) -> Array:
 
 
 def input_array(name: str, value: Any, datatype: str | None) -> Array:
-    """An input's array; see `array_of`.
+    """Converts an input; see `array_of`.
 
     Raises:
-        InvalidArgumentError: It can't be one.
+        InvalidArgumentError: It cannot be converted.
     """
     try:
         return array_of(value, datatype)
@@ -53,7 +53,7 @@ def input_array(name: str, value: Any, datatype: str | None) -> Array:
 
 
 def listed(value: Any) -> Array:
-    """As numpy makes an array, but strings in lists stay objects of their own length."""
+    """As `np.asarray`, but strings in lists stay objects of their own length."""
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
@@ -61,7 +61,7 @@ def listed(value: Any) -> Array:
 
 
 def encoded(array: Array) -> Array:
-    """An array with its strings, if it has such, as objects of `bytes`; numbers stay.
+    """Converts string elements to objects of `bytes`; numbers stay.
 
     Raises:
         ValueError: There are other objects.

@@ -1,4 +1,4 @@
-"""`conch.AsyncClient`: as `conch.Client`, on an event loop."""
+"""`conch.AsyncClient`: `conch.Client` for an event loop."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from conch.core.request import Parameter
 class AsyncClient(ClientBase):
     """A model of a server, for coroutines of one event loop.
 
-    It connects with the first call, and waits until the model is ready then.
+    The first call connects and waits until the model is ready.
 
     Args:
         url: As for `conch.Client`.
         model: The model's name.
-        version: Its version; the newest without.
-        wait_s: Seconds to wait for it to be ready.
-        timeout_s: Seconds that a request, or the next response of a stream, may take; None for any time.
+        version: Its version; the newest if empty.
+        wait_s: Seconds to wait until it is ready.
+        timeout_s: Time limit in seconds of a request, or of the next response of a stream; None for no limit.
 
     Raises:
-        InvalidArgumentError: The url is none.
+        InvalidArgumentError: The url is invalid.
         ImportError: tritonclient is not installed.
     """
 
@@ -54,7 +54,7 @@ class AsyncClient(ClientBase):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connection; the next call opens another one."""
+        """Closes the connection; the next call opens another."""
         client, self._client, self._signature = self._client, None, None
         if client is not None:
             await client.close()
@@ -115,7 +115,7 @@ class AsyncClient(ClientBase):
         signature, request = await self._asked(inputs, named, parameters, sample)
 
         async def requests() -> AsyncIterator[Any]:
-            yield request  # and no more: the server ends the stream when this one has been answered
+            yield request  # the server ends the stream after the only request
 
         stream = self._client.stream_infer(requests(), headers=STREAM_HEADERS)
         try:
@@ -135,7 +135,7 @@ class AsyncClient(ClientBase):
     async def _asked(
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> tuple[Signature, dict[str, Any]]:
-        """As that of `conch.Client`."""
+        """As in `conch.Client`."""
         known = self._signature
         signature = await self._known()
         try:

@@ -20,18 +20,18 @@ from conch.core.request import Parameter
 class Client(ClientBase):
     """A model of a server, for one thread at a time.
 
-    It connects with the first call, and waits until the model is ready then.
+    The first call connects and waits until the model is ready.
 
     Args:
         url: ``host:port`` or ``grpc://host:port`` for gRPC, ``http://host:port`` for REST; ``grpcs://`` and
             ``https://`` with TLS.
         model: The model's name.
-        version: Its version; the newest without.
-        wait_s: Seconds to wait for it to be ready.
-        timeout_s: Seconds that a request, or the next response of a stream, may take; None for any time.
+        version: Its version; the newest if empty.
+        wait_s: Seconds to wait until it is ready.
+        timeout_s: Time limit in seconds of a request, or of the next response of a stream; None for no limit.
 
     Raises:
-        InvalidArgumentError: The url is none.
+        InvalidArgumentError: The url is invalid.
         ImportError: tritonclient is not installed.
     """
 
@@ -56,16 +56,16 @@ class Client(ClientBase):
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; the next call opens another one."""
+        """Closes the connection; the next call opens another."""
         client, self._client, self._signature = self._client, None, None
         if client is not None:
             client.close()
 
     def wait(self) -> None:
-        """Waits until the model is ready; returns at once if it has been.
+        """Waits until the model is ready; later calls return at once.
 
         Raises:
-            UnavailableError: It was not in time.
+            UnavailableError: It was not ready in time.
         """
         self._known()
 
@@ -75,15 +75,15 @@ class Client(ClientBase):
         parameters: Mapping[str, Parameter] | None = None,
         **named: npt.ArrayLike,
     ) -> Result:
-        """Runs a request of one sample: inputs and outputs are without the batch dimension.
+        """Runs a request for one sample: inputs and outputs have no batch dimension.
 
         Args:
             inputs: Inputs in the model's order.
-            parameters: Parameters for the model.
+            parameters: Request parameters.
             named: Inputs by name, instead.
 
         Raises:
-            ConchError: What the server says.
+            ConchError: An error of the server.
         """
         return self._infer(inputs, named, parameters, sample=True)
 
@@ -104,7 +104,7 @@ class Client(ClientBase):
     ) -> Iterator[Result]:
         """As `infer_sample`, for a model with any number of responses; over gRPC only.
 
-        A loop that is left early cancels the request.
+        Leaving the loop early cancels the request.
         """
         return self._stream(inputs, named, parameters, sample=True)
 
@@ -134,7 +134,7 @@ class Client(ClientBase):
         return self._responses(signature, request, sample)
 
     def _responses(self, signature: Signature, request: dict[str, Any], sample: bool) -> Iterator[Result]:
-        # A client of tritonclient has one stream, and callers may be in the middle of several.
+        # A tritonclient client has one stream; callers may read several.
         client = self._open()
         come: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         ended = False
@@ -155,7 +155,7 @@ class Client(ClientBase):
                 if found or not ended:
                     yield found
         finally:
-            # A stream that is cancelled leaves a thread behind that waits for more to send.
+            # A cancelled tritonclient stream leaks a thread that waits for requests: wake it.
             waits = None if ended else getattr(getattr(client, "_stream", None), "_request_queue", None)
             client.stop_stream(cancel_requests=not ended)
             if waits is not None:
@@ -165,7 +165,7 @@ class Client(ClientBase):
     def _asked(
         self, inputs: Any, named: Any, parameters: Mapping[str, Parameter] | None, sample: bool
     ) -> tuple[Signature, dict[str, Any]]:
-        """A request, and the signature that it was made by."""
+        """A request and the signature it was made from."""
         known = self._signature
         signature = self._known()
         try:
@@ -173,12 +173,12 @@ class Client(ClientBase):
         except InvalidArgumentError:
             if known is None:
                 raise
-        self._signature = None  # the model may have been replaced since
+        self._signature = None  # the model may have been replaced
         signature = self._known()
         return signature, self._request(signature, inputs, named, parameters, sample)
 
     def _known(self) -> Signature:
-        """The model's signature, once it is ready."""
+        """The model's signature; waits until the model is ready."""
         if self._signature is not None:
             return self._signature
         if self._client is None:

@@ -28,10 +28,10 @@ from conch.core.request import Parameter
 from conch.core.tensor import Array
 
 LOOK_S = 0.05
-"""Seconds between looks at whether a model is ready."""
+"""Polling interval of model readiness, in seconds."""
 
 STREAM_HEADERS = {"triton_grpc_error": "true"}
-"""Has a stream end with an error's code, which responses of a stream do not have."""
+"""Makes a stream end with an error's status code, which stream responses do not carry."""
 
 _GRPC_STATUS = {
     "INVALID_ARGUMENT": "INVALID_ARG",
@@ -46,11 +46,11 @@ _SCHEMES = {"grpc": False, "grpcs": True, "http": False, "https": True}
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where a server is.
+    """Address of a server.
 
     Attributes:
-        grpc: Whether it is spoken to over gRPC.
-        tls: Whether over TLS.
+        grpc: Whether the protocol is gRPC.
+        tls: Whether it uses TLS.
         address: Host and port.
     """
 
@@ -60,10 +60,10 @@ class Url:
 
     @classmethod
     def parse(cls, url: str) -> Url:
-        """Reads one.
+        """Parses a url.
 
         Raises:
-            InvalidArgumentError: It is none.
+            InvalidArgumentError: It is invalid.
         """
         scheme, found, address = url.partition("://")
         if not found:
@@ -76,10 +76,10 @@ class Url:
         return cls(scheme.startswith("grpc"), _SCHEMES[scheme], address.rstrip("/"))
 
     def module(self, aio: bool = False) -> ModuleType:
-        """The part of tritonclient that speaks to it.
+        """The tritonclient module for this protocol.
 
         Raises:
-            ImportError: It is not installed; the text says how to.
+            ImportError: It is not installed; the text says how to install it.
         """
         kind = "grpc" if self.grpc else "http"
         try:
@@ -92,7 +92,7 @@ class Url:
 
 
 class Signature:
-    """What a model takes and returns.
+    """Inputs and properties of a model.
 
     Args:
         config: The model's config in JSON.
@@ -111,9 +111,9 @@ class Signature:
         """Datatype and array of each input.
 
         Args:
-            given: Inputs in their order.
+            given: Inputs in the model's order.
             named: Inputs by name.
-            sample: Whether they are without a batch dimension, which they get where the model has one.
+            sample: Whether to add the batch dimension, where the model has one.
 
         Raises:
             InvalidArgumentError: They do not fit the model.
@@ -140,7 +140,7 @@ class Signature:
         return array[np.newaxis] if sample and self.batches else array
 
     def result(self, response: Any, sample: bool) -> Result:
-        """What a response of tritonclient holds."""
+        """Converts a response of tritonclient."""
         head = response.get_response()
         if isinstance(head, dict):
             names = [output["name"] for output in head.get("outputs", ())]
@@ -159,13 +159,13 @@ class Signature:
 
 
 def is_final(response: Any) -> bool:
-    """Whether a response of a stream is the last one."""
+    """True for the last response of a stream."""
     parameter = response.get_response().parameters.get(_FINAL)
     return parameter is not None and bool(parameter.bool_param)
 
 
 def as_error(error: BaseException) -> ConchError | None:
-    """What one of tritonclient's exceptions, or of what it is made of, says; None for other ones."""
+    """Converts an exception of tritonclient or its transports; None for others."""
     if isinstance(error, ConnectionError | TimeoutError):
         return UnavailableError(f"the server can't be reached: {error}")
     text_of, status_of = (
@@ -190,18 +190,18 @@ def _datatype(data_type: str) -> str:
 
 
 class ClientBase:
-    """A model of a server, and what is known of it.
+    """A model of a server; everything but waiting.
 
     Args:
-        url: Where the server is.
+        url: The server.
         model: The model's name.
-        version: Its version; the newest without.
-        wait_s: Seconds to wait for it to be ready.
-        timeout_s: Seconds that a request may take; None for any time.
-        aio: Whether its client is that for coroutines.
+        version: Its version; the newest if empty.
+        wait_s: Seconds to wait until it is ready.
+        timeout_s: Time limit of a request in seconds; None for no limit.
+        aio: Whether to use the asyncio client.
 
     Raises:
-        InvalidArgumentError: The url is none.
+        InvalidArgumentError: The url is invalid.
         ImportError: tritonclient is not installed.
     """
 
@@ -226,7 +226,7 @@ class ClientBase:
         parameters: Mapping[str, Parameter] | None,
         sample: bool,
     ) -> dict[str, Any]:
-        """A request as all methods of tritonclient take it.
+        """Keyword arguments of tritonclient's methods for a request.
 
         Raises:
             InvalidArgumentError: The inputs do not fit the model.
@@ -236,7 +236,7 @@ class ClientBase:
             tensor = self._tensors.InferInput(name, list(array.shape), datatype)
             try:
                 tensor.set_data_from_numpy(array)
-            except Exception as error:  # tritonclient has one class for everything
+            except Exception as error:  # tritonclient raises one class for all errors
                 raise InvalidArgumentError(f"input '{name}': {error}") from error
             inputs.append(tensor)
         return {
@@ -247,13 +247,13 @@ class ClientBase:
         }
 
     def _know(self, answer: Any) -> Signature:
-        """Keeps what the server says of the model's config."""
+        """Stores the signature from the server's model config."""
         self._signature = Signature(answer["config"] if self._url.grpc else answer)
         return self._signature
 
     @property
     def _asking(self) -> dict[str, Any]:
-        """What to ask for the config with."""
+        """Arguments of the request for the model config."""
         asking: dict[str, Any] = {"model_name": self._model, "model_version": self._version}
         return asking | {"as_json": True} if self._url.grpc else asking
 
@@ -267,10 +267,10 @@ class ClientBase:
 
 @contextmanager
 def translated_errors(timeout_s: float | None = None) -> Iterator[None]:
-    """Gives errors the classes that they have in a server.
+    """Converts exceptions of tritonclient to conch's classes.
 
     Args:
-        timeout_s: Seconds that the block has; None for any time.
+        timeout_s: Time limit of the block in seconds; None for no limit.
     """
     try:
         yield

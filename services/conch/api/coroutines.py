@@ -1,7 +1,9 @@
-"""Coroutines of bound functions, run on an event loop of their instance while its thread waits for them.
+"""Runs coroutines of bound functions on an event loop of their instance, while the instance's thread waits.
 
-What stands above a function, a decorator or the instance, settles what the function returns: an awaitable
-becomes its result, an async generator a plain one. So nothing else has to know of coroutines.
+Callers (decorators, the instance) pass each result through `resolve_awaitable`: an awaitable becomes its
+result, an async generator an iterator. No other code handles coroutines.
+
+Threads: one event loop per instance, created for its first coroutine.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _END = object()
 
 
 class Coroutines:
-    """The event loop of one instance, made for its first coroutine.
+    """The event loop of one instance.
 
     Args:
         name: The instance's name.
@@ -32,7 +34,7 @@ class Coroutines:
         self._loop: EventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Waits for an awaitable; returns or raises what it does."""
+        """Waits for an awaitable; returns or raises its outcome."""
         with self._lock:
             if self._loop is None:
                 self._loop = EventLoop(self._name)
@@ -42,7 +44,7 @@ class Coroutines:
         return result
 
     def close(self) -> None:
-        """Waits for what runs and ends the loop."""
+        """Waits for running coroutines and ends the loop."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None:
@@ -50,7 +52,7 @@ class Coroutines:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Has `resolve_awaitable` use this loop on this thread meanwhile."""
+        """Makes `resolve_awaitable` use this loop on this thread during the block."""
         token = _current.set(self)
         try:
             yield
@@ -62,18 +64,18 @@ _current: ContextVar[Coroutines | None] = ContextVar("conch_coroutines", default
 
 
 def resolve_awaitable(returned: Any) -> Any:
-    """What a function returned, with its coroutine or its async generator run."""
+    """Returns a function's result; runs a coroutine, wraps an async generator as an iterator."""
     if isinstance(returned, AsyncIterator):
         return _steps(returned)
     return _run(returned) if isawaitable(returned) else returned
 
 
 def resolve_awaitables(returned: Sequence[Any], alone: bool) -> list[Any]:
-    """The same of what several calls returned; their coroutines run side by side.
+    """Resolves the results of several calls; their coroutines run concurrently.
 
     Args:
-        returned: What they returned.
-        alone: Whether an exception is raised; else it stands in place of the result.
+        returned: The results.
+        alone: Whether an exception is raised; otherwise it replaces the result.
     """
     waiting = [each for each in returned if isawaitable(each)]
     results = iter(_run(_gathered(waiting, alone)) if waiting else ())
@@ -88,7 +90,7 @@ def _run(awaitable: Awaitable[Any]) -> Any:
     coroutines = _current.get()
     if coroutines is not None:
         return coroutines.run(awaitable)
-    return asyncio.run(_awaited(awaitable))  # a function that no server calls, as in a test of its own
+    return asyncio.run(_awaited(awaitable))  # called outside a server, as in a unit test
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:
@@ -96,7 +98,7 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 def _steps(stream: AsyncIterator[Any]) -> Iterator[Any]:
-    """What an async generator yields; one that is left early is closed."""
+    """Iterates over an async generator; closes it if the loop ends early."""
     try:
         while (item := _run(_next(stream))) is not _END:
             yield item

@@ -1,9 +1,9 @@
-"""From functions of arrays to functions of requests: what goes between a server and a function.
+"""Decorators that turn functions of arrays into functions of requests.
 
-A bound function gets a list of `conch.Request` and returns as many answers, each a mapping of arrays by name,
-or a sequence of them in the order of the outputs. `sample` and `batch` make such a function of one that takes
-arrays by keyword. Those that take requests (`fill_optionals`, `group_by_keys`, `group_by_values`) stand above
-them, those that take arrays (`first_value`, `pad_batch`) below. All of them leave a generator one.
+A bound function takes a list of `conch.Request` and returns as many results, each a mapping of arrays by name
+or a sequence in the order of the outputs. `sample` and `batch` make such a function from one with arrays as
+keyword arguments. Above them go decorators of requests (`fill_optionals`, `group_by_keys`,
+`group_by_values`), below them those of arrays (`first_value`, `pad_batch`). All support generators.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from conch.core.tensor import Array, datatype_of
 from conch.core.validation import shape_text
 
 Outputs = Any
-"""Arrays by name, or in the order of the outputs; one array alone where there is one output."""
+"""Arrays by name, or in the order of the outputs; a single array for a single output."""
 
 Answers = Any
-"""One `Outputs` for each request, in their order; None for nothing. Or an iterator of such lists."""
+"""One `Outputs` per request in order, None for no response; or an iterator of such lists."""
 
 Function = Callable[..., Any]
 
@@ -35,10 +35,10 @@ _NOTHING = object()
 
 
 def sample(function: Function) -> Function:
-    """Calls a function once for each request, with its inputs by keyword; it returns the outputs.
+    """Calls a function once per request, with its inputs as keyword arguments; it returns the outputs.
 
-    For models without a batch dimension. One that yields outputs answers each request any number of times.
-    Coroutines run side by side.
+    For models without a batch dimension. A generator yields any number of responses per request. Coroutines
+    run concurrently.
     """
 
     @wraps(function)
@@ -53,9 +53,9 @@ def sample(function: Function) -> Function:
 
 
 def batch(function: Function) -> Function:
-    """Calls a function once for all requests, with their inputs joined along the batch dimension, by keyword.
+    """Calls a function once per batch, with concatenated inputs as keyword arguments.
 
-    It returns the outputs of all, which are split again.
+    Inputs are concatenated along the batch dimension; the outputs are split by request.
     """
 
     @wraps(function)
@@ -76,13 +76,11 @@ def pad_batch(*, sizes: Sequence[int] = ()) -> Callable[[Function], Function]: .
 
 
 def pad_batch(function: Function | None = None, *, sizes: Sequence[int] = ()) -> Any:
-    """Has a function below `batch` get batches of a few sizes only: the last row is repeated.
-
-    What it returns is cut back.
+    """Limits a function below `batch` to a few batch sizes by repeating the last row; outputs are cut back.
 
     Args:
-        function: The function, where the decorator stands without parentheses.
-        sizes: The sizes; by default those that the batcher prefers, and the largest.
+        function: The function, if the decorator has no parentheses.
+        sizes: The sizes; by default the batcher's preferred sizes and the maximum.
     """
 
     def decorate(function: Function) -> Function:
@@ -106,17 +104,17 @@ def pad_batch(function: Function | None = None, *, sizes: Sequence[int] = ()) ->
 
 
 def group_by_keys(function: Function) -> Function:
-    """Calls a function of requests once for each set of inputs that requests have."""
+    """Calls a function of requests once per distinct set of inputs."""
     return _grouping(_names_of)(function)
 
 
 def group_by_values(*names: str) -> Callable[[Function], Function]:
-    """Calls a function of requests once for each combination of values that requests have of some inputs.
+    """Calls a function of requests once per distinct combination of values of some inputs.
 
-    Rows of one request may have different values; it shares a call only with those that have the same then.
+    A request whose rows differ shares a call only with requests that have the same rows.
 
     Args:
-        names: The inputs; to have none of one is a value too.
+        names: The inputs; a missing input counts as a value.
     """
     if not names:
         raise TypeError("group_by_values: name at least one input")
@@ -128,11 +126,11 @@ def group_by_values(*names: str) -> Callable[[Function], Function]:
 
 
 def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
-    """Gives requests the inputs that they have left out.
+    """Adds inputs that requests leave out.
 
     Args:
-        defaults: Values by input, without the batch dimension. What is no array becomes one of the input's
-            type; one value alone fills its dims.
+        defaults: Values by input, without the batch dimension. A value that is not an array is converted to
+            the input's datatype; a scalar fills the input's dims.
     """
     if not defaults:
         raise TypeError("fill_optionals: give at least one default, by the name of its input")
@@ -173,12 +171,12 @@ def fill_optionals(**defaults: Any) -> Callable[[Function], Function]:
 
 
 def first_value(*names: str, scalars: bool = True, strict: bool = True) -> Callable[[Function], Function]:
-    """Gives a function below `batch` one value of some inputs instead of one for each row.
+    """Passes one value of some inputs to a function below `batch`, instead of one per row.
 
     Args:
-        names: The inputs; those that are not there are left out.
-        scalars: Whether arrays of one element come as that element.
-        strict: Whether rows that differ are an error; with `group_by_values` above they do not.
+        names: The inputs; missing ones are skipped.
+        scalars: Whether arrays of one element are passed as that element.
+        strict: Whether differing rows are an error; below `group_by_values` they do not differ.
     """
     if not names:
         raise TypeError("first_value: name at least one input")
@@ -232,7 +230,7 @@ def _names_of(request: Request) -> object:
 def _one_by_one(
     streams: Iterable[tuple[list[int], Iterator[Any]]], answers: list[Any]
 ) -> Iterator[list[Any]]:
-    """The answers of groups that yield them, the groups one after the other."""
+    """Results of generator groups, one group after the other."""
     if any(answer is not None for answer in answers):
         yield answers
     for places, stream in streams:
@@ -248,7 +246,7 @@ def _one_by_one(
 
 
 def _together(answers: Sequence[Any]) -> Iterator[list[Any]]:
-    """What requests yield each by itself, a turn of each at a time."""
+    """Steps of several generators, one of each per round."""
     streams = [answer if isinstance(answer, Iterator) else iter([answer]) for answer in answers]
     alone = len(streams) == 1
     going = True
@@ -257,7 +255,7 @@ def _together(answers: Sequence[Any]) -> Iterator[list[Any]]:
         going = any(answer is not _NOTHING for answer in turn)
         if going:
             yield [None if answer is _NOTHING else answer for answer in turn]
-        # One that has failed has ended.
+        # A generator that raised has ended.
         streams = [
             iter(()) if isinstance(answer, Exception) else stream
             for answer, stream in zip(turn, streams, strict=True)
@@ -265,7 +263,7 @@ def _together(answers: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _answer(ask: Callable[[], Any], alone: bool) -> Any:
-    """What a call answers: an exception that it raises as well, unless there is nobody else to be spared."""
+    """The result of a call, or its exception if other requests share the batch."""
     try:
         return ask()
     except Exception as error:
@@ -279,12 +277,12 @@ def _settling(function: Function, *args: Any) -> Any:
 
 
 def _next(stream: Iterator[Any], alone: bool) -> Any:
-    """The same of what an iterator yields next; `_NOTHING` at its end."""
+    """The next item of an iterator, or its exception; `_NOTHING` at the end."""
     return _answer(partial(next, stream, _NOTHING), alone)
 
 
 def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:
-    """What has become of something that was returned, or of each thing that is yielded."""
+    """Applies a change to a result, or to each item that a generator yields."""
     returned = resolve_awaitable(returned)
     if isinstance(returned, Iterator):
         return (change(outputs) for outputs in returned)
@@ -292,7 +290,7 @@ def _each(returned: Any, change: Callable[[Outputs], Any]) -> Any:
 
 
 def _mapped(outputs: Outputs, change: Callable[[Array], Array]) -> Outputs:
-    """Outputs with each array changed, in the form that they have."""
+    """Applies a change to each array, keeping the form of the outputs."""
     if outputs is None:
         return None
     if isinstance(outputs, Mapping):
@@ -303,7 +301,7 @@ def _mapped(outputs: Outputs, change: Callable[[Array], Array]) -> Outputs:
 
 
 def _split(outputs: Outputs, rows: Sequence[int]) -> list[Outputs]:
-    """The outputs of each request out of those of all."""
+    """Splits the outputs of a batch by request."""
     total = sum(rows)
     if outputs is None:
         return [None] * len(rows)
@@ -353,7 +351,7 @@ def _counted(answers: Any, count: int) -> Sequence[Any]:
 
 
 def _value_of(array: Array | None, rows: bool) -> object:
-    """What is equal for arrays of equal values; rows that are all the same count once."""
+    """A hashable key of an array's values; equal rows count once."""
     if array is None:
         return None
     if rows and len(array) and all(np.array_equal(row, array[0]) for row in array[1:]):
@@ -377,7 +375,7 @@ def _first(name: str, array: Array, scalars: bool, strict: bool) -> Any:
 def _fitting(
     defaults: Mapping[str, Any], unbound: Mapping[str, Array], context: ModelContext
 ) -> dict[str, Array]:
-    """Defaults as the inputs of a model that they are for."""
+    """The defaults converted for the inputs of a model."""
     tensors = zip(context.inputs, context.input_datatypes, context.input_dims, strict=False)
     arrays = dict(unbound)
     for name, datatype, dims in tensors:
@@ -389,7 +387,7 @@ def _fitting(
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Has errors say whose default they are about."""
+    """Names the input in errors about its default."""
     try:
         yield
     except (TypeError, ValueError) as error:

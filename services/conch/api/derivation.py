@@ -1,4 +1,4 @@
-"""The inputs and outputs of a bound function, derived from its type hints or from one example call."""
+"""Derives inputs and outputs of a bound function from its type hints, or from one example call."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _ADVICE = (
 
 
 def hinted_inputs(name: str, function: Function, batching: bool) -> list[Tensor]:
-    """The inputs that a function's type hints name.
+    """The inputs from a function's type hints.
 
     Args:
         name: The model's name, for errors.
-        function: A function of arrays by keyword, possibly below decorators.
-        batching: Whether arrays have a batch dimension in front.
+        function: A function of arrays as keyword arguments, possibly decorated.
+        batching: Whether arrays have a leading batch dimension.
 
     Raises:
-        InvalidArgumentError: They do not say enough; the text names what is missing.
+        InvalidArgumentError: A hint is incomplete; the text names it.
     """
     parameters, hints = _hints(name, function)
     inputs = []
@@ -51,10 +51,10 @@ def hinted_inputs(name: str, function: Function, batching: bool) -> list[Tensor]
 
 
 def hinted_outputs(name: str, function: Function, batching: bool) -> list[Tensor]:
-    """The same of what it returns, or yields.
+    """The outputs from the hint of the returned or yielded value.
 
     Raises:
-        InvalidArgumentError: They do not say enough; the text names what is missing.
+        InvalidArgumentError: The hint is incomplete; the text names it.
     """
     returned = _hints(name, function)[1].get("return")
     if get_origin(returned) in _STREAMS:
@@ -76,24 +76,24 @@ def from_example(
     outputs: Sequence[Tensor] | None,
     batching: bool,
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The inputs and outputs that one call of a function has; their dims may all vary.
+    """The inputs and outputs of one call; all dims are variable.
 
     Args:
         name: The model's name, for errors.
-        function: The function, which is called once if its outputs are not known.
+        function: The function; called once if its outputs are unknown.
         example: Its inputs, with the batch dimension where the model has one.
-        inputs: Its inputs where they are known.
-        outputs: Its outputs where they are known.
-        batching: Whether arrays have a batch dimension in front.
+        inputs: Its inputs, if known.
+        outputs: Its outputs, if known.
+        batching: Whether arrays have a leading batch dimension.
 
     Raises:
-        InvalidArgumentError: The function raises, or the example or the answer has what is no tensor.
+        InvalidArgumentError: The function raises, or a value is not a tensor.
     """
     datatypes = {tensor.name: tensor.datatype for tensor in inputs or ()}
     arrays: dict[str, Array] = {}
     for label, value in example.items():
         array = input_array(label, value, datatypes.get(label)).view()
-        array.flags.writeable = False  # the caller's: the function gets a copy
+        array.flags.writeable = False  # belongs to the caller; the function gets a copy
         arrays[label] = array
     if inputs is None:
         inputs = [_described(label, array, batching) for label, array in arrays.items()]
@@ -162,7 +162,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _tensor_of(hint: Any, batching: bool) -> Tensor | None:
-    """The tensor that a hint describes; None if it does not say enough."""
+    """The tensor that a hint describes; None if incomplete."""
     if get_origin(hint) is Annotated:
         inner, *more = get_args(hint)
         return next((each for each in more if isinstance(each, Tensor)), None) or _tensor_of(inner, batching)

@@ -1,7 +1,6 @@
-"""Runs bound functions: the backend `bound`, of which each server has one of its own.
+"""The backend `bound`: runs functions bound in a program; one backend per server.
 
-Functions run in the process, on threads of their model: each instance has one function and is given one batch
-at a time.
+Threads: each instance has one function and runs it on its own thread, one batch at a time.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _END = object()
 
 
 class FunctionBackend(Backend):
-    """The backend of functions that are bound in a program.
+    """The backend of bound functions.
 
     Args:
-        find: Finds the functions that a key stands for.
+        find: Finds the functions with a key.
     """
 
     default_model_file = FILE
@@ -56,14 +55,14 @@ class FunctionBackend(Backend):
 
     @property
     def uses_gpus(self) -> bool:
-        """No: what a function uses is its own business."""
+        """False: the server does not manage what functions use."""
         return False
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Finds the functions.
+        """Finds the functions of a model version.
 
         Raises:
-            InvalidArgumentError: The model's config wants something that they are not given.
+            InvalidArgumentError: The config uses a feature that functions do not support.
         """
         for setting, there in (("CONCH_PADDING", spec.padding), ("batch_input", spec.batch_inputs)):
             if there:
@@ -80,7 +79,7 @@ class _BoundFunctions(BackendModel):
 
     def __init__(self, spec: ModelSpec, model: BoundModel) -> None:
         self._spec = spec
-        self._model = model  # kept, so that its key goes on being known
+        self._model = model  # keeps the key alive
         self._lock = threading.Lock()
         self._free = list(model.functions)
 
@@ -101,16 +100,16 @@ class _BoundFunctions(BackendModel):
 
 
 class FunctionInstance(BackendInstance):
-    """One function.
+    """Runs one function.
 
     Args:
         spec: The model version.
-        name: Name of the instance.
-        function: Takes requests and returns answers.
-        closed: Called with the function when it is not needed here any more.
+        name: The instance's name.
+        function: Takes requests and returns results.
+        closed: Called with the function when the instance closes.
     """
 
-    allows_inline: ClassVar[bool] = False  # functions may do anything, and take any time for it
+    allows_inline: ClassVar[bool] = False  # functions may take any time
 
     def __init__(
         self, spec: ModelSpec, name: str, function: Function, closed: Callable[[Function], None]
@@ -156,11 +155,11 @@ class FunctionInstance(BackendInstance):
                 self._response(core, answer)
                 for core, answer in zip(cores, self._checked(cores, returned), strict=True)
             ]
-        except BaseException as error:  # the thread is the server's, whatever a function raises
+        except BaseException as error:  # a function may raise anything; the thread must survive
             raise self._shown(error) from error
 
     def close(self) -> None:
-        """Gives the function back."""
+        """Returns the function."""
         self._coroutines.close()
         self._closed(self._function)
 
@@ -168,7 +167,7 @@ class FunctionInstance(BackendInstance):
         rows = rows_of(core) if self._batches else None
         arrays = gather(batch, [core])
         for name, tensor in core.inputs.items():
-            if tensor.shared:  # with its client, who may have the memory written to by others
+            if tensor.shared:  # the client may let others write to its memory
                 arrays[name] = arrays[name].view()
                 arrays[name].flags.writeable = False
 
@@ -178,7 +177,7 @@ class FunctionInstance(BackendInstance):
         return Request(arrays, core.parameters, core.id, rows, count)
 
     def _send(self, cores: Sequence[InferenceRequest], stream: Iterator[Any]) -> None:
-        """Sends what a function yields as it yields it; stops when nobody waits for it any more."""
+        """Sends the items that a function yields; stops when all requests are abandoned."""
         while True:
             with use_context(self._context), self._coroutines.current():
                 returned = next(stream, _END)
@@ -200,7 +199,7 @@ class FunctionInstance(BackendInstance):
         now = monotonic_ns()
         for core in cores:
             if not core.cancelled and core.is_abandoned(now):
-                core.fail(DeadlineExceededError("Deadline Exceeded"))  # what was sent is not all there is
+                core.fail(DeadlineExceededError("Deadline Exceeded"))  # the response stream is incomplete
             else:
                 core.respond(None, True)
 
@@ -219,7 +218,7 @@ class FunctionInstance(BackendInstance):
         return returned
 
     def _response(self, core: InferenceRequest, answer: Any) -> InferenceResponse:
-        """The response to one request; what is wrong with it, or an exception, touches no other one."""
+        """The response to one request; its errors affect no other request."""
         try:
             if isinstance(answer, BaseException):
                 raise answer

@@ -1,4 +1,4 @@
-"""How a bound function is described, and the model config that follows from it."""
+"""Describes a bound function (`conch.Tensor`, `conch.ModelConfig`) and makes its model config."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Tensor:
     """An input or output of a function.
 
     Attributes:
-        name: Its name; one without gets ``INPUT_1``, ``INPUT_2`` and so on, or ``OUTPUT_1`` and so on.
-        dtype: Element type; `bytes`, `str` and `object` stand for strings, which come as `bytes`.
-        shape: Dims without the batch dimension; -1 for one that varies.
-        optional: Whether requests may leave an input out.
+        name: Its name; by default ``INPUT_1``, ``INPUT_2`` ... or ``OUTPUT_1`` ...
+        dtype: Element type; `bytes`, `str` and `object` mean strings, which are passed as `bytes`.
+        shape: Dims without the batch dimension; -1 for a variable one.
+        optional: Whether requests may leave the input out.
     """
 
     name: str | None = None
@@ -42,10 +42,10 @@ class Tensor:
 
     @property
     def datatype(self) -> str:
-        """The protocol's name of the element type.
+        """The protocol's datatype name.
 
         Raises:
-            InvalidArgumentError: It has none for this one.
+            InvalidArgumentError: The dtype has none.
         """
         try:
             dtype = np.dtype(self.dtype)
@@ -59,10 +59,10 @@ class Tensor:
         return datatype
 
     def check(self) -> None:
-        """Checks that it can be one.
+        """Validates the tensor.
 
         Raises:
-            InvalidArgumentError: It can't; the text says why.
+            InvalidArgumentError: It is invalid; the text says why.
         """
         dims: Any = self.shape
         if isinstance(dims, str) or not isinstance(dims, Sequence):
@@ -82,13 +82,13 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """What happens to requests that wait.
+    """Queue policy of waiting requests.
 
     Attributes:
-        timeout_action: What becomes of one that has waited too long.
-        default_timeout_microseconds: How long that is; 0 for any time.
-        allow_timeout_override: Whether a request may say so itself.
-        max_queue_size: How many may wait; 0 for any number.
+        timeout_action: Action for a request that waits too long.
+        default_timeout_microseconds: The queue timeout; 0 for none.
+        allow_timeout_override: Whether a request may set its own timeout.
+        max_queue_size: Maximum number of waiting requests; 0 for no limit.
     """
 
     timeout_action: TimeoutAction = "REJECT"
@@ -97,7 +97,7 @@ class QueuePolicy:
     max_queue_size: int = 0
 
     def fill(self, message: ModelQueuePolicy) -> None:
-        """Writes it into a config."""
+        """Writes the policy to a config."""
         if self.timeout_action not in get_args(TimeoutAction):
             raise InvalidArgumentError(
                 f"timeout_action: must be one of {', '.join(get_args(TimeoutAction))}, not "
@@ -113,16 +113,16 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatcher:
-    """How requests are put together; see docs/batching.md.
+    """Settings of dynamic batching; see docs/batching.md.
 
     Attributes:
         max_queue_delay_microseconds: How long to wait for a fuller batch.
-        preferred_batch_size: Sizes that are worth to be waited for.
-        preserve_ordering: Whether answers go out in the order of their requests.
-        priority_levels: How many there are; 0 for none.
-        default_priority_level: That of requests that name none.
-        default_queue_policy: What happens to requests that wait.
-        priority_queue_policy: The same for single levels.
+        preferred_batch_size: Batch sizes worth waiting for.
+        preserve_ordering: Whether responses are sent in the order of the requests.
+        priority_levels: Number of priority levels; 0 for none.
+        default_priority_level: Level of requests without one.
+        default_queue_policy: Policy of waiting requests.
+        priority_queue_policy: Policies of single levels.
     """
 
     max_queue_delay_microseconds: int = 0
@@ -134,7 +134,7 @@ class DynamicBatcher:
     priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
     def fill(self, config: ConfigMessage) -> None:
-        """Writes it into a config."""
+        """Writes the settings to a config."""
         message = config.dynamic_batching
         message.SetInParent()
         message.max_queue_delay_microseconds = self.max_queue_delay_microseconds
@@ -153,13 +153,13 @@ class ModelConfig:
     """How a function is served.
 
     Attributes:
-        batching: Whether inputs and outputs have a batch dimension in front.
-        max_batch_size: Most rows that the function gets at once.
-        batcher: How requests are put together; None to give each of them to the function alone.
-        decoupled: Whether the function yields any number of responses to a request.
-        response_cache: Whether answers may come from the server's response cache.
-        parameters: Parameters of the model.
-        text: More of the config, in the language of config.pbtxt.
+        batching: Whether inputs and outputs have a leading batch dimension.
+        max_batch_size: Maximum rows per call of the function.
+        batcher: Dynamic batching; None to call the function once per request.
+        decoupled: Whether the function yields any number of responses per request.
+        response_cache: Whether the server's response cache may answer.
+        parameters: Model parameters.
+        text: More of the config, in config.pbtxt syntax.
     """
 
     batching: bool = True
@@ -173,17 +173,17 @@ class ModelConfig:
     def message(
         self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor], instances: int, version: int
     ) -> ConfigMessage:
-        """The config of a model.
+        """Makes the config of a model.
 
         Args:
             name: Its name.
             inputs: The function's inputs.
             outputs: The function's outputs.
-            instances: How many functions there are.
+            instances: Number of functions.
             version: The model's version.
 
         Raises:
-            InvalidArgumentError: Something can't be; the text names it.
+            InvalidArgumentError: A value is invalid; the text names it.
         """
         if self.batching and self.max_batch_size < 1:
             raise InvalidArgumentError(
@@ -192,7 +192,7 @@ class ModelConfig:
             )
         config = ConfigMessage(name=name, backend=BACKEND)
         config.max_batch_size = self.max_batch_size if self.batching else 0
-        # All of these have numbers that a message may refuse.
+        # Protobuf rejects numbers out of range.
         try:
             if self.batching and self.batcher is not None:
                 self.batcher.fill(config)
@@ -222,7 +222,7 @@ class ModelConfig:
         return config
 
     def _merge(self, config: ConfigMessage) -> None:
-        # A text may say again what is said already, such as another kind of batching.
+        # The text may override what is set, such as the kind of batching.
         more = ConfigMessage()
         try:
             text_format.Parse(self.text, more)
@@ -239,7 +239,7 @@ class ModelConfig:
 
 
 def _named(tensors: Iterable[Tensor], prefix: str) -> list[Tensor]:
-    """Tensors that all have names, as checked."""
+    """Tensors with names, validated."""
     named: list[Tensor] = []
     for number, tensor in enumerate(tensors, 1):
         if not isinstance(tensor, Tensor):

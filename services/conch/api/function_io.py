@@ -1,4 +1,4 @@
-"""A request as bound functions see it."""
+"""`conch.Request` and `conch.Result`: inputs of a bound function, outputs of a request."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from conch.core.tensor import Array
 
 
 class Request(Mapping[str, Array]):
-    """The inputs of one request by name, and what else it came with.
+    """The inputs of one request by name, and its metadata.
 
-    The arrays can be written to and are the function's own: one that is the memory of the client's message is
-    copied when it is first looked at. Strings come as object arrays of `bytes`. Optional inputs that were
-    left out are absent.
+    Arrays are writable and belong to the function: an input in the memory of the client's message is copied
+    on first access. Strings are object arrays of `bytes`. Optional inputs that were left out are absent.
 
     Attributes:
-        parameters: What the client gave besides tensors.
-        id: The client's id of the request, or empty.
-        rows: How many rows it has; None for models without a batch dimension.
+        parameters: The request parameters.
+        id: The client's request id, or empty.
+        rows: Number of rows; None for models without a batch dimension.
 
     Args:
         inputs: The inputs.
-        parameters: What the client gave besides.
-        id: The client's id of the request.
-        rows: How many rows it has; None for models without a batch dimension.
-        on_copy: Told how many bytes a copy of an input has.
+        parameters: The request parameters.
+        id: The client's request id.
+        rows: Number of rows; None for models without a batch dimension.
+        on_copy: Called with the size in bytes of each copied input.
     """
 
     __slots__ = ("_inputs", "_on_copy", "id", "parameters", "rows")
@@ -59,11 +58,11 @@ class Request(Mapping[str, Array]):
         return len(self._inputs)
 
     def shared(self, name: str) -> Array:
-        """An input to be read only, as it may be the memory of the client's message: there is no copy."""
+        """An input for reading only, without a copy: it may be the client's memory."""
         return self._inputs[name]
 
     def with_more(self, inputs: Mapping[str, Array]) -> Request:
-        """The same request with further inputs."""
+        """The same request with additional inputs."""
         return Request({**self._inputs, **inputs}, self.parameters, self.id, self.rows, self._on_copy)
 
     def with_inputs(self, inputs: Mapping[str, Array]) -> Request:
@@ -80,7 +79,7 @@ class Result(dict[str, Array]):
     """The outputs of one response by name.
 
     Attributes:
-        parameters: What the model said besides.
+        parameters: The response parameters.
     """
 
     def __init__(self, outputs: Mapping[str, Array], parameters: Mapping[str, Any] | None = None) -> None:

@@ -1,4 +1,9 @@
-"""Runs requests of the program itself: no socket, no message, the same scheduler, statistics and cache."""
+"""Requests of the program itself (`Server.infer`, `stream`), without sockets or messages.
+
+They use the same admission and scheduler as client requests.
+
+Owns: open response queues and streams; `_lock` guards both sets.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +30,21 @@ _S = 1_000_000_000
 _DECOUPLED = "model '{name}' is decoupled and did not give exactly one response: use stream() for it"
 
 Inputs = Mapping[str, npt.ArrayLike]
-"""Arrays by name, or what can be made arrays of the model's types."""
+"""Arrays by name, or values that convert to arrays of the model's datatypes."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may have besides its inputs.
+    """Options of a request besides its inputs.
 
     Attributes:
-        version: The model's version; the newest one that is ready without.
-        outputs: Names of the outputs wanted; all without.
-        parameters: Parameters for the model.
-        request_id: A name for logs.
+        version: The model's version; by default the newest ready one.
+        outputs: Names of the requested outputs; by default all.
+        parameters: Request parameters.
+        request_id: An id for logs.
         priority: Its priority level.
-        sequence_id: The sequence that it belongs to.
-        sequence_start: Whether it begins that.
-        sequence_end: Whether it ends it.
+        sequence_id: Its sequence.
+        sequence_start: Whether it starts the sequence.
+        sequence_end: Whether it ends the sequence.
     """
 
     version: str | int
@@ -53,47 +58,43 @@ class RequestOptions(TypedDict, total=False):
 
 
 class InProcessRequests:
-    """The way in for requests of the program.
-
-    Args:
-        core: Runs the requests.
-    """
+    """Runs requests of the program."""
 
     def __init__(self, core: ServerState) -> None:
         self._core = core
         self._admission = core.admission("direct")
         self._lock = threading.Lock()
         self._open: WeakSet[ResponseQueue] = WeakSet()
-        self._readings: WeakSet[_Reading] = WeakSet()
+        self._streams: WeakSet[_OpenStream] = WeakSet()
 
     def infer(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Result:
         """Runs a request and waits for its only response."""
-        handover = ResponseQueue()
-        request, name = self._begin(model, inputs, handover, timeout, options)
+        queue = ResponseQueue()
+        request, name = self._submit(model, inputs, queue, timeout, options)
         try:
-            return _only(name, handover.take(timeout), lambda: handover.take(timeout))
+            return _only_result(name, queue.take(timeout), lambda: queue.take(timeout))
         except BaseException:
-            _end(self._admission, request, handover)
+            _end(self._admission, request, queue)
             raise
 
     async def infer_async(
         self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
     ) -> Result:
-        """The same, on an event loop."""
-        handover = AsyncResponseQueue()
-        request, name = self._begin(model, inputs, handover, timeout, options)
+        """`infer` for an event loop."""
+        queue = AsyncResponseQueue()
+        request, name = self._submit(model, inputs, queue, timeout, options)
         try:
-            first = await handover.get(timeout)
-            second = None if first is None or first.error is not None else await handover.get(timeout)
-            return _only(name, first, lambda: second)
+            first = await queue.get(timeout)
+            second = None if first is None or first.error is not None else await queue.get(timeout)
+            return _only_result(name, first, lambda: second)
         except BaseException:
-            _end(self._admission, request, handover)
+            _end(self._admission, request, queue)
             raise
 
     def stream(self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions) -> Responses:
-        """Runs a request, from when the first response is asked for, and gives its responses as they come."""
+        """Iterates over the responses; submits the request at the first `next`."""
 
-        def begin() -> _Reading:
+        def begin() -> _OpenStream:
             return self._read(model, inputs, ResponseQueue(), options)
 
         return Responses(begin, timeout)
@@ -101,47 +102,47 @@ class InProcessRequests:
     async def stream_async(
         self, model: str, inputs: Inputs, timeout: float | None, options: RequestOptions
     ) -> AsyncIterator[Result]:
-        """The same, on an event loop."""
-        handover = AsyncResponseQueue()
-        reading = self._read(model, inputs, handover, options)
+        """`stream` for an event loop."""
+        queue = AsyncResponseQueue()
+        stream = self._read(model, inputs, queue, options)
         try:
-            while (response := await handover.get(timeout)) is not None:
+            while (response := await queue.get(timeout)) is not None:
                 yield _result(response)
         finally:
-            reading.end()
+            stream.end()
 
-    def _read(self, model: str, inputs: Inputs, handover: ResponseQueue, options: RequestOptions) -> _Reading:
-        # A deadline would be that of all responses together.
-        request, _ = self._begin(model, inputs, handover, None, options)
-        reading = _Reading(self._admission, request, handover)
+    def _read(self, model: str, inputs: Inputs, queue: ResponseQueue, options: RequestOptions) -> _OpenStream:
+        # A deadline would apply to all responses together.
+        request, _ = self._submit(model, inputs, queue, None, options)
+        stream = _OpenStream(self._admission, request, queue)
         with self._lock:
-            self._readings.add(reading)
-        return reading
+            self._streams.add(stream)
+        return stream
 
     def end_own_streams(self) -> None:
-        """Ends the streams that the calling thread reads; it is about to wait for them to end."""
+        """Ends the streams that the calling thread reads, before it waits for all requests."""
         with self._lock:
-            readings = list(self._readings)
-        for reading in readings:
-            if reading.thread == threading.get_ident():
-                reading.stop()
+            streams = list(self._streams)
+        for stream in streams:
+            if stream.thread == threading.get_ident():
+                stream.stop()
 
     def close(self) -> None:
-        """Lets go of models that wait for somebody to read, and of who waits for an answer."""
+        """Stops all queues: unblocks models that wait for readers, and readers that wait for responses."""
         with self._lock:
-            handovers = list(self._open)
-        for handover in handovers:
-            handover.stop()
+            queues = list(self._open)
+        for queue in queues:
+            queue.stop()
 
-    def _begin(
+    def _submit(
         self,
         model: str,
         inputs: Inputs,
-        handover: ResponseQueue,
+        queue: ResponseQueue,
         timeout: float | None,
         options: RequestOptions,
     ) -> tuple[InferenceRequest, str]:
-        """Submits a request whose responses go to a handover."""
+        """Submits a request whose responses go to a queue."""
         self._core.check_running()
         unknown = options.keys() - RequestOptions.__annotations__.keys()
         if unknown:
@@ -151,7 +152,7 @@ class InProcessRequests:
             model,
             str(options.get("version", "")),
             {},
-            handover.put,
+            queue.put,
             now,
             request_id=options.get("request_id", ""),
             requested=tuple(options.get("outputs") or ()) or None,
@@ -173,7 +174,7 @@ class InProcessRequests:
             request.inputs[name] = _tensor(name, value, datatypes.get(name))
         self._check_outputs(request, found)
         with self._lock:
-            self._open.add(handover)
+            self._open.add(queue)
         nbytes = sum(tensor.nbytes for tensor in request.inputs.values()) if admission.logs else 0
         admission.admit(request, False, found, "", nbytes)
         return request, spec.name
@@ -189,47 +190,47 @@ class InProcessRequests:
                 )
 
 
-class _Reading:
+class _OpenStream:
     """A request whose responses a thread reads one by one."""
 
-    def __init__(self, admission: Admission, request: InferenceRequest, handover: ResponseQueue) -> None:
+    def __init__(self, admission: Admission, request: InferenceRequest, queue: ResponseQueue) -> None:
         self._admission = admission
         self._request = request
-        self.handover = handover
+        self.queue = queue
         self.thread = threading.get_ident()
 
     def end(self) -> None:
-        """Says that nobody reads any more."""
-        _end(self._admission, self._request, self.handover)
+        """Ends stream and cancels the request."""
+        _end(self._admission, self._request, self.queue)
 
     def stop(self) -> None:
-        """Ends it for the server's sake."""
-        self.handover.stop()
+        """Ends stream because the server stops."""
+        self.queue.stop()
         self.end()
 
 
 class Responses(Iterator[Result]):
-    """The responses to a request, which is submitted when the first of them is asked for.
+    """The responses to a request; the first `next` submits it.
 
     Args:
-        begin: Submits it.
-        timeout: Seconds that each may take; None for any time.
+        begin: Submits the request.
+        timeout: Time limit of each response in seconds; None for no limit.
     """
 
-    def __init__(self, begin: Callable[[], _Reading], timeout: float | None) -> None:
-        self._begin: Callable[[], _Reading] | None = begin
+    def __init__(self, begin: Callable[[], _OpenStream], timeout: float | None) -> None:
+        self._begin: Callable[[], _OpenStream] | None = begin
         self._timeout = timeout
-        self._reading: _Reading | None = None
+        self._stream: _OpenStream | None = None
 
     def __next__(self) -> Result:
         begin, self._begin = self._begin, None
         if begin is not None:
-            self._reading = begin()
-        reading = self._reading
-        if reading is None:
+            self._stream = begin()
+        stream = self._stream
+        if stream is None:
             raise StopIteration
         try:
-            response = reading.handover.take(self._timeout)
+            response = stream.queue.take(self._timeout)
             if response is not None:
                 return _result(response)
         except BaseException:
@@ -239,34 +240,34 @@ class Responses(Iterator[Result]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends it; a request that is not finished is cancelled."""
-        reading, self._reading, self._begin = self._reading, None, None
-        if reading is not None:
-            reading.end()
+        """Ends the iteration; cancels an unfinished request."""
+        stream, self._stream, self._begin = self._stream, None, None
+        if stream is not None:
+            stream.end()
 
     def __del__(self) -> None:
-        reading: _Reading | None = getattr(self, "_reading", None)
-        if reading is None:
+        stream: _OpenStream | None = getattr(self, "_stream", None)
+        if stream is None:
             return
-        # On a thread of its own: the garbage collector may run this in the middle of anything.
+        # On a separate thread: the garbage collector may run this inside any code.
         try:
-            threading.Thread(target=reading.end, name="conch-dropped-stream").start()
+            threading.Thread(target=stream.end, name="conch-dropped-stream").start()
         except RuntimeError:
             pass  # the interpreter is shutting down
 
 
-def _end(admission: Admission, request: InferenceRequest, handover: ResponseQueue) -> None:
-    """Says that nobody waits for a request any more."""
-    over = handover.over
-    handover.close()  # first, or an answer that says that it was cancelled might have to wait to be read
+def _end(admission: Admission, request: InferenceRequest, queue: ResponseQueue) -> None:
+    """Closes the queue and cancels an unfinished request."""
+    over = queue.over
+    queue.close()  # first, or an answer that says that it was cancelled might have to wait to be read
     if not over:
         admission.cancel(request)
 
 
-def _only(
+def _only_result(
     name: str, first: InferenceResponse | None, second: Callable[[], InferenceResponse | None]
 ) -> Result:
-    """The only response, if there is exactly one."""
+    """Returns the only response; raises if there is none or more than one."""
     if first is not None:
         result = _result(first)
         if second() is None:
@@ -280,16 +281,16 @@ def _result(response: InferenceResponse) -> Result:
     for tensor in response.outputs:
         tensor.fetch()
         array = float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
-        # What can't be written to is somebody else's as well: a message's, a cache's, or the caller's inputs.
+        # A read-only array belongs to a message, a cache or the caller too.
         outputs[tensor.name] = array if array.flags.writeable else array.copy()
     return Result(outputs, response.parameters)
 
 
 def _tensor(name: str, value: npt.ArrayLike, datatype: str | None) -> Tensor:
-    """A tensor of what a caller gives as an input; no copy of an array that is one already.
+    """Creates a tensor from an input; an array is not copied.
 
     Raises:
-        InvalidArgumentError: It can't be one.
+        InvalidArgumentError: The value cannot be converted.
     """
     array = input_array(name, value, "FP32" if datatype == "BF16" else datatype)
     if datatype == "BF16" and array.dtype == np.float32:

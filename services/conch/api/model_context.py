@@ -1,4 +1,4 @@
-"""Which model a bound function is run for: what decorators and functions may want to know of it."""
+"""The model that a bound function is running for, as `conch.model_context` returns it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """The model and the instance that a function is called for.
+    """The model and instance that a function runs for.
 
     Attributes:
         name: The model's name.
         version: Its version.
-        instance: Name of the instance: each function of a list is one.
-        inputs: Names of its inputs, in the order of their binding.
-        outputs: Names of its outputs, in the order of their binding.
-        max_batch_size: Most rows of a batch; 0 without a batch dimension.
-        preferred_batch_sizes: Sizes that the batcher prefers.
+        instance: The instance's name; each function of a list is an instance.
+        inputs: Names of its inputs, in order.
+        outputs: Names of its outputs, in order.
+        max_batch_size: Maximum rows of a batch; 0 without a batch dimension.
+        preferred_batch_sizes: Preferred sizes of the batcher.
         parameters: The model's parameters.
-        input_datatypes: Datatypes of its inputs, in the protocol's names.
-        input_dims: Dims of its inputs, without the batch dimension; -1 for one that varies.
+        input_datatypes: Protocol datatypes of its inputs.
+        input_dims: Dims of its inputs without the batch dimension; -1 for a variable one.
     """
 
     name: str
@@ -41,10 +41,10 @@ _current: ContextVar[ModelContext | None] = ContextVar("conch_model_context", de
 
 
 def model_context() -> ModelContext:
-    """The model that the calling function is run for.
+    """Returns the model that the calling function runs for.
 
     Raises:
-        RuntimeError: It is not called by a server.
+        RuntimeError: The function is not called by a server.
     """
     context = current_context()
     if context is None:
@@ -53,13 +53,13 @@ def model_context() -> ModelContext:
 
 
 def current_context() -> ModelContext | None:
-    """The same; None where no server calls."""
+    """The current context; None outside a server."""
     return _current.get()
 
 
 @contextmanager
 def use_context(context: ModelContext) -> Iterator[None]:
-    """Has `model_context` give a context on this thread meanwhile."""
+    """Sets the context for this thread during the block."""
     token = _current.set(context)
     try:
         yield

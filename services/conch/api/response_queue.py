@@ -1,4 +1,7 @@
-"""How the responses to one request come from its model to whoever reads them, on whatever thread."""
+"""Carries the responses of one request from its model to a reader on another thread or event loop.
+
+Locks: one condition per queue; `put` blocks while it is full. Used by: `in_process`.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from conch.core.errors import (
 from conch.core.request import InferenceRequest, InferenceResponse
 
 MOST_KEPT = 16
-"""Responses that may wait to be read; the model waits while there are so many."""
+"""Capacity in responses; the model blocks while the queue is full."""
 
 
 class ResponseQueue:
-    """Responses on their way; its `put` is the responder of their request.
+    """A queue of responses; `put` is the request's responder.
 
     Args:
-        on_put: Called, from any thread, when there is something to take.
+        on_put: Called from any thread when there is something to take.
     """
 
     def __init__(self, on_put: Callable[[], None] = lambda: None) -> None:
@@ -36,33 +39,33 @@ class ResponseQueue:
         self._stopped = False
 
     def put(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Takes a response; waits while too many are kept that nobody has read."""
+        """Adds a response; blocks while the queue is full."""
         with self._changed:
             while len(self._kept) >= MOST_KEPT and not self._closed:
                 self._changed.wait()
             if response is not None and not self._closed:
                 self._kept.append(response)
             if self._closed and not final:
-                request.cancelled = True  # a model that has no end by itself learns that nobody reads
+                request.cancelled = True  # lets an endless model notice that nothing reads
             self._ended = self._ended or final
             self._changed.notify_all()
         self._on_put()
 
     def try_take(self) -> tuple[InferenceResponse | None, bool]:
-        """The next response, if it is there; and whether none will come any more.
+        """Returns the next response, or None, and whether the stream is over.
 
         Raises:
-            UnavailableError: None will, as the server has been stopped.
+            UnavailableError: The server has stopped before the end.
         """
         with self._changed:
             return self._taken()
 
     def take(self, timeout_s: float | None = None) -> InferenceResponse | None:
-        """The next response; None if there is none any more.
+        """Returns the next response; None after the last.
 
         Raises:
-            DeadlineExceededError: None came in time.
-            UnavailableError: None will, as the server has been stopped.
+            DeadlineExceededError: None arrived in time.
+            UnavailableError: The server has stopped before the end.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._kept or self._ended or self._closed, timeout_s):
@@ -70,7 +73,7 @@ class ResponseQueue:
             return self._taken()[0]
 
     def close(self) -> None:
-        """Says that nobody reads any more: the model is not held up, and what it says is dropped."""
+        """Ends reading: drops all responses, so the model does not block."""
         with self._changed:
             self._closed = True
             self._kept.clear()
@@ -78,16 +81,16 @@ class ResponseQueue:
         self._on_put()
 
     def stop(self) -> None:
-        """Says that the server has been stopped: as `close`, but a reader is told if that was not the end."""
+        """Closes the queue because the server stops; a reader before the end gets an error."""
         with self._changed:
             if self._ended:
-                return  # what has come can still be read
+                return  # queued responses can still be read
             self._stopped |= not self._closed
         self.close()
 
     @property
     def over(self) -> bool:
-        """Whether the last response has been put."""
+        """True once the last response was put."""
         return self._ended
 
     def _taken(self) -> tuple[InferenceResponse | None, bool]:
@@ -101,7 +104,7 @@ class ResponseQueue:
 
 
 class AsyncResponseQueue(ResponseQueue):
-    """The same for a coroutine; to be made on its loop."""
+    """A queue read by a coroutine; created on its loop."""
 
     def __init__(self) -> None:
         super().__init__(self._wake)
@@ -125,14 +128,14 @@ class AsyncResponseQueue(ResponseQueue):
         try:
             self._loop.call_soon_threadsafe(self._there.set)
         except RuntimeError:
-            pass  # the loop is closed, and nobody waits there
+            pass  # nothing waits on a closed loop
 
 
 def raise_error(response: InferenceResponse) -> None:
-    """Raises what a response has in place of outputs, if it has."""
+    """Raises the error of a response, if it has one."""
     if response.error is not None:
         given: ConchError = response.error
-        # The same error may be that of other requests of the batch: each caller gets one of its own.
+        # An error may be shared by requests of a batch; each caller gets its own.
         error = ERRORS_BY_CODE.get(given.code, InternalError)(given.message)
         error.retry_after_ms = given.retry_after_ms
         raise error

@@ -1,4 +1,4 @@
-"""Finds backends by name through entry points, and imports them when the first model needs one."""
+"""Finds backends by name through entry points and imports each on first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conch.core.backend import Backend
 from conch.core.errors import InvalidArgumentError
 
 GROUP = "conch.backends"
-"""The entry-point group; each entry names a backend and points to its `Backend` class."""
+"""Entry-point group: each entry maps a backend's name to its `Backend` class."""
 
 _PLATFORMS = {
     "onnxruntime_onnx": "onnxruntime",
@@ -24,10 +24,10 @@ _lock = threading.Lock()
 
 
 def load_backend(name: str) -> Backend:
-    """The backend of a name or of one of Triton's platform names; the same object every time.
+    """Returns the backend with this name, or with one of Triton's platform names; always the same object.
 
     Raises:
-        InvalidArgumentError: There is no such backend, or something it needs is not installed.
+        InvalidArgumentError: The backend is unknown, or a package that it needs is not installed.
     """
     name = _PLATFORMS.get(name, name)
     with _lock:
@@ -38,7 +38,7 @@ def load_backend(name: str) -> Backend:
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names of all backends there are, whether or not what they need is installed; none is imported."""
+    """Names of all registered backends, installed dependencies or not; imports none."""
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
@@ -62,7 +62,7 @@ def _import(name: str) -> Backend:
 
 
 def _hint(entry: EntryPoint) -> str:
-    """How to install what is missing, where the backend's distribution has an extra of its name."""
+    """Install advice where the backend's distribution has an extra of its name."""
     distribution = entry.dist
     if distribution is None or entry.name not in (distribution.metadata.get_all("Provides-Extra") or ()):
         return ""

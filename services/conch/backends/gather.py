@@ -1,4 +1,10 @@
-"""From the requests of a batch to one array for each input."""
+"""Gathers a batch: one array per input from the requests' tensors.
+
+Rows are concatenated; inputs may be padded to a common length (`Padder`) or ragged (flattened and
+concatenated), and the server adds batch inputs (`KINDS`) that describe the shapes.
+
+Used by: array backends, bound functions; `Padder` also by the Python backend.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +26,17 @@ Gather = Callable[[Batch, list[InferenceRequest]], dict[str, Array]]
 
 
 def gather_for(spec: ModelSpec) -> Gather:
-    """What makes the arrays of a model's batches."""
+    """The gather function for a model."""
     return _Gatherer(spec) if needs_host_arrays(spec) else gather
 
 
 def needs_host_arrays(spec: ModelSpec) -> bool:
-    """Whether inputs are changed or made on their way, which is done in host memory."""
+    """True if inputs are padded, ragged or derived, which happens in host memory."""
     return bool(any(tensor.ragged for tensor in spec.inputs) or spec.batch_inputs or spec.padding)
 
 
 def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
-    """The inputs of a batch as one array each; the requests have the same ones, with the same dims."""
+    """One array per input; the requests have the same inputs with the same dims."""
     arrays: dict[str, Array] = {}
     if len(requests) == 1:
         for name, tensor in requests[0].inputs.items():
@@ -46,7 +52,7 @@ def gather(batch: Batch, requests: list[InferenceRequest]) -> dict[str, Array]:
 
 
 def _fetch(batch: Batch, requests: list[InferenceRequest]) -> None:
-    """Copies what is on a device to host memory."""
+    """Copies device tensors to host memory."""
     for request in requests:
         for tensor in request.inputs.values():
             if tensor.on_device:
@@ -54,7 +60,7 @@ def _fetch(batch: Batch, requests: list[InferenceRequest]) -> None:
 
 
 class _Gatherer:
-    """For models with inputs that are padded or ragged, or made from others."""
+    """Gathers for models with padded, ragged or derived inputs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._ragged = frozenset(tensor.name for tensor in spec.inputs if tensor.ragged)
@@ -85,19 +91,19 @@ class _Gatherer:
 
 
 def _aligned(batch: Batch, array: Array) -> Array:
-    """A copy: where a request's memory begins depends on its message, and kernels count on alignment."""
+    """A copy: request memory may start anywhere in a message, but kernels rely on alignment."""
     batch.bytes_copied += array.nbytes
     return array.copy()
 
 
 def join_rows(batch: Batch, requests: list[InferenceRequest], name: str) -> Array:
-    """One input of requests with the same dims, their rows one after the other."""
+    """Concatenates the rows of one input; the requests have the same dims."""
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
         array = tensor.numpy()
         return array if array.flags.aligned else _aligned(batch, array)
     if tensor.datatype in ELEMENT_SIZES and tensor.datatype in NUMPY_DTYPES:
-        # Joining the bytes is one copy like `np.concatenate`, without an array for each request.
+        # One copy as with `np.concatenate`, but without an array per request.
         data = b"".join([request.inputs[name].data for request in requests])
         rows = sum([request.inputs[name].shape[0] for request in requests])
         array = np.frombuffer(data, NUMPY_DTYPES[tensor.datatype]).reshape(rows, *tensor.shape[1:])
@@ -109,7 +115,7 @@ def join_rows(batch: Batch, requests: list[InferenceRequest], name: str) -> Arra
 
 
 def _join_flat(batch: Batch, requests: list[InferenceRequest], name: str) -> Array:
-    """One input of requests with whatever dims, their elements one after the other."""
+    """Concatenates the elements of one ragged input."""
     tensor = requests[0].inputs[name]
     if len(requests) == 1:
         return join_rows(batch, requests, name).reshape(-1)
@@ -123,11 +129,7 @@ def _join_flat(batch: Batch, requests: list[InferenceRequest], name: str) -> Arr
 
 
 class Padder:
-    """Pads for one model.
-
-    Args:
-        padding: What is padded.
-    """
+    """Pads the inputs of one model and makes the inputs that carry the real lengths."""
 
     def __init__(self, padding: Padding) -> None:
         self._rules: dict[str, tuple[PaddedInput, ...]] = {}
@@ -136,7 +138,7 @@ class Padder:
         self._making = tuple(rule for rule in padding.inputs if rule.lengths or rule.mask)
 
     def pads(self, requests: Sequence[InferenceRequest], name: str) -> bool:
-        """Whether an input is one that is padded and any of the requests is too short as it is."""
+        """True if the input is padded and any request is shorter than its bucket."""
         rules = self._rules.get(name)
         return rules is not None and any(
             rule.padded(length := request.inputs[name].shape[rule.axis + 1]) != length
@@ -145,7 +147,7 @@ class Padder:
         )
 
     def join(self, requests: Sequence[InferenceRequest], name: str) -> Array:
-        """The rows of all requests of a batch, padded: one array, into which each row is copied once."""
+        """The padded rows of all requests in one array; each row is copied once."""
         tensors = [request.inputs[name] for request in requests]
         first = tensors[0]
         dtype = NUMPY_DTYPES[first.datatype]
@@ -160,7 +162,7 @@ class Padder:
         elif value:
             array = np.full(shape, value, dtype)
         else:
-            array = np.zeros(shape, dtype)  # memory fresh from the system need not be written to
+            array = np.zeros(shape, dtype)  # fresh memory is zeroed lazily
         start = 0
         for tensor in tensors:
             rows, *lengths = tensor.shape
@@ -169,7 +171,7 @@ class Padder:
         return array
 
     def made(self, requests: Sequence[InferenceRequest]) -> dict[str, Array]:
-        """The inputs made from the real lengths; not those of a padded input that was left out."""
+        """Length and mask inputs; none for a padded input that was left out."""
         arrays: dict[str, Array] = {}
         for rule in self._making:
             if rule.name not in requests[0].inputs:
@@ -205,7 +207,7 @@ def _accumulated_with_zero(shapes: Shapes) -> Array:
 
 
 def _largest_as_shape(shapes: Shapes) -> Array:
-    # Only its length says something.
+    # Only the shape carries information.
     return np.zeros(max(prod(shape) for shape in shapes), np.int64)
 
 
@@ -226,4 +228,4 @@ KINDS: Mapping[str, Callable[[Shapes], Array]] = {
     "BATCH_ITEM_SHAPE": _item_shapes,
     "BATCH_ITEM_SHAPE_FLATTEN": _item_shapes_flat,
 }
-"""What a batch input of each kind holds, by the shapes of its source in the requests of a batch."""
+"""Content of a batch input of each kind, from the shapes of its source input in the requests."""

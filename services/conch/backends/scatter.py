@@ -1,4 +1,7 @@
-"""From a function's output arrays to one response for each request of the batch."""
+"""Scatters a function's output arrays: one response per request of the batch.
+
+Owns: per model, the datatype and dims of the last valid output, so that equal ones skip the check.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ Value = Array | DeviceTensor
 
 
 def scatter_for(spec: ModelSpec) -> Scatterer:
-    """What splits the outputs of a model's batches."""
+    """The scatterer for a model."""
     return _InputShapeScatterer(spec) if spec.batch_outputs else Scatterer(spec)
 
 
 class Scatterer:
-    """Checks outputs against a model's config, and gives each request its rows."""
+    """Checks outputs against the config and gives each request its rows."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -35,21 +38,21 @@ class Scatterer:
         self._outputs = {tensor.name: tensor for tensor in spec.model_outputs}
         states = () if spec.sequence is None else spec.sequence.states
         self._states = frozenset(state.output_name for state in states)
-        # Datatype and dims of the last good result by output: most results are like the one before.
+        # Most outputs repeat the datatype and dims of the last valid one.
         self._passed: dict[str, tuple[np.dtype[Any] | None, tuple[int, ...]]] = {}
 
     def split(
         self, requests: list[InferenceRequest], wanted: tuple[str, ...], results: Mapping[str, Value]
     ) -> list[InferenceResponse]:
-        """The responses, in the order of the requests.
+        """Returns the responses in the order of the requests.
 
         Args:
             requests: The requests of the batch.
-            wanted: The outputs that any of them wants.
-            results: What the function gave.
+            wanted: Outputs that any of them asks for.
+            results: The function's outputs.
 
         Raises:
-            InternalError: An output is missing, or is not what the config says.
+            InternalError: An output is missing or contradicts the config.
         """
         rows = [rows_of(request) for request in requests] if self._batches else None
         total = None if rows is None else sum(rows)
@@ -74,7 +77,7 @@ class Scatterer:
         return responses
 
     def _checked(self, name: str, results: Mapping[str, Value], rows: int | None) -> tuple[TensorSpec, Value]:
-        """One output of the function with its config, if it is what that promises."""
+        """One output with its spec, checked."""
         spec = self._outputs[name]
         array = self._found(name, results)
         shape = array.shape
@@ -92,7 +95,6 @@ class Scatterer:
         return array
 
     def _check(self, spec: TensorSpec, array: Value, rows: int | None) -> None:
-        """Compares an output with its config."""
         name = spec.name
         self._check_datatype(spec, array)
         dims = spec.backend_dims
@@ -125,7 +127,7 @@ class Scatterer:
 
 
 class _InputShapeScatterer(Scatterer):
-    """For models with outputs that have, for each request, the shape of one of its inputs."""
+    """For models with `batch_output`: each request's part has the shape of one of its inputs."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
@@ -169,17 +171,17 @@ def _tensor(spec: TensorSpec, array: Value) -> Tensor:
 
 
 def rows_of(request: InferenceRequest) -> int:
-    """Rows a request adds; not its batch size, which counts a request without rows as one."""
+    """Rows of a request; unlike its batch size, 0 for a request with empty inputs."""
     for tensor in request.inputs.values():
         return tensor.shape[0]
     return request.batch_size
 
 
 def split_flat(array: Array, shapes: Shapes) -> list[Array]:
-    """The parts of a flat array that have the shapes, one after the other; views of it.
+    """Splits a flat array into consecutive views of the given shapes.
 
     Raises:
-        ValueError: It has more or fewer elements than the shapes together.
+        ValueError: The number of elements differs.
     """
     flat = array.reshape(-1)
     ends = list(accumulate(prod(shape) for shape in shapes))

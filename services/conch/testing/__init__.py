@@ -1,10 +1,10 @@
-"""Runs Python models in tests, or at a prompt, without a server: the real scheduler, no sockets.
+"""Runs Python models in tests without a server: the real scheduler, no sockets.
 
     def test_add():
         outputs = conch.testing.run("models/add", {"A": np.ones((1, 4), np.float32)})
         assert outputs["SUM"].tolist() == [[1, 1, 1, 1]]
 
-What the model raises is raised here, with its own traceback.
+Exceptions of the model are raised in the test with the model's traceback.
 """
 
 from conch.testing.conversion import ModelError, Outputs

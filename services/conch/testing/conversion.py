@@ -1,4 +1,4 @@
-"""Between what tests write and what the core works with: arrays, outputs, errors."""
+"""Converts between values of tests and objects of the core: arrays, requests, outputs, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conch.core.tensor import NUMPY_DTYPES, Array, Tensor, brain_floats, float_a
 
 
 class ModelError(Exception):
-    """What a client would be told instead of getting outputs.
+    """An error that a client would receive instead of outputs.
 
     Args:
         message: The text.
@@ -23,7 +23,7 @@ class ModelError(Exception):
 
     Attributes:
         code: The code.
-        responses: What a decoupled model had sent before.
+        responses: Responses that a decoupled model sent before.
     """
 
     def __init__(self, message: str, code: str = "INTERNAL") -> None:
@@ -47,11 +47,11 @@ class Outputs(dict[str, Array]):
 
 
 def tensors_of(inputs: Mapping[str, Any], specs: Iterable[TensorSpec] = ()) -> dict[str, Tensor]:
-    """Inputs in the form in which a front end hands them over: read-only, in wire form.
+    """Converts inputs to the form of a front end: read-only, in wire form.
 
     Args:
-        inputs: Arrays, or what numpy makes arrays of.
-        specs: Say what type of array to make of the latter.
+        inputs: Arrays, or values that numpy converts.
+        specs: Datatypes for values that are not arrays.
     """
     datatypes = {spec.name: spec.datatype for spec in specs}
     made = (_tensor(name, value, datatypes.get(name)) for name, value in inputs.items())
@@ -61,23 +61,23 @@ def tensors_of(inputs: Mapping[str, Any], specs: Iterable[TensorSpec] = ()) -> d
 
 
 def outputs_of(response: InferenceResponse) -> Outputs:
-    """The outputs of a response that is no error."""
+    """The outputs of a successful response."""
     return Outputs(((tensor.name, array_of(tensor)) for tensor in response.outputs), response.parameters)
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A tensor's array; BF16 as float32, as models see it."""
+    """A tensor's array; BF16 as float32."""
     return float_array(tensor.data, tensor.shape) if tensor.datatype == "BF16" else tensor.numpy()
 
 
 def as_model_error(error: ConchError) -> ModelError:
-    """An error of the core as tests see it."""
-    # Clients are told less than operators of a model whose definition is wrong.
+    """Converts an error of the core."""
+    # The reason is for operators; clients get a shorter text.
     return ModelError(getattr(error, "reason", error.message), error.code)
 
 
 def as_core_error(error: BaseException) -> ConchError:
-    """What a client is told of an exception in a stand-in."""
+    """Converts an exception of a mock model."""
     if isinstance(error, ConchError):
         return error
     if isinstance(error, ModelError):
@@ -104,18 +104,18 @@ def _tensor(name: str, value: Any, datatype: str | None) -> Tensor:
 
 
 class Request(TypedDict, total=False):
-    """What a request may have besides its inputs.
+    """Options of a request besides its inputs.
 
     Attributes:
-        outputs: Names of the outputs wanted; all, if it is not given.
+        outputs: Names of the requested outputs; all if absent.
         parameters: Request parameters.
         request_id: Its id.
-        sequence_id: The sequence that it belongs to.
-        sequence_start: Whether it begins the sequence.
+        sequence_id: Its sequence.
+        sequence_start: Whether it starts the sequence.
         sequence_end: Whether it ends the sequence.
         priority: Its priority level.
-        timeout_us: How long it may wait in the queue, in microseconds.
-        deadline_s: Seconds after which nobody waits any more.
+        timeout_us: Queue timeout in microseconds.
+        deadline_s: Seconds after which it is abandoned.
     """
 
     outputs: Iterable[str]
@@ -132,7 +132,7 @@ class Request(TypedDict, total=False):
 def make_request(
     name: str, version: str, tensors: dict[str, Tensor], responder: Responder, given: Request
 ) -> InferenceRequest:
-    """Makes a request, as a front end does."""
+    """Creates a request as a front end does."""
     now = monotonic_ns()
     outputs, parameters = given.get("outputs"), given.get("parameters")
     request = InferenceRequest(

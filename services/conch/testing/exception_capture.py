@@ -1,6 +1,6 @@
-"""Exceptions of models, found again by what clients are told of them.
+"""Finds a model's original exception by the error text that clients receive.
 
-A model's exception reaches its client as a text only; the log is where it is told of with all it has.
+The client's error holds only the text; the log record of the failure holds the exception.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from conch.backends.python.runtime.tracebacks import describe, failure_text, mod
 from conch.core.errors import ConchError
 
 LOGGER = "conch.backends.python"
-"""The logger above those that tell of exceptions in models."""
+"""Parent of the loggers that record exceptions of models."""
 
 _MOST = 100
 
 
 class ExceptionCapture(logging.Handler):
-    """Keeps the last exceptions that instances log, while it is entered.
+    """Keeps the latest logged exceptions of models while entered.
 
     Attributes:
-        finalize: The last one of a `finalize`.
+        finalize: The latest exception of a `finalize`.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self._found = threading.Lock()
-        # By what clients are told; of those that read the same the newest, whose frames are of the last run.
+        # By the client's error text; of equal texts the newest.
         self._exceptions: dict[str, tuple[BaseException, TracebackType | None]] = {}
         self.finalize: BaseException | None = None
         self._logger = logging.getLogger(LOGGER)
@@ -41,7 +41,7 @@ class ExceptionCapture(logging.Handler):
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a record."""
+        """Stores the exception of a record."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None or not isinstance(record.args, tuple) or not record.args:
             return
@@ -55,8 +55,8 @@ class ExceptionCapture(logging.Handler):
             while len(self._exceptions) > _MOST:
                 del self._exceptions[next(iter(self._exceptions))]
 
-    def behind(self, shown: ConchError) -> BaseException | None:
-        """The exception that an error tells of, with its frames in the model; None if there is none."""
+    def exception_for(self, shown: ConchError) -> BaseException | None:
+        """The exception behind an error, with its model frames; None if unknown."""
         with self._found:
             error, trace = self._exceptions.get(shown.message, (None, None))
         return None if error is None else error.with_traceback(trace)

@@ -1,4 +1,4 @@
-"""A model that was loaded for a test, and what can be done with it."""
+"""`conch.testing.load` and the loaded model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from conch.testing.mock_models import Function
 from conch.testing.model_repository import Placement, Repository
 
 Inputs = Mapping[str, Any]
-"""Arrays by name, with the batch dimension where the model has one, as clients send them."""
+"""Arrays by name, with the batch dimension where the model has one."""
 
 Stand = Function | str | Path
-"""What stands in for another model: a function, or a model directory."""
+"""Replacement of another model: a function or a model directory."""
 
 
 def run(
@@ -52,17 +52,17 @@ def load(
     """Loads a model as a server would; unload it with `LoadedModel.close`, or by leaving its ``with`` block.
 
     Args:
-        directory: The model's directory, with its versions and, if it has one, its config.
-        models: What stands in for the models that it calls, by name: functions from arrays to arrays,
-            generator functions for decoupled ones, or model directories.
-        config: Fields that replace those of its config, in JSON form: ``{"max_batch_size": 4}``.
+        directory: The model's directory with its versions and optional config.
+        models: Replacements, by name, of the models that it calls: functions of arrays, generator functions
+            for decoupled models, or model directories.
+        config: Config fields to replace, in JSON form: ``{"max_batch_size": 4}``.
         version: Its version; the newest if None.
-        placement: Whether it runs here, where it can be debugged, or in a worker process.
+        placement: In process, where it can be debugged, or in a worker process.
 
     Raises:
-        Exception: What its module or its `initialize` raises.
-        ModelError: It can't be loaded for another reason.
-        FileNotFoundError: There is no such directory, or no such version.
+        Exception: An exception of its module or its `initialize`.
+        ModelError: It cannot be loaded for another reason.
+        FileNotFoundError: The directory or version does not exist.
     """
     stack = ExitStack()
     with stack:
@@ -74,13 +74,13 @@ def load(
                 repository.add(name, other)
             model = repository.load(Path(directory), version, config)
         except ConchError as error:
-            raise failures.behind(error) or as_model_error(error) from None
+            raise failures.exception_for(error) or as_model_error(error) from None
         return LoadedModel(model, repository, failures, stack.pop_all())
     raise AssertionError("it has returned or raised")
 
 
 class LoadedModel:
-    """A model that takes requests; made by `load`.
+    """A model that takes requests; created by `load`.
 
     Attributes:
         name: Its name.
@@ -101,7 +101,7 @@ class LoadedModel:
 
     @property
     def decoupled(self) -> bool:
-        """Whether a request may have any number of responses."""
+        """True if a request may have any number of responses."""
         return self._model.spec.decoupled
 
     def run(self, inputs: Inputs, **request: Unpack[Request]) -> Any:
@@ -109,28 +109,27 @@ class LoadedModel:
 
         Args:
             inputs: Its inputs.
-            **request: What else it has, see `Request`.
+            **request: Its other options, see `Request`.
 
         Returns:
-            `Outputs`; of a decoupled model a list of them, one for each response.
+            `Outputs`; for a decoupled model a list of them, one per response.
 
         Raises:
-            Exception: What the model raises, with its own traceback.
-            ModelError: What a client would be told for another reason, such as an error in a response, or
-                that there is no answer when its deadline passes.
+            Exception: An exception of the model, with its traceback.
+            ModelError: Any other error that a client would receive, including a missed deadline.
         """
         call = self._submit(inputs, **request)
         return call.all() if self.decoupled else call.one()
 
     def run_all(self, many: Iterable[Inputs], **request: Unpack[Request]) -> list[Any]:
-        """Runs requests at the same time, so that they may share batches.
+        """Runs requests concurrently, so that they may share batches.
 
         Args:
-            many: The inputs of each.
-            **request: What else all of them have, see `Request`.
+            many: The inputs of each request.
+            **request: Options of all requests, see `Request`.
 
         Returns:
-            For each what `run` returns, or the exception that it would raise.
+            Per request the result of `run`, or the exception that it would raise.
         """
         calls = [self._submit(inputs, may_claim=False, **request) for inputs in many]
         results: list[Any] = []
@@ -142,14 +141,14 @@ class LoadedModel:
         return results
 
     def stream(self, inputs: Inputs, **request: Unpack[Request]) -> Iterator[Outputs]:
-        """Runs a request, and gives its responses as they come; closing the iterator cancels it.
+        """Runs a request and yields its responses as they arrive; closing the iterator cancels it.
 
         Args:
             inputs: Its inputs.
-            **request: What else it has, see `Request`.
+            **request: Its other options, see `Request`.
 
         Raises:
-            Exception: As in `run`, when it is its turn.
+            Exception: As in `run`, in the order of the responses.
         """
         call = self._submit(inputs, may_claim=False, **request)
         try:
@@ -158,13 +157,13 @@ class LoadedModel:
             call.cancel()
 
     def close(self) -> None:
-        """Waits for requests under way, and unloads the model and its stand-ins.
+        """Waits for running requests, then unloads the model and its mocks.
 
-        Where one was given up at its deadline, and goes on all the same, that takes some seconds; a model
-        that goes on even then is left as it is, without its `finalize`.
+        Takes some seconds if an abandoned request is still running; if it does not end, the model stays
+        loaded and is not finalized.
 
         Raises:
-            Exception: What its `finalize` raises.
+            Exception: An exception of its `finalize`.
         """
         self._stack.close()
         error, self._failures.finalize = self._failures.finalize, None
@@ -180,25 +179,25 @@ class LoadedModel:
         if error is None:
             self.close()
         else:
-            self._stack.close()  # what went wrong first is what matters
+            self._stack.close()  # the first error matters
 
     def _submit(self, inputs: Inputs, may_claim: bool = True, **given: Unpack[Request]) -> _Call:
         call = _Call(self._repository, self._failures)
         tensors = tensors_of(inputs, self._model.spec.inputs)
         call.request = make_request(self.name, str(self.version), tensors, call.take, given)
-        # What runs on this thread can't be given up.
+        # Inline execution cannot be abandoned at a deadline.
         may_claim = may_claim and call.request.deadline_ns is None
         try:
             led = self._repository.calls.submit(call.request, may_claim, self._model)
         except ConchError as error:
             raise as_model_error(error) from None
         if led is not None:
-            led.run_inline()  # on this thread: a debugger, or a profiler, is at home here
+            led.run_inline()  # on this thread, where debuggers and profilers work best
         return call
 
 
 class _Call:
-    """One request under way."""
+    """One request in flight."""
 
     request: InferenceRequest
 
@@ -209,11 +208,11 @@ class _Call:
         self._ended = threading.Event()
 
     def take(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Takes a response; its responder."""
+        """Responder of the request."""
         if final:
             self._ended.set()
         if request.deadline_ns is not None and monotonic_ns() >= request.deadline_ns:
-            return  # or one that never ends would have no deadline
+            return  # otherwise an endless stream would ignore its deadline
         if response is not None:
             self._queue.put(response)
         if final:
@@ -222,14 +221,14 @@ class _Call:
     def __iter__(self) -> Iterator[Outputs]:
         while (response := self._next()) is not None:
             if response.error is not None:
-                raise self._failures.behind(response.error) or as_model_error(response.error)
+                raise self._failures.exception_for(response.error) or as_model_error(response.error)
             yield outputs_of(response)
 
     def all(self) -> list[Outputs]:
         """All responses."""
         responses: list[Outputs] = []
         try:
-            responses.extend(self)  # one by one, so those before an error are there
+            responses.extend(self)  # one by one, to keep those before an error
         except Exception as error:
             if hasattr(error, "responses"):
                 error.responses = responses
@@ -242,12 +241,12 @@ class _Call:
         return response
 
     def cancel(self) -> None:
-        """Says that nobody waits any more, unless it has ended."""
+        """Cancels the request unless it has completed."""
         if not self._ended.is_set():
             self._repository.calls.cancel(self.request)
 
     def _next(self) -> InferenceResponse | None:
-        """The next response; None if there is none any more, an error if none comes before the deadline."""
+        """The next response; None after the last, an error at the deadline."""
         deadline = self.request.deadline_ns
         if deadline is None:
             return self._queue.get()

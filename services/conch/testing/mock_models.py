@@ -1,4 +1,4 @@
-"""Functions that stand in for models which the tested one calls."""
+"""Mock models: functions in place of models that the tested one calls."""
 
 from __future__ import annotations
 
@@ -22,16 +22,11 @@ from conch.testing.conversion import array_of, as_core_error
 log = logging.getLogger(__name__)
 
 Function = Callable[[dict[str, Array]], Mapping[str, Any] | Iterable[Mapping[str, Any]]]
-"""Takes inputs and returns outputs, by name; a generator function stands in for a decoupled model."""
+"""Takes and returns arrays by name; a generator function mocks a decoupled model."""
 
 
 class MockModel:
-    """A `conch.core.servable.Servable` made of a function, with any inputs and outputs.
-
-    Args:
-        name: Name of the model.
-        function: What it does.
-    """
+    """A `conch.core.servable.Servable` that runs a function, with any inputs and outputs."""
 
     version_text = "1"
 
@@ -57,17 +52,17 @@ class MockModel:
 
     @property
     def pending(self) -> int:
-        """None ever waits."""
+        """Always 0: requests never queue."""
         return 0
 
     @property
     def held(self) -> int:
-        """It knows of no sequences."""
+        """Always 0: it has no sequences."""
         return 0
 
     @property
     def readiness(self) -> Sequence[Readiness]:
-        """It is always ready."""
+        """Always ready."""
         return ()
 
     @property
@@ -81,34 +76,34 @@ class MockModel:
         return ()
 
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> None:
-        """Runs a request on a thread of its own."""
+        """Runs a request on a thread of its pool."""
         if self._closed:
             raise ClosedError
         request.model = self
         self._threads.submit(self._run, request)
 
     def cancel(self, request: InferenceRequest) -> bool:
-        """Marks it as cancelled; its function is not told."""
+        """Marks the request as cancelled; the function does not notice."""
         request.cancelled = True
         return False
 
     def continues(self, request: InferenceRequest) -> bool:
-        """It knows of no sequences."""
+        """Always false: it has no sequences."""
         return False
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Waits for what runs."""
+        """Waits for running requests."""
         self._closed = True
         self._threads.shutdown()
         return True
 
     def fail_queued(self, error: ConchError) -> int:
-        """None ever waits."""
+        """Always 0: requests never queue."""
         return 0
 
     def _run(self, request: InferenceRequest) -> None:
         try:
-            # Copies that it may write to, as a model has them.
+            # Writable copies, as a model has them.
             returned = self._function({name: array_of(each).copy() for name, each in request.inputs.items()})
             if not self.spec.decoupled:
                 request.respond(_response(request, returned), True)
@@ -118,7 +113,7 @@ class MockModel:
                     break
                 request.respond(_response(request, outputs), False)
             request.respond(None, True)
-        except BaseException as error:  # the thread is the pool's
+        except BaseException as error:  # a function may raise anything; the pool's thread must survive
             log.debug("the stand-in for model '%s' failed", self.spec.name, exc_info=error)
             request.fail(as_core_error(error))
 

@@ -1,4 +1,4 @@
-"""Loads model directories as a server does, by the control plane's own rules."""
+"""Loads model directories as a server does, by the control plane's rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conch.testing.mock_models import Function, MockModel
 Placement = Literal["in_process", "worker"]
 
 GRACE_S = 3.0
-"""How long `Repository.close` waits for a model that goes on with what nobody waits for any more."""
+"""Seconds that `Repository.close` waits for a model that still runs an abandoned request."""
 
 _PLACEMENT = "CONCH_PLACEMENT"
 
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class Repository:
-    """Models that know of each other; close it when they have run.
+    """Models that can call each other.
 
     Args:
         placement: Where Python models run.
 
     Attributes:
-        given_up: Requests for which nobody waits any more, as their deadline has passed.
+        given_up: Requests that the test abandoned at their deadline.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -46,7 +46,7 @@ class Repository:
         self.given_up: list[InferenceRequest] = []
 
     def add(self, name: str, model: Function | str | Path) -> None:
-        """Adds a stand-in: a function, or a directory."""
+        """Adds a mock model: a function or a directory."""
         if callable(model):
             self._publish(name, MockModel(name, model))
         else:
@@ -59,13 +59,13 @@ class Repository:
         config: Mapping[str, Any] | None = None,
         name: str | None = None,
     ) -> Servable:
-        """Loads a version of a model: the newest, unless one is named.
+        """Loads one version of a model; by default the newest.
 
         Raises:
-            ConchError: It can't be loaded.
-            FileNotFoundError: There is no such directory, or no such version.
+            ConchError: It cannot be loaded.
+            FileNotFoundError: The directory or version does not exist.
         """
-        # The planes meet here only.
+        # The only place where the planes meet.
         from conch_control.config.json_format import to_json
         from conch_control.config.parse import read_config
         from conch_control.lifecycle.model_definition import read_definition
@@ -97,7 +97,7 @@ class Repository:
         try:
             model = loader.load(replace(definition, versions=(version,)), version)
         except NeedsWorkerError as error:
-            # No flag and no parameter of its config has it run here.
+            # The text must not advise a flag or config parameter: neither has effect here.
             raise InvalidArgumentError(
                 f"{error.need}, and conch.testing runs it in this process unless it is told otherwise: give "
                 f"run or load placement='worker'"
@@ -105,7 +105,7 @@ class Repository:
         return self._publish(name, model)
 
     def close(self) -> None:
-        """Closes all models, the last first; waits for what they do, but not long if that was given up."""
+        """Closes all models in reverse order; waits briefly for those with abandoned requests."""
         while self._loaded:
             self._close(self._loaded.pop())
 
@@ -114,7 +114,7 @@ class Repository:
         if model.close(GRACE_S if late else None):
             return
         for request in late:
-            # Its model may never do so: it has forgotten that it has to, or keeps the sender.
+            # The model may never complete it, e.g. because it keeps the sender.
             request.fail(DeadlineExceededError("Deadline Exceeded"))
         if not model.close(GRACE_S):
             log.warning(

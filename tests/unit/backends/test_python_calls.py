@@ -215,7 +215,7 @@ def test_waiting_ends_when_nobody_waits_for_the_caller(calling: Calling, how: st
     assert value(calling.module.make().exec()) == 1
     during(calling, gone)
     assert calling.caller.running is not None
-    calling.caller._unwanted = calling.caller.running.requests, monotonic_ns() - GRACE_NS
+    calling.caller._abandoned = calling.caller.running.requests, monotonic_ns() - GRACE_NS
     with pytest.raises(CallsEndedError):
         calling.module.make().exec()
 
@@ -337,7 +337,7 @@ def test_models_of_the_server(calling: Calling) -> None:
 
 def test_a_call_of_a_model_that_goes_meanwhile_is_not_made(calling: Calling) -> None:
     class Late(WaitingCall):
-        def look(self) -> None:
+        def check_abandoned(self) -> None:
             calling.caller.close()
 
     response = Late(calling.caller, calling.module.make(), False).run()

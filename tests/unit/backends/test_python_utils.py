@@ -128,7 +128,7 @@ def test_received_tensor_copies_when_looked_at(harness: Harness) -> None:
     halves = floats.as_numpy()
     halves[0, 0] *= 3
     assert floats.as_numpy().tolist() == [[4.5, -2]] and halves.dtype == np.float32
-    assert (floats.triton_dtype(), floats._lent().data) == ("TYPE_BF16", b"\xc0\x3f\0\xc0")
+    assert (floats.triton_dtype(), floats._for_request().data) == ("TYPE_BF16", b"\xc0\x3f\0\xc0")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_what_a_model_writes_to_its_input_in_a_worker_is_what_it_returns(
     array[0] = written
     assert tensor.as_numpy() is array and batch.bytes_copied == 0
     assert bytes(tensor._core.data) == sent
-    assert tensor._lent().data == sent and tensor._kept().data == sent
+    assert tensor._for_request().data == sent and tensor._kept().data == sent
 
 
 def test_dlpack() -> None:

@@ -1,4 +1,4 @@
-"""Runs ONNX models with ONNX Runtime."""
+"""Runs ONNX models with ONNX Runtime: one session per instance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STATUS = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : (.*)", re.DOTALL)
 
 
 class OnnxRuntimeBackend(ArrayBackend):
-    """The backend ``onnxruntime``: a session for each instance, all made from one reading of the file."""
+    """The backend ``onnxruntime``; all sessions of a version are made from one read of the file."""
 
     default_model_file = "model.onnx"
     platform = "onnxruntime_onnx"
@@ -45,22 +45,22 @@ class OnnxRuntimeBackend(ArrayBackend):
     parameters = (PROVIDERS_PARAMETER,)
 
     def __init__(self) -> None:
-        # Some builds keep usage data under the user's home; the variable is read at import.
+        # Some builds store usage data in the user's home; the variable is read at import.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-        # Here, not at the top: configs may be read without the framework, a model can't be.
+        # Imported late: configs can be read without the framework.
         import onnxruntime
 
         self._ort: Any = onnxruntime
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether the installed ONNX Runtime can."""
+        """True if the installed ONNX Runtime has CUDA."""
         return CUDA in self._ort.get_available_providers()
 
     def complete_config(
         self, config: dict[str, Any], version_directory: Path, options: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Takes inputs, outputs and batching from the model, unless the config has its inputs and outputs."""
+        """Takes inputs, outputs and batching from the model unless the config has both inputs and outputs."""
         name = config.get("name", "")
         if config.get("input") and config.get("output"):
             log.info(
@@ -74,10 +74,12 @@ class OnnxRuntimeBackend(ArrayBackend):
         return complete(config, self._signature(path), options)
 
     def check(self, spec: ModelSpec) -> None:
-        """Compares the config with the model, and reads the settings that the config has for sessions."""
+        """Compares the config with the model and validates session settings."""
         session_options(self._ort, spec)
         for placement in place(replace(group, count=1) for group in spec.instance_groups):
-            if placement.kind != "GPU":  # which may be those of another machine, with another ONNX Runtime
+            if (
+                placement.kind != "GPU"
+            ):  # GPU instances may belong to another machine with another ONNX Runtime
                 execution_providers(self._ort, spec, placement)
         validate(spec, self._signature(_model_path(spec.version_directory, spec.model_file, spec.name)))
 
@@ -88,11 +90,11 @@ class OnnxRuntimeBackend(ArrayBackend):
         return Signature.of(self._session(path, str(path), settings, ["CPUExecutionProvider"]))
 
     def open(self, spec: ModelSpec, placement: Placement) -> ArrayFunction:
-        """Makes a session that shares nothing with others."""
+        """Creates a session that shares nothing with others."""
         return self._open(spec, placement, _model_path(spec.version_directory, spec.model_file, spec.name))
 
     def load(self, spec: ModelSpec) -> BackendModel:
-        """Reads the model."""
+        """Reads the model file."""
         return _OnnxModel(self, spec)
 
     def _open(
@@ -100,18 +102,18 @@ class OnnxRuntimeBackend(ArrayBackend):
     ) -> ArrayFunction:
         options = session_options(self._ort, spec)
         if content is not None:
-            # A model given as bytes has no place of its own to look for weights in files beside it.
+            # A model passed as bytes has no directory to look up external weights in.
             options.add_session_config_entry(
                 "session.model_external_initializers_file_folder_path", str(path.parent)
             )
         providers = execution_providers(self._ort, spec, placement)
         if placement.kind == "GPU" and hasattr(self._ort, "preload_dlls"):
-            # Finds CUDA and cuDNN in the packages of NVIDIA, which are not on the loader's path.
+            # Finds CUDA and cuDNN in NVIDIA's packages, which are not on the loader's path.
             self._ort.preload_dlls()
         session = self._session(path, str(path) if content is None else content, options, providers)
         started = session.get_providers()
         for name, _ in providers:
-            if name not in started:  # ONNX Runtime would go on without it, on the CPU
+            if name not in started:  # ONNX Runtime would silently fall back to the CPU
                 raise UnavailableError(
                     f"model '{spec.name}' needs the execution provider '{name}', which the installed "
                     "onnxruntime can't start: check that the CUDA and cuDNN libraries of its version are "
@@ -133,7 +135,7 @@ class OnnxRuntimeBackend(ArrayBackend):
 
 
 class _OnnxModel(BackendModel):
-    """Holds the file's content until all instances have their sessions."""
+    """Holds the file's content until all instances have sessions."""
 
     creates_in_parallel: ClassVar[bool] = True
 
@@ -142,7 +144,7 @@ class _OnnxModel(BackendModel):
         self._spec = spec
         self._path = _model_path(spec.version_directory, spec.model_file, spec.name)
         self._content: bytes | None = self._path.read_bytes()
-        self._lock = threading.Lock()  # guards the content and how many instances have yet to be made of it
+        self._lock = threading.Lock()  # guards the content and the count of instances to make
         self._missing = len(place(spec.instance_groups))
 
     def create_instance(self, placement: Placement) -> BackendInstance:
@@ -161,9 +163,8 @@ class _SessionFunction:
 
     def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
         self._session = session
-        self._options = options  # one for all runs: making one takes a third of a small run
-        # What `run` does around this call, checks of names that have been checked and a fallback to other
-        # providers behind the operator's back, takes as long as a small model.
+        self._options = options  # shared by all runs: creating one takes a third of a small run
+        # `InferenceSession.run` adds name checks and a provider fallback that take as long as a small model.
         self._run = getattr(session, "_sess", session).run
         self._strings = frozenset(tensor.name for tensor in spec.model_inputs if tensor.datatype == "BYTES")
         self._strings_out = frozenset(each.name for each in spec.model_outputs if each.datatype == "BYTES")
@@ -194,7 +195,7 @@ class _SessionFunction:
         return found
 
     def _shape_inputs(self, inputs: dict[str, Array]) -> None:
-        """Makes strings and scalars of the inputs what ONNX has for them."""
+        """Converts strings and scalars to ONNX's form."""
         for name in self._strings:
             if name in inputs:
                 inputs[name] = _text(name, inputs[name])
@@ -203,21 +204,12 @@ class _SessionFunction:
                 inputs[name] = inputs[name].reshape(())
 
     def close(self) -> None:
-        # The session is freed with the last reference to it.
+        # Dropping the last reference frees the session.
         del self._session, self._run
 
 
 class _DeviceFunction(_SessionFunction):
-    """A session on a GPU: tensors that are there, or are wanted there, stay there.
-
-    Args:
-        session: The session.
-        options: Its run options.
-        spec: The model.
-        signature: What the session takes and gives.
-        device: ONNX Runtime's name for the kind of device.
-        device_id: Number of the device.
-    """
+    """A session on a GPU; tensors that are on the device, or wanted there, stay there."""
 
     def __init__(
         self, session: Any, options: Any, spec: ModelSpec, signature: Signature, device: str, device_id: int
@@ -232,7 +224,7 @@ class _DeviceFunction(_SessionFunction):
         arrays = {name: value for name, value in inputs.items() if not isinstance(value, DeviceTensor)}
         unbound_in, unbound_out = self._strings | self._scalars, self._strings_out | self._scalars_out
         if not (unbound_out.isdisjoint(outputs) and unbound_in.isdisjoint(inputs)):
-            # Strings can't be bound, and scalars have another shape: everything goes through host memory.
+            # Strings cannot be bound and scalars change shape: copy everything through host memory.
             arrays |= {
                 name: value.numpy() for name, value in inputs.items() if isinstance(value, DeviceTensor)
             }
@@ -251,7 +243,7 @@ class _DeviceFunction(_SessionFunction):
 
 
 class _WritingSessionFunction(_SessionFunction):
-    """A session on the CPU, without strings, that can write its outputs to given memory."""
+    """A CPU session without strings that writes outputs to given memory."""
 
     def __init__(self, session: Any, options: Any, spec: ModelSpec, signature: Signature) -> None:
         super().__init__(session, options, spec, signature)
@@ -286,7 +278,7 @@ def _strings_or_devices(session: Any) -> bool:
 
 
 def _text(name: str, array: Array) -> Array:
-    """BYTES as ONNX has strings; ONNX Runtime would print a `bytes` object with its quotes."""
+    """BYTES as ONNX strings; ONNX Runtime would print a `bytes` object with its quotes."""
     text = np.empty(array.size, dtype=object)
     try:
         text[:] = [bytes(element).decode() for element in array.flat]
@@ -296,14 +288,14 @@ def _text(name: str, array: Array) -> Array:
 
 
 def _encoded(array: Array) -> Array:
-    """Strings of ONNX as BYTES: other models take `bytes`."""
+    """ONNX strings as BYTES."""
     elements = np.empty(array.size, dtype=object)
     elements[:] = [element.encode() for element in array.flat]
     return elements.reshape(array.shape)
 
 
 def _status_text(error: Exception) -> str:
-    """An exception of ONNX Runtime as Triton's backend prints its status."""
+    """An ONNX Runtime exception as Triton's backend prints its status."""
     match = _STATUS.search(str(error))
     if match is None:
         return f"onnx runtime error: {error}"
@@ -313,7 +305,7 @@ def _status_text(error: Exception) -> str:
 def _model_path(version_directory: Path, file_name: str, model_name: str) -> Path:
     path = version_directory / file_name
     if path.is_dir():
-        # A folder holds the model and the files its weights are in.
+        # A directory holds the model and its external weights.
         path = path / "model.onnx"
     if not path.is_file():
         raise UnavailableError(f"unable to find '{path}' for model '{model_name}'")

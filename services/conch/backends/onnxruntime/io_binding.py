@@ -1,4 +1,4 @@
-"""Runs a session with inputs and outputs in the memory of its device, by their addresses."""
+"""Runs a session with inputs and outputs bound to device memory by address."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, POSITIONS, Array
 
 
 class Binder:
-    """Binds what a session reads and writes to memory.
+    """Binds session inputs and outputs to memory.
 
     Args:
         spec: The model.
         session: The session.
-        device: ONNX Runtime's name for the kind of device that the memory is on.
+        device: ONNX Runtime's name for the kind of device.
         device_id: Number of the device.
     """
 
@@ -38,7 +38,7 @@ class Binder:
         outputs: tuple[str, ...],
         places: Places,
     ) -> dict[str, Array | DeviceTensor]:
-        """Runs the session once; for the arguments and the result see `DeviceFunction.on_device`."""
+        """Runs the session once; see `DeviceFunction.on_device`."""
         binding = self._session.io_binding()
         for name, value in inputs.items():
             if isinstance(value, DeviceTensor):
@@ -54,7 +54,7 @@ class Binder:
                 continue
             target = self._in_place(name, places[name], rows)
             others = (*inputs.values(), *written.values())
-            # What is still to be read, or has been written, must not be written.
+            # Do not overwrite memory that is still to be read or already written.
             if target is None or any(_overlap(target, other) for other in others):
                 binding.bind_output(name, self._device, self._device_id)
                 continue
@@ -70,19 +70,19 @@ class Binder:
         return results
 
     def _in_place(self, name: str, places: tuple[DeviceMemory, ...], rows: int | None) -> DeviceTensor | None:
-        """Where one request wants an output, if the session can write it there."""
+        """The place of an output if the session can write there directly."""
         spec = self._outputs[name]
         shape = spec.backend_dims if rows is None else (rows, *spec.backend_dims)
         place = places[0]
         if len(places) > 1 or -1 in shape or place.pointer % ALIGNMENT or spec.datatype in POSITIONS:
-            return None  # of positions because a model may read what it has written
+            return None  # positions: the model may read back what it wrote
         nbytes = prod(shape) * ELEMENT_SIZES[spec.datatype]
         if nbytes > place.nbytes:
-            return None  # whoever writes it there says so
+            return None  # the later copy reports the error
         return DeviceTensor(name, spec.datatype, shape, place.part(0, nbytes))
 
     def _owned(self, name: str, value: Any, places: tuple[DeviceMemory, ...]) -> DeviceTensor:
-        """An output in memory of ONNX Runtime's own."""
+        """An output in ONNX Runtime's own memory."""
         datatype = self._outputs[name].datatype
         shape = tuple(value.shape())
         nbytes = prod(shape) * NUMPY_DTYPES[datatype].itemsize

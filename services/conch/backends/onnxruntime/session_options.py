@@ -1,4 +1,4 @@
-"""Session options and execution providers, from a model's config and where its instance lives."""
+"""Session options and execution providers from a model's config and an instance's placement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROVIDERS_PARAMETER = "CONCH_ORT_PROVIDERS"
 """Model parameter: execution providers in order of preference, comma separated, such as ``cuda,cpu``."""
 
 CUDA = "CUDAExecutionProvider"
-"""What instances on a GPU run on, unless their model says otherwise."""
+"""Default provider of instances on a GPU."""
 
 _CPU = "CPUExecutionProvider"
 _ACCELERATORS = {
@@ -38,10 +38,10 @@ _TENSORRT_KEYS = {
 
 
 def session_options(ort: Any, spec: ModelSpec) -> Any:
-    """An `onnxruntime.SessionOptions` for one instance of a model.
+    """Creates the `onnxruntime.SessionOptions` of one instance.
 
     Raises:
-        InvalidArgumentError: A parameter has a value it can't have.
+        InvalidArgumentError: A parameter has an invalid value.
     """
     parameters = spec.parameters
     options = ort.SessionOptions()
@@ -58,9 +58,8 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
             f"{mode}."
         )
     options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if mode else ort.ExecutionMode.ORT_SEQUENTIAL
-    # ONNX Runtime's own default, a thread per core in each session and all of them spinning between runs,
-    # suits one model that has the machine to itself. Here several instances and the server's own threads
-    # want the same cores: the instances of a model share them out, and threads sleep while idle.
+    # ONNX Runtime defaults to one spinning thread per core in each session, which suits a single model. Here
+    # instances divide the cores among them, and idle threads sleep.
     options.intra_op_num_threads = _integer(parameters, "intra_op_thread_count", 0) or threads_per_instance(
         spec
     )
@@ -77,7 +76,7 @@ def session_options(ort: Any, spec: ModelSpec) -> Any:
 
 
 def threads_per_instance(spec: ModelSpec) -> int:
-    """Threads of one instance such that all instances on the CPU together have as many as there are cores."""
+    """Intra-op threads such that all CPU instances together use each core once."""
     instances = sum(placement.kind != "GPU" for placement in place(spec.instance_groups))
     return max(len(os.sched_getaffinity(0)) // max(instances, 1), 1)
 
@@ -86,7 +85,7 @@ def execution_providers(ort: Any, spec: ModelSpec, placement: Placement) -> list
     """The execution providers of one instance with their options, in order of preference.
 
     Raises:
-        InvalidArgumentError: One that was asked for is unknown, or not in the installed ONNX Runtime.
+        InvalidArgumentError: A requested provider is unknown, or missing in the installed ONNX Runtime.
     """
     available: list[str] = ort.get_available_providers()
     named = spec.parameters.get(PROVIDERS_PARAMETER, "")
@@ -98,7 +97,7 @@ def execution_providers(ort: Any, spec: ModelSpec, placement: Placement) -> list
         chosen = _accelerators(spec, placement)
         if placement.kind == "GPU" and all(name != CUDA for name, _ in chosen):
             chosen.append((CUDA, {}))
-        # Whatever the others can't run falls to the CPU.
+        # The CPU runs what the others do not support.
         chosen.append((_CPU, {}))
     for name, options in chosen:
         if name not in available:
@@ -123,7 +122,7 @@ def _full_name(name: str, by_name: Mapping[str, str]) -> str:
 
 
 def _accelerators(spec: ModelSpec, placement: Placement) -> list[tuple[str, dict[str, str]]]:
-    """The config's execution accelerators for the kind of device an instance is on."""
+    """The config's execution accelerators for the instance's kind of device."""
     accelerators = _child(_child(spec.config, "optimization"), "execution_accelerators")
     key = "gpu_execution_accelerator" if placement.kind == "GPU" else "cpu_execution_accelerator"
     entries = accelerators.get(key)
@@ -139,7 +138,7 @@ def _accelerators(spec: ModelSpec, placement: Placement) -> list[tuple[str, dict
 
 
 def _tensorrt_options(given: Mapping[str, str]) -> dict[str, str]:
-    """Triton's names of TensorRT's settings as ONNX Runtime has them."""
+    """Translates Triton's TensorRT parameters to ONNX Runtime's."""
     options: dict[str, str] = {}
     for key, value in given.items():
         if key != "precision_mode":

@@ -1,6 +1,6 @@
-"""What an ONNX model takes and gives: read from its session, compared with and copied to configs.
+"""Reads an ONNX model's inputs and outputs; validates and completes configs with them.
 
-The rules and the texts are those of Triton's ONNX Runtime backend.
+Rules and texts are those of Triton's ONNX Runtime backend.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FIXES = {
     True: "; export the model with a Cast of it, for example to FP32",
     False: "; export the model without it (scikit-learn's ZipMap: options={'zipmap': False})",
 }
-"""For tensors of other types, and for what is no tensor."""
+"""Advice for unsupported element types, and for values that are not tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class OnnxTensor:
 
     Attributes:
         name: Its name.
-        onnx_type: Its type as ONNX Runtime prints it.
+        onnx_type: The type as ONNX Runtime prints it.
         dims: All dimensions; -1 for a variable one.
     """
 
@@ -58,10 +58,10 @@ class OnnxTensor:
     dims: tuple[int, ...]
 
     def datatype(self, model: str) -> str:
-        """The protocol's name of the element type.
+        """The protocol's datatype name.
 
         Raises:
-            UnsupportedError: It is not a tensor, or of a type that can't be served.
+            UnsupportedError: It is not a tensor, or its type has no datatype.
         """
         datatype = _DATATYPES.get(self.onnx_type)
         if datatype is None:
@@ -79,12 +79,12 @@ class OnnxTensor:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs of an ONNX model, in its order.
+    """Inputs and outputs of an ONNX model, in its order.
 
     Attributes:
-        inputs: The inputs that each run needs.
+        inputs: Inputs that each run needs.
         outputs: The outputs.
-        initialized: Inputs with a value of their own, an initializer, which a run may replace.
+        initialized: Inputs with an initializer, which a run may override.
     """
 
     inputs: tuple[OnnxTensor, ...]
@@ -113,10 +113,10 @@ def _tensors(arguments: Iterable[Any]) -> tuple[OnnxTensor, ...]:
 
 
 def complete(config: dict[str, Any], signature: Signature, options: Mapping[str, str]) -> dict[str, Any]:
-    """Fills in batching, inputs and outputs that a config leaves out.
+    """Fills in batching, inputs and outputs that the config leaves out.
 
     Raises:
-        ConchError: The model can't do what the config says, or has tensors that can't be served.
+        ConchError: The config contradicts the model, or the model has unsupported tensors.
     """
     name = config.get("name", "")
     batching = all(tensor.dims and tensor.dims[0] == -1 for tensor in (*signature.inputs, *signature.outputs))
@@ -143,7 +143,7 @@ def complete(config: dict[str, Any], signature: Signature, options: Mapping[str,
 
 
 def _server_side(sequences: Mapping[str, Any]) -> frozenset[str]:
-    """The controls and states of a config's sequence batching: tensors that are not for clients."""
+    """Control and state tensors of sequence batching, which clients do not send."""
     states = sequences.get("state") or ()
     return frozenset(
         (
@@ -154,7 +154,7 @@ def _server_side(sequences: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _made_by_server(config: Mapping[str, Any]) -> frozenset[str]:
-    """The inputs that clients do not send: those made from the requests of a batch, or from lengths."""
+    """Inputs that the server makes: batch inputs, lengths and masks."""
     named = {name for made in config.get("batch_input", ()) for name in made.get("target_name", ())}
     parameters = config.get("parameters", {})
     texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
@@ -181,17 +181,17 @@ def _entry(tensor: OnnxTensor, model: str, skip: int) -> dict[str, Any]:
         "dims": list(tensor.dims[skip:]),
     }
     if not entry["dims"]:
-        # A config can't have empty dims, so clients see one element where the model has a scalar.
+        # Config dims cannot be empty, so clients see one element for a scalar.
         entry["dims"] = [1]
         entry["reshape"] = {"shape": []}
     return entry
 
 
 def validate(spec: ModelSpec, signature: Signature) -> None:
-    """Checks that a config fits a model.
+    """Checks the config against the model.
 
     Raises:
-        ConchError: It does not; the text is Triton's.
+        ConchError: They differ; the text is Triton's.
     """
     made = made_tensors(spec)
     inputs = (*spec.model_inputs, *made)
@@ -220,12 +220,12 @@ def validate(spec: ModelSpec, signature: Signature) -> None:
                 _check_ragged(spec, tensor, found.dims)
             elif tensor in made:
                 _check_rank(spec, tensor, found.dims)
-            elif tensor.name not in scattered or kind == "input":  # which has the shape of an input
+            elif tensor.name not in scattered or kind == "input":  # its shape follows an input
                 _check_dims(spec, tensor, found.dims)
 
 
 def made_tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:
-    """The inputs that the server makes, with all their dimensions."""
+    """Inputs that the server makes, with all their dimensions."""
     ranks = {"BATCH_ITEM_SHAPE": 2}
     batch = [
         TensorSpec(name, made.datatype, (-1,) * ranks.get(made.kind, 1))
@@ -263,7 +263,7 @@ def _check_rank(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]
 
 
 def is_scalar(spec: ModelSpec, tensor: TensorSpec, model_dims: tuple[int, ...]) -> bool:
-    """Whether a config has one element where the model has a scalar: dims can't be empty in a config."""
+    """True if the config has one element where the model has a scalar: config dims cannot be empty."""
     return spec.max_batch_size == 0 and not model_dims and tensor.backend_dims == (1,)
 
 

@@ -42,7 +42,7 @@ class PythonBackend(Backend):
         file_name = config.get("default_model_filename") or self.default_model_file
         parameters = config.get("parameters") or {}
         texts = {key: str(value.get("string_value", "")) for key, value in parameters.items()}
-        workers = self._made_workers()
+        workers = self._get_workers()
         if workers.run_completion(config, version_directory, file_name, texts, options):
             return workers.complete(config, version_directory, file_name, texts, options)
         from conch.backends.python.api.pb_model_config import auto_complete
@@ -56,7 +56,7 @@ class PythonBackend(Backend):
 
     def check(self, spec: ModelSpec) -> None:
         """Validates placement and settings; neither runs model code nor makes environments."""
-        if not self._made_workers().run(spec):
+        if not self._get_workers().run(spec):
             Settings.of(spec).check_in_process(spec)
 
     def doubts(self, spec: ModelSpec) -> Iterator[str]:
@@ -91,13 +91,13 @@ class PythonBackend(Backend):
                 "request as it is and answers it by itself",
                 spec.name,
             )
-        workers = self._made_workers()
+        workers = self._get_workers()
         if workers.run(spec):
             return workers.load(spec, calls)
         Settings.of(spec).check_in_process(spec)
         return _PythonModel(spec, calls)
 
-    def _made_workers(self) -> Workers:
+    def _get_workers(self) -> Workers:
         from conch.workers.placing import Workers
 
         with self._lock:

@@ -1,6 +1,6 @@
-"""Finds imports of a model's file that fail, without running the file; used by `conch check`.
+"""Finds imports of a model's file that would fail, without running it; used by `conch check`.
 
-Only imports that always run count: statements of the module itself, outside `try`, functions and conditions.
+Counts only module-level imports outside `try`, functions and conditions, which always run.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 
 
 def missing_imports(source: Path, directories: Sequence[Path]) -> Iterator[tuple[int, str]]:
-    """Yields the line and the top name of each import that finds nothing; nothing for a file with errors.
+    """Yields line and top-level name of each missing import; yields nothing for a file with syntax errors.
 
     Args:
         source: The model's file.
-        directories: Where modules of the model's own are.
+        directories: Directories with the model's own modules.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what the model's author writes
+            warnings.simplefilter("ignore")  # warnings about the model's code
             tree = ast.parse(source.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return

@@ -1,6 +1,4 @@
-"""Python-based backends: one ``model.py`` shared by all models of a backend; they differ in files and
-configs.
-"""
+"""Python-based backends: one ``model.py`` shared by all models of a backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a Python model runs: what its config's ``parameters`` and the backend's options say."""
+"""Settings of a Python model from its config's ``parameters`` and the backend's options."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PARAMETERS = (
     *("CONCH_PLACEMENT", "CONCH_MAX_INFLIGHT", "CONCH_MAX_EXECUTION_SECONDS", "CONCH_MEMORY_LIMIT_MB"),
     *("CONCH_START_TIMEOUT_SECONDS", "CONCH_STRICT_OUTPUTS", "CONCH_PASS_ENVIRONMENT", "CONCH_ENV_"),
 )
-"""What configs of Python models may have; those of environments are read in `conch.workers.environments`."""
+"""Parameters of Python models; those of environments are read in `conch.workers.environments`."""
 _MOST = 2**43 - 1
-"""No limit of memory above that can be set, in MiB; and nobody has more of anything else."""
+"""Upper bound of whole numbers: the largest memory limit that can be set, in MiB."""
 _MOST_SECONDS = 1_000_000_000
 _SHOWN = 40
-"""Characters of a wrong value."""
+"""Characters shown of an invalid value."""
 _WORKER_ONLY = (
     ("MAX_EXECUTION_SECONDS", "max-execution-seconds"),
     ("MEMORY_LIMIT_MB", "memory-limit-mb"),
@@ -28,11 +28,11 @@ _WORKER_ONLY = (
 
 
 class NeedsWorkerError(InvalidArgumentError):
-    """A model is to run in the server's process, but can't.
+    """A model is set to run in the server's process but needs a worker.
 
     Args:
-        need: Which model needs a process of its own, and what for.
-        advice: What has it run in the server's process, and what to do about it.
+        need: The model and what it needs a worker for.
+        advice: The cause of the in-process placement and the remedy.
 
     Attributes:
         need: As given.
@@ -45,22 +45,21 @@ class NeedsWorkerError(InvalidArgumentError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one model; a parameter of its config comes before an option of the backend.
+    """The settings of one model; a parameter in its config overrides an option of the backend.
 
     Attributes:
-        placement: Whether its instances run in the server's process or in processes of their own
-            (``CONCH_PLACEMENT``, ``--backend-config=python,placement=...``).
-        max_inflight: How many batches of a model whose `execute` is a coroutine may run at the same time on
-            one instance (``CONCH_MAX_INFLIGHT``, ``max-inflight``); None for the usual number: one, and any
-            number for a decoupled model.
-        max_execution_s: Seconds after which an execution counts as hanging and its worker is killed
+        placement: In process or in workers (``CONCH_PLACEMENT``, ``--backend-config=python,placement=...``).
+        max_inflight: Concurrent batches per instance of a model with a coroutine `execute`
+            (``CONCH_MAX_INFLIGHT``, ``max-inflight``); None for the default: 1, or unlimited for a decoupled
+            model.
+        max_execution_s: Seconds after which an execution counts as hung and its worker is killed
             (``CONCH_MAX_EXECUTION_SECONDS``, ``max-execution-seconds``); None for no limit.
-        memory_limit_mb: Most memory of a worker in MiB (``CONCH_MEMORY_LIMIT_MB``, ``memory-limit-mb``); None
-            for no limit.
-        start_timeout_s: Seconds that a worker may take until it has loaded the model
-            (``CONCH_START_TIMEOUT_SECONDS``, ``start-timeout-seconds``); None for no limit.
+        memory_limit_mb: Memory limit of a worker in MiB (``CONCH_MEMORY_LIMIT_MB``, ``memory-limit-mb``);
+            None for no limit.
+        start_timeout_s: Seconds until a worker must have loaded the model (``CONCH_START_TIMEOUT_SECONDS``,
+            ``start-timeout-seconds``); None for no limit.
         strict_outputs: Whether outputs whose datatype or rank contradicts the config are refused
-            (``CONCH_STRICT_OUTPUTS``, ``strict-outputs``); else they are served and noted.
+            (``CONCH_STRICT_OUTPUTS``, ``strict-outputs``) rather than served and noted.
     """
 
     placement: Placement = DEFAULT_PLACEMENT
@@ -75,13 +74,13 @@ class Settings:
         """The settings of a model version.
 
         Raises:
-            InvalidArgumentError: A value can't be used; the text names the parameter or the option.
+            InvalidArgumentError: A value is invalid; the text names the parameter or option.
         """
         return cls.read(spec.name, spec.parameters, spec.backend_options)
 
     @classmethod
     def read(cls, name: str, parameters: Mapping[str, str], options: Mapping[str, str]) -> Settings:
-        """The settings in a config's parameters and a backend's options."""
+        """Reads the settings from a config's parameters and a backend's options."""
         values = _Values(name, parameters, options)
         return cls(
             values.placement(),
@@ -93,10 +92,10 @@ class Settings:
         )
 
     def check_in_process(self, spec: ModelSpec) -> None:
-        """Checks that nothing is set which only a worker has.
+        """Rejects settings that only a worker supports.
 
         Raises:
-            NeedsWorkerError: Something is; the text names it.
+            NeedsWorkerError: One is set; the text names it.
         """
         values = _Values(spec.name, spec.parameters, spec.backend_options)
         for parameter, option in _WORKER_ONLY:
@@ -115,7 +114,7 @@ class _Values:
         self._options = options
 
     def find(self, parameter: str, option: str) -> tuple[str, str] | None:
-        """A value and where it stands."""
+        """The value and its source."""
         key = f"CONCH_{parameter}"
         if key in self._parameters:
             return self._parameters[key], f"model '{self._name}': parameter '{key}'"

@@ -1,7 +1,7 @@
-"""What models give for texts and whole numbers, taken as Triton's bindings take them: also bytes and numpy's.
+"""Checks and converts texts and numbers that models pass, also bytes and numpy's types as in Triton.
 
-What is something else is refused where it is given: behind the socket of a worker, or in a scheduler, nobody
-could tell the model any more.
+Wrong values are refused at the call: later, in a worker's connection or a scheduler, the model would not see
+it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ def text_of(value: object, what: str) -> str:
     """A text.
 
     Args:
-        value: What the model gave.
-        what: What it gave it for, for the error.
+        value: The model's value.
+        what: Its role, for the error.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a text.
     """
     if isinstance(value, str):
         return value
@@ -34,9 +34,9 @@ def texts_of(values: object, what: str) -> list[str]:
     """A list of texts.
 
     Raises:
-        TypeError: It is none, or something else is in it.
+        TypeError: It is not one.
     """
-    # To ask for what is no list takes long.
+    # `isinstance` is slow for other types.
     if type(values) is not list and (isinstance(values, str | bytes) or not isinstance(values, Iterable)):
         raise TypeError(f"{what} must be a list of strings, not {type(values)}")
     return [value if type(value) is str else text_of(value, f"an element of {what}") for value in values]
@@ -46,7 +46,7 @@ def whole_of(value: object, what: str) -> int:
     """A whole number.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not one.
     """
     if type(value) is int:
         return value
@@ -60,7 +60,7 @@ def number_of(value: object, what: str) -> float:
     """A number.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not one.
     """
     try:
         return float(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Exceptions of models: the classes models use, and the text in which their tracebacks reach users."""
+"""Error classes of the model API, and their mapping to the core's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TritonError:
             )
 
     def message(self) -> str:
-        """The text, as clients get it."""
+        """The text that clients receive."""
         return self._message
 
     def code(self) -> int:
@@ -54,7 +54,7 @@ class TritonError:
 
 
 class TritonModelException(Exception):
-    """Raised by models, and by this API where it is used wrongly."""
+    """Raised by models, and by this API when it is misused."""
 
     def message(self) -> str:
         """The text."""
@@ -62,9 +62,9 @@ class TritonModelException(Exception):
 
 
 class CallsEndedError(BaseException):
-    """Ends an execution that waits for another model when nobody waits for it any more.
+    """Ends an execution that waits for another model after its own requests were abandoned.
 
-    Not an `Exception`: a model that catches all of these must not go on for ever.
+    A BaseException, so that a model that catches every `Exception` still ends.
     """
 
 
@@ -81,7 +81,7 @@ _ERRORS: dict[int, type[ConchError]] = {
 
 
 def as_core_error(error: object) -> ConchError:
-    """A model's error as the core has it, its message unchanged."""
+    """A model's error as a core error with the same message."""
     if isinstance(error, TritonError):
         return _ERRORS.get(error.code(), InternalError)(error.message())
     return InternalError(message_of(error))
@@ -95,5 +95,5 @@ _CODES = {error.code: code for code, error in _ERRORS.items()} | {
 
 
 def as_triton_error(error: ConchError) -> TritonError:
-    """An error of the core as a model gets it, its message unchanged."""
+    """A core error as a model's error with the same message."""
     return TritonError(error.message, _CODES.get(error.code, TritonError.INTERNAL))

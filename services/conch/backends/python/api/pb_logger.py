@@ -1,4 +1,4 @@
-"""`pb_utils.Logger`: messages of models go into the server's log."""
+"""`pb_utils.Logger`: writes models' messages to the server's log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger("conch.python_model")
 
 
 def _text(message: object) -> str:
-    """A message as text; Triton takes any bytes, too."""
+    """The message as text; Triton accepts any bytes."""
     if isinstance(message, bytes):
         return message.decode(errors="backslashreplace")
     return text_of(message, "a log message")
@@ -30,7 +30,7 @@ _LogLevel = LogLevel
 
 
 class Logger:
-    """Logs for a model; the record names the place in the model that called."""
+    """Logs for a model; the record names the calling line of the model."""
 
     LogLevel = LogLevel
     VERBOSE = LogLevel.VERBOSE
@@ -43,7 +43,8 @@ class Logger:
         """Logs a message at a level.
 
         Raises:
-            TypeError: The message is no text, or the level no `LogLevel`; the other methods check alike.
+            TypeError: The message is not a text, or the level not a `LogLevel`; the other methods check the
+                message too.
         """
         if not isinstance(level, LogLevel):
             raise TypeError(f"the level of a log message must be a LogLevel, not {type(level)}")
@@ -51,7 +52,7 @@ class Logger:
 
     @staticmethod
     def log_info(message: str) -> None:
-        """Logs a message for information."""
+        """Logs an informational message."""
         _log.info("%s", _text(message), stacklevel=2)
 
     @staticmethod
@@ -66,5 +67,5 @@ class Logger:
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """Logs a message for those who look closely."""
+        """Logs a debug message."""
         _log.debug("%s", _text(message), stacklevel=2)

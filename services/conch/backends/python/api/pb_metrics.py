@@ -1,4 +1,7 @@
-"""Metrics of models' own, as ``pb_utils`` offers them."""
+"""Custom metrics of models, as ``pb_utils`` offers them.
+
+Owns: the process-wide registry of families where it is not the core's default.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _families: CustomFamilies | None = None
 
 
 def use_metric_families(families: CustomFamilies) -> None:
-    """Says where the metrics of all models of this process are kept from now on, if not in the process."""
+    """Sets where the metrics of this process are kept, such as in the server that started it."""
     global _families
     _families = families
 
@@ -28,11 +31,7 @@ _KINDS: tuple[Kind, ...] = ("counter", "gauge", "histogram")
 
 
 class Metric:
-    """A metric of a family; it is exported for as long as the model holds it and the family.
-
-    Args:
-        metric: The metric in the core.
-    """
+    """A metric of a family, exported while the model holds it and the family."""
 
     def __init__(self, metric: CustomMetric) -> None:
         self._kept: CustomMetric | None = metric
@@ -69,15 +68,15 @@ class Metric:
 
 
 class MetricFamily:
-    """Metrics of one name, shared by all models that name it; the metrics that it makes end with it.
+    """Metrics with one name, shared by all models that use the name; its metrics end with it.
 
     Args:
         name: The name.
-        description: What the metrics say.
+        description: The help text.
         kind: ``COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
 
     Raises:
-        TritonModelException: The name can't be used, or is that of a family of another kind.
+        TritonModelException: The name is invalid, or in use by a family of another kind.
     """
 
     COUNTER = 0
@@ -97,10 +96,10 @@ class MetricFamily:
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
     ) -> Metric:
-        """The metric with these labels; a histogram needs upper bounds of buckets, possibly none.
+        """Returns the metric with these labels; a histogram needs upper bounds of buckets, possibly none.
 
         Raises:
-            TritonModelException: The labels are not strings, or the buckets do not fit.
+            TritonModelException: A label is not a string, or the buckets do not fit the kind.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")

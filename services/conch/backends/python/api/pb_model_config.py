@@ -16,7 +16,7 @@ _SETTABLE = ("max_batch_size", "input", "output", "dynamic_batching", "model_tra
 
 
 class ModelConfig:
-    """A model config, and what a model may add to it; conflicts raise `ValueError` with Triton's texts.
+    """A model config that a model may complete; conflicts raise `ValueError` with Triton's texts.
 
     Args:
         model_config: The config as JSON.
@@ -32,11 +32,11 @@ class ModelConfig:
         self._where = f"auto-complete-config function for model '{config['name']}'"
 
     def as_dict(self) -> dict[str, Any]:
-        """The config as it stands."""
+        """The current config."""
         return self._model_config
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Sets the largest batch, which must not be smaller than the config's."""
+        """Sets the maximum batch size, which must not be below the config's."""
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -46,7 +46,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Turns the dynamic batcher on, unless the config has another scheduler."""
+        """Enables dynamic batching; fails if the config has another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -56,7 +56,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def add_input(self, input: dict[str, Any]) -> None:
-        """Adds an input with the keys name, data_type, dims and maybe optional."""
+        """Adds an input with keys name, data_type, dims and, optionally, optional."""
         allowed = ("name", "data_type", "dims", "optional")
         self._add("input", input, allowed, "'name', 'data_type', 'dims' and 'optional'")
 
@@ -65,7 +65,7 @@ class ModelConfig:
         self._add("output", output, ("name", "data_type", "dims"), "'name', 'data_type' and 'dims'")
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Sets whether the model is decoupled, unless the config says otherwise."""
+        """Sets the decoupled property; fails if the config contradicts."""
         if any(key != "decoupled" for key in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in {self._where} contains property other than 'decoupled'."
@@ -94,7 +94,7 @@ class ModelConfig:
         tensors.append(tensor)
 
     def _merge(self, kind: str, current: dict[str, Any], tensor: dict[str, Any]) -> None:
-        """Puts what the model says of a tensor into the config's entry for it."""
+        """Merges a tensor from the model into the config's entry."""
         model, name = self._model_config["name"], tensor["name"]
         datatype = current.get("data_type", "TYPE_INVALID")
         if datatype not in ("TYPE_INVALID", tensor["data_type"]):
@@ -117,10 +117,10 @@ class ModelConfig:
 
 
 def auto_complete(model_class: type[Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Lets a model fill in its config.
+    """Lets a model complete its config.
 
     Raises:
-        ConchError: It contradicts the config, or failed.
+        ConchError: The model contradicts the config, or failed.
     """
     function = getattr(model_class, "auto_complete_config", None)
     if function is None:
@@ -132,7 +132,7 @@ def auto_complete(model_class: type[Any], config: dict[str, Any]) -> dict[str, A
                 f"auto_complete_config function in model '{config.get('name', '')}' must return a valid "
                 f"pb.ModelConfig object."
             )
-        # Through JSON, as Triton passes it on: what does not survive that fails here and not later.
+        # Through JSON, as in Triton: values that JSON cannot carry fail here.
         result: dict[str, Any] = json.loads(json.dumps(completed.as_dict()))
     except ConchError:
         raise

@@ -1,4 +1,4 @@
-"""What a model may ask of its server about other models: to load and unload them, whether they are ready."""
+"""Model management for models: load, unload and readiness of other models."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from conch.core.model_control import LoadParameter
 
 
 def load_model(model_name: str, config: str | None = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Loads or reloads a model, and returns when it is ready.
+    """Loads or reloads a model; returns when it is ready.
 
     Args:
         model_name: Its name.
-        config: A config in JSON to use in place of its file.
-        files: Files to use in place of the repository's: their contents by their paths, as in
-            ``file:1/model.onnx``.
+        config: A config in JSON that replaces the file's.
+        files: Files that replace the repository's: contents by path, as in ``file:1/model.onnx``.
 
     Raises:
-        TritonModelException: It can't be loaded; what served before still does.
+        TritonModelException: It cannot be loaded; the version that served before still does.
         TypeError: The config is not text, or a file is not bytes.
     """
     parameters: dict[str, LoadParameter] = {}
@@ -39,11 +38,11 @@ def load_model(model_name: str, config: str | None = "", files: Mapping[str, byt
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Takes a model out of service; its requests finish in the background.
+    """Unloads a model; its requests finish in the background.
 
     Args:
-        model_name: Its name; one that is not loaded is no error.
-        unload_dependents: Whether the models go too that were loaded for it.
+        model_name: Its name; no error if it is not loaded.
+        unload_dependents: Whether to unload the models that were loaded for it, too.
 
     Raises:
         TritonModelException: Unloading is not allowed.
@@ -54,14 +53,14 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model can be called.
+    """Returns whether a model is ready.
 
     Args:
         model_name: Its name.
         model_version: Its version; empty for the newest.
 
     Raises:
-        TritonModelException: The version is no number.
+        TritonModelException: The version is not a number.
     """
     caller = current_call_context()
     with _failing("Failed to check model readiness", caller.name):

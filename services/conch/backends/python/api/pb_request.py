@@ -1,4 +1,4 @@
-"""Requests as models see them."""
+"""`pb_utils.InferenceRequest`: requests that models receive or make."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IN_HOST_MEMORY = PreferredMemory(TRITONSERVER_MEMORY_CPU)
 
 
 class InferenceTrace:
-    """The trace a request belongs to; there is none yet."""
+    """The trace of a request; always empty for now."""
 
     __slots__ = ()
 
@@ -46,9 +46,9 @@ class InferenceTrace:
 
 
 class InferenceRequest:
-    """A request: one that a model received, or one that it makes for another model.
+    """A request that a model received, or makes for another model.
 
-    Its arguments are in Triton's order, in which those that must be given stand behind some that need not.
+    The order of the arguments is Triton's; inputs, requested_output_names and model_name are required.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class InferenceRequest:
             )
         if type(correlation_id) is not int or correlation_id:
             correlation_id = _correlation_of(correlation_id)
-        if type(timeout) is not int and isinstance(timeout, SupportsIndex):  # to ask takes long
+        if type(timeout) is not int and isinstance(timeout, SupportsIndex):  # this check is slow
             timeout = index(timeout)
         if not isinstance(timeout, int) or timeout < 0:
             raise TritonModelException(
@@ -140,7 +140,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        """Sets the sequence flags; those of a request that was received only as the model sees it."""
+        """Sets the sequence flags; on a received request only the model sees them."""
         self._flags = whole_of(flags, "flags of an InferenceRequest")
 
     def timeout(self) -> int:
@@ -152,7 +152,7 @@ class InferenceRequest:
         return as_json(self._parameters)
 
     def requested_output_names(self) -> set[str]:
-        """The names of the outputs wanted."""
+        """The names of the requested outputs."""
         return set(self._outputs)
 
     def preferred_memory(self) -> PreferredMemory:
@@ -164,28 +164,28 @@ class InferenceRequest:
         return self._trace or InferenceTrace()
 
     def is_cancelled(self) -> bool:
-        """Whether the client no longer waits."""
+        """True if the client no longer waits."""
         return False
 
     def get_response_sender(self) -> ResponseSender:
-        """The sender of its responses; only for requests a model received."""
+        """The response sender; only for received requests."""
         raise TritonModelException("Only a request that was received has a response sender.")
 
     def set_release_flags(self, flags: int) -> None:
-        """What becomes of it when `execute` returns; only for requests a model received."""
+        """Sets what happens when `execute` returns; only for received requests."""
         raise TritonModelException("Only a request that was received can have release flags.")
 
     def exec(self, decoupled: bool = False) -> Any:
         """Runs the request on its model and waits.
 
         Args:
-            decoupled: Whether it may have any number of responses.
+            decoupled: Whether to accept any number of responses.
 
         Returns:
             The response, possibly an error; with `decoupled` an iterator of all responses.
 
         Raises:
-            TritonModelException: The model that calls can't call others from here.
+            TritonModelException: The calling model cannot call others from here.
         """
         caller = self._caller or current_call_context()
         if decoupled:
@@ -193,11 +193,11 @@ class InferenceRequest:
         return WaitingCall(caller, self, False).run()
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """Begins to run the request on its model, for a coroutine that waits for what `exec` returns.
+        """Starts the request; the coroutine that awaits it gets what `exec` returns.
 
         Raises:
-            TritonModelException: The model that calls can't call others from here.
-            RuntimeError: It is not called in a coroutine.
+            TritonModelException: The calling model cannot call others from here.
+            RuntimeError: The caller is not a coroutine.
         """
         caller = self._caller or current_call_context()
         if decoupled:
@@ -210,7 +210,7 @@ class InferenceRequest:
         core = CoreRequest(
             self._model_name,
             "" if version == -1 else str(version),
-            {tensor.name(): tensor._lent() for tensor in self.inputs()},
+            {tensor.name(): tensor._for_request() for tensor in self.inputs()},
             responder,
             created_ns,
             self.request_id(),
@@ -227,11 +227,11 @@ class InferenceRequest:
 
 
 def _correlation_of(value: object) -> int | str:
-    """A correlation id as a model gave it.
+    """Checks a correlation id.
 
     Raises:
         TypeError: It is None.
-        TritonModelException: It is no correlation id; the first text is Triton's.
+        TritonModelException: It is invalid; the first text is Triton's.
     """
     if isinstance(value, str):
         return str(value)
@@ -247,7 +247,7 @@ def _correlation_of(value: object) -> int | str:
 
 
 class ReceivedRequest(InferenceRequest):
-    """A request from the scheduler; everything in it is made when it is asked for."""
+    """A request from the scheduler; its parts are created on demand."""
 
     __slots__ = ("_batch", "_context", "_core", "_sender", "_tensors")
 
@@ -263,14 +263,14 @@ class ReceivedRequest(InferenceRequest):
         return InferenceTrace()
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Runs the same request again, on the model that has received it."""
-        return self._again().exec(decoupled)
+        """Sends the same request to its model again."""
+        return self._as_new_request().exec(decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Awaitable[Any]:
-        """The same, for a coroutine."""
-        return self._again().async_exec(decoupled)
+        """Sends the same request to its model again, for a coroutine."""
+        return self._as_new_request().async_exec(decoupled)
 
-    def _again(self) -> InferenceRequest:
+    def _as_new_request(self) -> InferenceRequest:
         core = self._core
         return InferenceRequest(
             core.id,
@@ -286,26 +286,26 @@ class ReceivedRequest(InferenceRequest):
         )
 
     def _by_name(self) -> dict[str, Tensor]:
-        """The input tensors, which are made once."""
+        """The input tensors, created once."""
         tensors = self._tensors
         if tensors is None:
             batch = self._batch
             tensors = {}
             for name, core in self._core.inputs.items():
-                # Without Tensor's constructor, which is for arrays.
+                # Skips Tensor's constructor, which expects arrays.
                 tensor = tensors[name] = _new(Tensor)
-                tensor._core = self._seen(core) if core.on_device else core
-                tensor._batch = batch  # which counts its copy, if there is one
+                tensor._core = self._for_model(core) if core.on_device else core
+                tensor._batch = batch  # counts its copy
             self._tensors = tensors
         return tensors
 
-    def _seen(self, core: CoreTensor) -> CoreTensor:
-        """A tensor on a GPU as the model is to see it."""
+    def _for_model(self, core: CoreTensor) -> CoreTensor:
+        """A GPU tensor as the model receives it."""
         assert isinstance(core, DeviceTensor)
         return core if self._context.takes_gpu_tensors else FetchedTensor(core, self._batch)
 
     def _pad(self, padder: Padder) -> None:
-        """Replaces inputs by padded ones, and adds those made from the real lengths."""
+        """Replaces inputs by padded ones and adds inputs with the real lengths."""
         core = (self._core,)
         arrays = {name: padder.join(core, name) for name in self._core.inputs if padder.pads(core, name)}
         arrays.update(padder.made(core))
@@ -327,8 +327,8 @@ class ReceivedRequest(InferenceRequest):
         return self._core.correlation_id
 
     def flags(self) -> int:
-        """The sequence flags: its client's, unless the model has set others."""
-        flags: int | None = getattr(self, "_flags", None)  # not set in every request, to save the time
+        """The sequence flags: the client's, unless the model has set others."""
+        flags: int | None = getattr(self, "_flags", None)  # set lazily, to save time
         if flags is not None:
             return flags
         return (TRITONSERVER_REQUEST_FLAG_SEQUENCE_START if self._core.sequence_start else 0) | (
@@ -344,7 +344,7 @@ class ReceivedRequest(InferenceRequest):
         return as_json(self._core.parameters or {})
 
     def requested_output_names(self) -> set[str]:
-        """The names of the outputs wanted: all of the model's where the client named none."""
+        """The names of the requested outputs: all if the client named none."""
         requested = self._core.requested
         return set(self._context.output_names if requested is None else requested)
 
@@ -353,18 +353,18 @@ class ReceivedRequest(InferenceRequest):
         return _IN_HOST_MEMORY
 
     def is_cancelled(self) -> bool:
-        """Whether the client no longer waits: it went away, or its deadline has passed."""
+        """True if the client is gone or the deadline has passed."""
         return self._core.is_abandoned(monotonic_ns())
 
     def get_response_sender(self) -> ResponseSender:
-        """The sender of its responses; the same one every time."""
+        """The response sender; the same one every time."""
         sender = self._sender
         if sender is None:
             sender = self._sender = ResponseSender(self._core, self._context)
         return sender
 
     def set_release_flags(self, flags: int) -> None:
-        """What becomes of the request when `execute` returns: it is released, or runs again."""
+        """Sets whether the request is released or runs again when `execute` returns."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(f"Unknown request release flags {flags}.")
         if self._batch.compute_output_start_ns or not self._context.reschedules:
@@ -378,7 +378,7 @@ class ReceivedRequest(InferenceRequest):
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The input of a request with a name, or None."""
+    """The request's input with this name, or None."""
     if type(inference_request) is ReceivedRequest:
         tensors = inference_request._tensors or inference_request._by_name()
         return tensors.get(name)
@@ -386,7 +386,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The output of a response with a name, or None; None too where the response is an error."""
+    """The response's output with this name; None for an error response or without one."""
     if inference_response.has_error():
         return None
     return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)

@@ -1,4 +1,4 @@
-"""Responses as models make them, and their conversion to the core's."""
+"""`pb_utils.InferenceResponse`, and its conversion to the core's response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPECTED = "Expected a list of 'Tensor' objects in the output_tensors of an Inf
 
 
 class InferenceResponse:
-    """One response to one request: tensors, or an error."""
+    """One response to a request: tensors or an error."""
 
     __slots__ = ("_error", "_parameters", "_tensors")
 
@@ -50,7 +50,7 @@ class InferenceResponse:
         return list(self._tensors or ())
 
     def has_error(self) -> bool:
-        """Whether it is an error."""
+        """True if it is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | None:
@@ -58,20 +58,20 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The parameters for the client as a JSON object."""
+        """The response parameters as a JSON object."""
         return as_json(self._parameters or {})
 
 
 def as_json(parameters: Mapping[str, Parameter]) -> str:
-    """Parameters in the form in which Triton gives them: some models compare the text."""
+    """Parameters as JSON in Triton's format: some models compare the text."""
     return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
 
 
 def check_parameters(parameters: object) -> None:
-    """Checks what a model gives as the parameters of a request or a response.
+    """Checks request or response parameters that a model passes.
 
     Raises:
-        TritonModelException: They can't be any; the text is Triton's.
+        TritonModelException: They are invalid; the text is Triton's.
     """
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect dict, got {type(parameters)}")
@@ -85,15 +85,15 @@ def check_parameters(parameters: object) -> None:
 
 
 class Converter:
-    """Turns a model's responses into the core's.
+    """Converts a model's responses to the core's.
 
-    As Triton does, it keeps the outputs that were asked for, and, beyond Triton, the states of a sequence. An
-    output whose datatype or rank contradicts the config is served all the same, as in Triton, and noted; with
-    ``strict-outputs`` it is refused. FP32 becomes BF16 where the config has that: numpy has no type for it.
+    As in Triton it keeps the requested outputs; beyond Triton also sequence states. An output whose datatype
+    or rank contradicts the config is served and noted, or refused with ``strict-outputs``. FP32 is converted
+    to BF16 where the config has BF16, as numpy has no type for it.
 
     Args:
         spec: The model version.
-        note: Takes what the model does against its config.
+        note: Receives contradictions between the model and its config.
     """
 
     def __init__(self, spec: ModelSpec, note: Callable[[str], None] = lambda text: None) -> None:
@@ -118,7 +118,7 @@ class Converter:
         """Converts one response.
 
         Raises:
-            TritonModelException: Something in its list of tensors is not a tensor.
+            TritonModelException: Its list of tensors contains something else.
         """
         if response._error is not None:
             return CoreResponse([], as_core_error(response._error))
@@ -151,11 +151,11 @@ class Converter:
         return CoreResponse(outputs, None, response._parameters)
 
     def failed(self, message: str) -> CoreResponse:
-        """A response that says that the model failed."""
+        """An error response for a failure of the model."""
         return CoreResponse([], InternalError(message))
 
     def _fitted(self, tensor: CoreTensor) -> CoreTensor:
-        """An output that is not what the config says, as it is served.
+        """An output that contradicts the config, as it is served.
 
         Raises:
             InternalError: It is refused.
@@ -182,13 +182,13 @@ class Converter:
         text = f"output '{name}' of model '{model}' contradicts its config: expected {expected}, got {got}"
         if self._strict:
             raise InternalError(text)
-        kind = f"{name} {expected}"  # shapes may vary without end
+        kind = f"{name} {expected}"  # without the shape, which may vary endlessly
         if kind not in self._noted:
             self._noted.add(kind)
             self._note(text)
 
     def _warn(self, tensors: Sequence[Tensor]) -> None:
-        """Says once for each output that the config does not have it: nobody will ever receive it."""
+        """Warns once per output that the config does not have."""
         for name in {tensor.name() for tensor in tensors} - self._all - self._warned:
             self._warned.add(name)
             log.warning(
@@ -199,10 +199,10 @@ class Converter:
 
 
 def _listed(tensors: object, error: object) -> Collection[object]:
-    """The tensors of a response where they are in no list; an error needs none.
+    """The tensors of a response that are not in a list; an error needs none.
 
     Raises:
-        TypeError: They can't be any.
+        TypeError: The value cannot hold tensors.
     """
     if isinstance(tensors, Collection) and not isinstance(tensors, str | bytes | Mapping):
         return tensors
@@ -212,11 +212,11 @@ def _listed(tensors: object, error: object) -> Collection[object]:
 
 
 def _check_tensor(tensor: object) -> None:
-    """Checks one of the tensors of a response.
+    """Checks a tensor of a response.
 
     Raises:
         TritonModelException: It is None; the text is Triton's.
-        TypeError: It is something else.
+        TypeError: It is not a tensor.
     """
     if tensor is None:
         raise TritonModelException("Output tensor for inference response should not be empty.")

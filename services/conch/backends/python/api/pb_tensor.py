@@ -1,4 +1,8 @@
-"""The tensors models see: a thin layer over the core's."""
+"""`pb_utils.Tensor`: a thin layer over the core's tensor.
+
+Inputs are copied once, when the model first reads them; outputs are handed over without a copy unless the
+model could still write to them.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,18 @@ from conch.core.tensor import NUMPY_DTYPES, Array, datatype_of, float_array
 from conch.core.tensor import Tensor as CoreTensor
 
 _CPU = (dlpack.CPU, 0)
-_DEFAULT_STREAM = 1  # which our copies are in order with
+_DEFAULT_STREAM = 1  # the stream that conch copies on
 _LARGE = 64 * 1024
 
 
 class Copies(Protocol):
-    """Where bytes are counted that had to be copied; a batch is one."""
+    """Counts copied bytes; a batch is one."""
 
     bytes_copied: int
 
 
 class _Uncounted:
-    """Where copies are counted that belong to no batch."""
+    """Counts copies that belong to no batch."""
 
     __slots__ = ("bytes_copied",)
 
@@ -38,9 +42,9 @@ class _Uncounted:
 class Tensor:
     """A named array of a request or a response.
 
-    An input's array is made when `as_numpy` is first called, as a copy of the request's bytes: models have
-    always been able to write to their inputs, and the request's memory may be shared with others. That is
-    the one copy of an input's way; an input nobody looks at, or one that is returned as it came, has none.
+    An input's array is created by the first `as_numpy`, as a copy of the request's bytes: models may write to
+    inputs, and the request's memory may be shared. An input that is not read, or is returned as it came, is
+    not copied.
     """
 
     __slots__ = ("_batch", "_core", "_floats")
@@ -58,20 +62,22 @@ class Tensor:
         self._batch: Copies | None = None
 
     def _kept(self) -> CoreTensor:
-        """The core's tensor in memory the model can't write to: a copy, unless it is an input as it came."""
+        """The core tensor in memory that the model cannot write to: a copy, unless it is an unread input."""
         core = self._core
         return core if self._batch is not None else core.detached(core.name)
 
-    def _lent(self) -> CoreTensor:
-        """The core's tensor for a request to another model, which has it as long as that takes."""
+    def _for_request(self) -> CoreTensor:
+        """The core tensor for a BLS request, valid until the call completes."""
         core = self._core
         if core.datatype == "BYTES" and not core.has_data:
-            return CoreTensor(core.name, "BYTES", core.shape, core.data)  # its array may hold anything
+            return CoreTensor(
+                core.name, "BYTES", core.shape, core.data
+            )  # its array may hold non-bytes objects
         return core.detached(core.name) if core.shared and not core.on_device else core
 
     @classmethod
-    def _answered(cls, core: CoreTensor, on_device: bool) -> Tensor:
-        """A copy of a tensor that another model has answered, in memory that nobody else has.
+    def _from_response(cls, core: CoreTensor, on_device: bool) -> Tensor:
+        """A private copy of a tensor of another model's response.
 
         Args:
             core: The tensor.
@@ -80,7 +86,7 @@ class Tensor:
         tensor = cls._of(core)
         if core.writable:
             tensor._batch = _Uncounted()
-            return tensor  # nobody else has its memory as it is
+            return tensor  # its memory is private already
         if isinstance(core, DeviceTensor) and core.on_device:
             if on_device and (memory := core.memory.another(core.nbytes)) is not None:
                 memory.write([core.memory])
@@ -91,7 +97,7 @@ class Tensor:
         data = core.data
         if dtype is None or type(data) is bytes:
             tensor._core = CoreTensor(core.name, core.datatype, core.shape, bytes(data))
-            tensor._batch = _Uncounted()  # copied when an array is wanted
+            tensor._batch = _Uncounted()  # copied by `as_numpy`
         else:
             array = _array_of(core, dtype)
             tensor._core = CoreTensor(core.name, core.datatype, core.shape, None, array)
@@ -115,9 +121,9 @@ class Tensor:
         return not self._core.on_device
 
     def as_numpy(self) -> Array:
-        """The data as an array that may be written to; the same one every time.
+        """The data as a writable array; the same one every time.
 
-        BF16 comes as a copy in float32, as numpy has no type for it; what is written there changes no tensor.
+        BF16 is returned as a float32 copy, as numpy has no type for it; writes to it change no tensor.
 
         Raises:
             TritonModelException: It is on a GPU.
@@ -132,10 +138,10 @@ class Tensor:
             if batch is None:
                 return core.numpy()
             if core.writable:
-                # In a worker, whose memory the inputs have been copied to.
+                # In a worker: the inputs are in its own memory.
                 own = core.numpy()
                 if core.datatype == "BYTES":
-                    # What the model writes to the array is in no bytes; those of numbers are the same memory.
+                    # Writes to a BYTES array do not reach the bytes; numbers share memory.
                     self._core = CoreTensor(core.name, core.datatype, core.shape, None, own)
                 self._batch = None
                 return own
@@ -149,7 +155,7 @@ class Tensor:
             raise TritonModelException(str(error)) from None
 
     def _as_floats(self, core: CoreTensor, batch: Copies | None) -> Array:
-        floats: Array | None = getattr(self, "_floats", None)  # not set in every tensor, to save the time
+        floats: Array | None = getattr(self, "_floats", None)  # set lazily, to save time
         if floats is None:
             floats = self._floats = float_array(core.data, core.shape)
             if batch is not None:
@@ -157,9 +163,9 @@ class Tensor:
         return floats
 
     def to_dlpack(self) -> Any:
-        """The data as a DLPack capsule: the memory itself, also on a GPU.
+        """The data as a DLPack capsule over the memory itself, also on a GPU.
 
-        There an input is the client's own memory, which a model must not write to.
+        On a GPU an input is the client's own memory, which a model must not write to.
 
         Raises:
             TritonModelException: It is a string tensor.
@@ -186,11 +192,10 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """A tensor over the memory of a DLPack capsule, or of an object that can give one.
+        """Creates a tensor over the memory of a DLPack capsule, or of an object with `__dlpack__`.
 
         Raises:
-            TritonModelException: It is not contiguous, is neither in host memory nor on a CUDA device, or is
-                of a type that the protocol does not have.
+            TritonModelException: It is not contiguous, not in host or CUDA memory, or of an unsupported type.
         """
         name = text_of(name, "the name of a Tensor")
         if not name:
@@ -207,11 +212,11 @@ class Tensor:
             try:
                 array = np.from_dlpack(source)
             except (BufferError, RuntimeError, TypeError) as error:
-                brain_floats = _brain_floats(name, source)
+                brain_floats = _bfloat16(name, source)
                 if brain_floats is None:
                     raise error
                 return Tensor._of(brain_floats)
-        except ValueError as error:  # texts of ours, and Triton's
+        except ValueError as error:  # conch's and Triton's texts
             raise TritonModelException(str(error)) from error
         except (BufferError, RuntimeError, TypeError) as error:
             raise TritonModelException(f"tensor '{name}' cannot be imported from DLPack: {error}") from error
@@ -234,10 +239,10 @@ class Tensor:
 
 
 def _made_array(name: str, value: Any) -> Array:
-    """An array of what is none.
+    """Converts a value to an array.
 
     Raises:
-        TypeError: No array of a type that tensors may have can be meant.
+        TypeError: It has no type that tensors may have.
     """
     array = np.asarray(value)
     if array.dtype == object and not array.ndim and not isinstance(value, np.ndarray | bytes | str):
@@ -246,22 +251,22 @@ def _made_array(name: str, value: Any) -> Array:
 
 
 def _array_of(core: CoreTensor, dtype: np.dtype[Any]) -> Array:
-    """A copy of a tensor's elements that may be written to."""
+    """A writable copy of a tensor's elements."""
     if core.nbytes < _LARGE:
-        # A bytearray is a copy and writable; for small tensors it is faster than copying an array.
+        # For small tensors a bytearray is a faster writable copy than an array.
         return np.ndarray(core.shape, dtype, bytearray(core.data))
-    # Copied as bytes: numpy then does it at once and without the interpreter's lock.
+    # As bytes numpy copies in one step without the GIL.
     return np.frombuffer(core.data, np.uint8).copy().view(dtype).reshape(core.shape)
 
 
 def _on_device(name: str, source: Any) -> DeviceTensor:
-    """A tensor over the memory of a CUDA device.
+    """A tensor over CUDA memory.
 
     Raises:
-        ValueError: It is not contiguous, or of a type that the protocol does not have.
-        BufferError: There is no such device here.
+        ValueError: It is not contiguous, or of an unsupported type.
+        BufferError: There is no such device.
     """
-    # Nobody else needs the driver, and most servers have none.
+    # Imported late: most servers have no driver.
     from conch.memory.cuda import cuda_devices
     from conch.memory.cuda_driver import CudaError, CudaUnavailableError
 
@@ -274,8 +279,8 @@ def _on_device(name: str, source: Any) -> DeviceTensor:
     return DeviceTensor(name, found.datatype, found.shape, memory)
 
 
-def _brain_floats(name: str, source: Any) -> CoreTensor | None:
-    """A copy of a tensor of BF16, which numpy can't take; None for any other."""
+def _bfloat16(name: str, source: Any) -> CoreTensor | None:
+    """A copy of a BF16 tensor, which numpy cannot import; None for other types."""
     capsule = source.__dlpack__()
     found = dlpack.describe(capsule)
     if found.datatype != "BF16":
@@ -284,7 +289,7 @@ def _brain_floats(name: str, source: Any) -> CoreTensor | None:
 
 
 class _Capsule:
-    """A bare capsule with the methods that consumers ask for."""
+    """Gives a bare capsule the DLPack methods."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule

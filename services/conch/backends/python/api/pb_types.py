@@ -17,7 +17,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
-# In the order of the numbers model_config.proto gives them, from 1.
+# In the order of the numbers of model_config.proto, from 1.
 _NAMES = (
     "BOOL",
     "UINT8",
@@ -41,12 +41,12 @@ _NUMBERS[np.bytes_] = len(_NAMES)
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
     "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": kind for name, kind in _NUMPY_TYPES.items()
 }
-# Models compare with `bool` and `np.bool_` alike; Triton gives the former.
+# Models may compare with `bool` or `np.bool_`; Triton returns `bool`.
 TRITON_STRING_TO_NUMPY["TYPE_BOOL"] = bool
 
 
 class MemoryType(IntEnum):
-    """Kinds of memory a response of another model may be in."""
+    """Kinds of memory for the response of another model."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -57,7 +57,7 @@ TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU
 
 
 class PreferredMemory:
-    """Where a model would like to have the response to a request it makes."""
+    """Preferred memory for the response to a BLS request."""
 
     __slots__ = ("_device_id", "_kind")
 
@@ -70,7 +70,7 @@ class PreferredMemory:
         return self._kind
 
     def preferred_device_id(self) -> int:
-        """The device it is on."""
+        """The device number."""
         return self._device_id
 
 
@@ -80,12 +80,12 @@ def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
 
 
 def triton_to_numpy_type(data_type: int) -> type[Any] | None:
-    """The numpy type of a datatype's number in model_config.proto, or None."""
+    """The numpy type of a datatype number of model_config.proto, or None."""
     return _BY_NUMBER.get(data_type)
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The number in model_config.proto of a numpy type or dtype, or None."""
+    """The datatype number in model_config.proto of a numpy type or dtype, or None."""
     try:
         return _NUMBERS.get(np.dtype(data_type).type)
     except TypeError:
@@ -93,9 +93,9 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
-    """The elements of an array of bytes or str, each behind its length.
+    """Serializes an array of bytes or str, each element behind its length.
 
-    As in Triton it is no bytes for an empty array, whatever its type, and None for one of another type.
+    As in Triton, returns an empty tuple for an empty array of any type, and None for other element types.
     """
     if input_tensor.size == 0:
         return ()
@@ -105,7 +105,7 @@ def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
 
 
 def deserialize_bytes_tensor(encoded_tensor: Buffer) -> Array:
-    """The elements in what `serialize_byte_tensor` returns, as a flat object array of bytes.
+    """Reads the result of `serialize_byte_tensor` to a flat object array of bytes.
 
     Raises:
         struct.error: It ends inside an element.
@@ -113,7 +113,7 @@ def deserialize_bytes_tensor(encoded_tensor: Buffer) -> Array:
     try:
         return decode_bytes(encoded_tensor)
     except InvalidArgumentError as error:
-        raise struct.error(error.message) from None  # what models may know to catch
+        raise struct.error(error.message) from None  # the exception that Triton raises
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
@@ -132,6 +132,6 @@ def _entry(model_config: dict[str, Any], key: str, name: str) -> dict[str, Any] 
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
-    """Whether a model config says that requests may have any number of responses."""
+    """True if the config has the decoupled transaction policy."""
     policy = model_config.get("model_transaction_policy", {})
     return bool(policy.get("decoupled", False))

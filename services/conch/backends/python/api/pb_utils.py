@@ -1,4 +1,4 @@
-"""The API models import as `triton_python_backend_utils`."""
+"""Exports the names that models import as `triton_python_backend_utils`."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ __all__ = [
 
 
 def get_model_dir() -> str:
-    """The version directory of the model that calls.
+    """The version directory of the calling model.
 
     Raises:
-        TritonModelException: No model is among the callers.
+        TritonModelException: The caller is not a model.
     """
-    # All models share one process, so the answer is in the caller's module, on whatever thread it runs.
+    # Models share a process, so the innermost model module on the stack decides.
     frame = sys._getframe(1)
     while frame is not None:
         directory = directory_of(frame.f_globals.get("__name__", ""))

@@ -1,4 +1,7 @@
-"""Response senders: how a model answers a request any number of times, at any time, on any thread."""
+"""Response senders: a model sends responses of a request at any time, from any thread.
+
+Locks: one per sender, held while a response is handed over, which keeps responses in order.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,20 @@ from conch.core.spec import ModelSpec
 
 
 class SenderContext:
-    """What the senders of one instance share.
+    """State that the senders of one instance share.
 
     Args:
-        converter: Turns a model's responses into the core's.
+        converter: Converts the model's responses.
         shaper: Gives outputs their shapes for clients.
         decoupled: Whether a request may have any number of responses.
         name: The instance's name.
         output_names: The names of the model's outputs.
-        states: Takes the states of a sequence out of responses, where the model has any.
-        reschedules: Whether a request can be rescheduled: by what its model does in `execute`.
-        takes_gpu_tensors: Whether inputs that are on a GPU are given to the model there.
+        states: Takes sequence states out of responses; None without states.
+        reschedules: Whether the model may reschedule a request in `execute`.
+        takes_gpu_tensors: Whether inputs on a GPU are passed as they are.
 
     Attributes:
-        rescheduled: Whether a request of the batch that runs has been rescheduled.
+        rescheduled: Whether a request of the running batch has been rescheduled.
     """
 
     __slots__ = (
@@ -69,7 +72,7 @@ class SenderContext:
         self.rescheduled = False
 
     def finish(self, request: CoreRequest, response: CoreResponse) -> None:
-        """Makes a converted response what its client is to get: without states, with the client's shapes."""
+        """Finishes a converted response for the client: removes states, applies shapes and classification."""
         if self.states is not None:
             self.states.collect(request, response)
         if response.error is None and (self.shaper.reshapes_outputs or request.classes is not None):
@@ -94,10 +97,10 @@ class ResponseSender:
         self._sent = 0
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Sends a response, or says with the final flag that there are no more, or both.
+        """Sends a response, the final flag, or both.
 
         Raises:
-            TritonModelException: The model may not send that, or not any more; the text is Triton's.
+            TritonModelException: Not allowed, or not any more; the text is Triton's.
         """
         if flags not in (0, FINAL):
             raise TritonModelException("Unable to send response. Unsupported flag provided.")
@@ -110,7 +113,7 @@ class ResponseSender:
                 f"Expected an 'InferenceResponse' object, found type '{type(response)}'."
             )
         converted = None if response is None else self._converted(response)
-        # The lock is held while the response is handed over, so that two threads can't swap theirs.
+        # Under the lock, so that two threads cannot swap their responses.
         with self._lock:
             self._check(response, flags)
             self._closed = flags == FINAL
@@ -118,13 +121,13 @@ class ResponseSender:
             if self._context.decoupled:
                 self._request.respond(converted, flags == FINAL)
             elif converted is not None:
-                # The only one there may be; a final flag that comes later has nothing left to say.
+                # The only response; a later final flag is ignored.
                 if converted.error is not None:
                     self._request.failed = True
                 self._request.respond(converted, True)
 
     def is_cancelled(self) -> bool:
-        """Whether the client no longer waits: it went away, or its deadline has passed."""
+        """True if the client is gone or the deadline has passed."""
         return self._request.is_abandoned(monotonic_ns())
 
     def _converted(self, response: InferenceResponse) -> CoreResponse:
@@ -149,11 +152,11 @@ class ResponseSender:
 
     @property
     def _open(self) -> bool:
-        """Whether the request has still to be ended."""
+        """True until the request has been completed."""
         return not (self._closed or (self._sent > 0 and not self._context.decoupled))
 
     def _end(self, error: ConchError) -> None:
-        """Ends the request with an error, unless it has ended."""
+        """Completes the request with an error unless it is complete."""
         with self._lock:
             if self._open:
                 self._closed = True
@@ -161,17 +164,17 @@ class ResponseSender:
                 self._request.respond(CoreResponse([], error), True)
 
     def __del__(self) -> None:
-        # Nobody can end the request any more, and a client would wait for ever.
+        # The request could never complete and its client would wait forever.
         if getattr(self, "_closed", True) or not self._open:
             return
         request, context = self._request, self._context
         if request.completed or request.filler or is_finalizing():
-            return  # it has been answered without the model, or nobody made it, or it is too late for threads
+            return  # complete already, or a filler, or too late to start threads
         answer = context.converter.failed(
             f"model '{context.name}' dropped the response sender of a request without sending the final flag"
         )
-        # On a thread of its own: the garbage collector may run this in the middle of anything.
+        # On a separate thread: the garbage collector may run this inside any code.
         try:
             threading.Thread(target=request.respond, args=(answer, True), name="conch-dropped-sender").start()
         except RuntimeError:
-            pass  # the interpreter is shutting down, and the connections with it
+            pass  # the interpreter is shutting down

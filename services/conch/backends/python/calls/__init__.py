@@ -1,1 +1,1 @@
-"""TODO."""
+"""Requests of Python models to other models (BLS, business logic scripting)."""

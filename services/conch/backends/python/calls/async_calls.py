@@ -1,4 +1,4 @@
-"""Calls for whose answers a coroutine waits."""
+"""Calls that a coroutine awaits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from functools import partial
 
 from conch.backends.python.api.pb_errors import CallsEndedError, TritonModelException
 from conch.backends.python.api.pb_response import InferenceResponse
-from conch.backends.python.calls.bls_call import LONGEST_LOOK_S, Answer, BlsRequest, Call
+from conch.backends.python.calls.bls_call import MAX_POLL_S, Answer, BlsRequest, Call
 from conch.backends.python.calls.call_context import CallContext
-from conch.backends.python.calls.response_iterator import ResponseIterator, tell
+from conch.backends.python.calls.response_iterator import ResponseIterator, call_in_loop
 
 
 class AsyncCall(Call):
-    """A call that sets a future of a loop.
-
-    Cancelling the future, as cancelling a task that waits for it does, cancels the call.
+    """A call that completes a future; cancelling the future cancels the call.
 
     Args:
-        caller: Who calls.
+        caller: The calling instance.
         request: The request.
-        loop: The loop, which is that of the calling thread.
+        loop: The loop of the calling thread.
 
     Attributes:
-        future: Its answer.
+        future: Completed with the response.
     """
 
     __slots__ = ("_look_again", "_loop", "future")
@@ -32,12 +30,12 @@ class AsyncCall(Call):
         self._loop = loop
         self.future: asyncio.Future[InferenceResponse] = loop.create_future()
         super().__init__(caller, request, False)
-        self._look_again = loop.call_later(LONGEST_LOOK_S, self._watch)
+        self._look_again = loop.call_later(MAX_POLL_S, self._watch)
         self.future.add_done_callback(self._done)
 
-    def take(self, answer: Answer) -> None:
+    def receive(self, answer: Answer) -> None:
         """See `Call.take`."""
-        tell(self._loop, partial(self._set, answer))
+        call_in_loop(self._loop, partial(self._set, answer))
 
     def _set(self, answer: Answer) -> None:
         if not self.future.done():
@@ -46,30 +44,30 @@ class AsyncCall(Call):
     def _done(self, future: asyncio.Future[InferenceResponse]) -> None:
         self._look_again.cancel()
         if future.cancelled():
-            self.caller.ended(self)
+            self.caller.remove_open_call(self)
             self.caller.cancel(self.core)
 
     def _watch(self) -> None:
         if self.future.done():
             return
         try:
-            self.look()
+            self.check_abandoned()
         except (CallsEndedError, TritonModelException) as ended:
             self.future.set_exception(ended)
         else:
-            self._look_again = self._loop.call_later(LONGEST_LOOK_S, self._watch)
+            self._look_again = self._loop.call_later(MAX_POLL_S, self._watch)
 
 
 def start_async_call(caller: CallContext, request: BlsRequest) -> asyncio.Future[InferenceResponse]:
-    """Begins a call; its answer comes with the future.
+    """Starts a call; the future completes with its response.
 
     Raises:
         RuntimeError: No loop runs on the calling thread.
-        TritonModelException: The caller can't call the server.
+        TritonModelException: The instance cannot call the server.
     """
     call = AsyncCall(caller, request, asyncio.get_running_loop())
     try:
-        call.begin(may_claim=False)
+        call.start(may_claim=False)
     except BaseException:
         call.future.cancel()
         raise
@@ -77,11 +75,11 @@ def start_async_call(caller: CallContext, request: BlsRequest) -> asyncio.Future
 
 
 def start_async_stream(caller: CallContext, request: BlsRequest) -> asyncio.Future[ResponseIterator]:
-    """Begins a call that may have any number of answers; the iterator comes with the first one, as in Triton.
+    """Starts a decoupled call; as in Triton, the iterator comes with the first response.
 
     Raises:
         RuntimeError: No loop runs on the calling thread.
-        TritonModelException: The caller can't call the server.
+        TritonModelException: The instance cannot call the server.
     """
     loop = asyncio.get_running_loop()
-    return loop.create_task(ResponseIterator(caller, request)._begun())
+    return loop.create_task(ResponseIterator(caller, request)._wait_first())

@@ -1,20 +1,18 @@
-"""Requests that models make of other models, from the request to its answers.
+"""Calls that models make to other models (BLS), from request to responses.
 
-A call goes to the scheduler of its model like any client's request. Whoever waits for it looks up from time
-to time: the waiting ends when nobody waits for the caller itself any more, and when it would last for ever.
+A call goes through the model's scheduler like a client's request. Its waiter polls for two conditions that
+end the wait: all requests of the caller were abandoned, or the call is deadlocked.
 
-**Leading.** A thread that waits for a short batch of an idle instance runs that batch itself, so that a
-chain of small models has no hop from thread to thread. It does not where it would hold up others, or be
-noticed by the model:
+**Inline execution.** A thread that waits for a short batch of an idle instance claims that batch and runs it,
+so a chain of small models needs no thread switches. Exceptions:
 
-- coroutines never lead: their loop must go on;
-- models whose batches are not known to be short are left to their own threads, and so are those that only a
-  thread of their own may run, decoupled ones and ensembles;
-- it leads one batch and no more, and has others woken for what is left: nobody looks after a thread that
-  leads in the middle of an execution. What it has promised to lead later, for an ensemble, is handed over
-  before, as the call may need it;
-- nobody leads where torch is loaded: its modes and streams belong to a thread, and the caller's are not the
-  other model's. Of context variables the model that is called sees none of the caller's.
+- a coroutine never claims, as it would block its loop;
+- a model whose batches are not known to be short, or that needs its own thread, a decoupled model and an
+  ensemble run on their own threads;
+- a claim covers one batch; other threads are woken for the rest. Claims held for an ensemble are released
+  before the call, which may depend on them;
+- nothing runs inline once torch is imported: its modes and streams are per thread. The called model sees none
+  of the caller's context variables.
 """
 
 from __future__ import annotations
@@ -43,39 +41,39 @@ from conch.core.request import InferenceResponse as CoreResponse
 from conch.core.request import Responder
 from conch.core.servable import InlineClaim, Servable
 
-FIRST_LOOK_S = 0.02
-"""How long one waits before looking up for the first time; then twice as long each time."""
+FIRST_POLL_S = 0.02
+"""First polling interval, in seconds; doubles up to `MAX_POLL_S`."""
 
-LONGEST_LOOK_S = 0.25
-"""How long one waits at most before looking up again."""
+MAX_POLL_S = 0.25
+"""Longest polling interval, in seconds."""
 
 CONFIRM_S = 0.005
-"""How long one waits between two looks that find the call waiting for ever."""
+"""Polling interval, in seconds, after a look that found a cycle."""
 
 GRACE_NS = 2_000_000_000
-"""How long a model may go on calling others when nobody waits for its answer any more.
+"""Time for which a model may start calls after all of its requests were abandoned, in nanoseconds.
 
-That is for models that have noticed and tidy up; one that has not must not go on for ever.
+It lets a model that has noticed clean up, and ends one that has not.
 """
 
 Answer = tuple[InferenceResponse | None, bool]
-"""An answer, or None for a final flag with nothing to say; and whether it is the last."""
+"""A response, None for a final flag without one; and whether it is the last."""
 
 
 Wait = Callable[[Callable[[], bool], float], object]
-"""Waits until something has come, but no longer than so many seconds."""
+"""Waits until a condition holds, at most for some seconds."""
 
-Tell = Callable[[CoreRequest, Sequence[CoreRequest], Callable[[], bool]], bool]
-"""Tells that a thread waits for a call; see `conch.workers.host.calls.WorkerCalls.waits`."""
+ReportWait = Callable[[CoreRequest, Sequence[CoreRequest], Callable[[], bool]], bool]
+"""Reports that a thread waits for a call; see `conch.workers.host.calls.WorkerCalls.waits`."""
 
 
 def refusal(model_name: str, message: str) -> str:
-    """The text of the error of a call that was not even queued."""
+    """Error text of a call that could not be submitted."""
     return f"Model {model_name} - Error when running inference: {message}"
 
 
 def not_ready(model_name: str, error: ConchError) -> ConchError:
-    """The error of a call whose model could not be found, of the kind that the search for it ended with."""
+    """The error of a call whose model was not found, with the class of the lookup's error."""
     return type(error)(f"Failed for execute the inference request. Model '{model_name}' is not ready.")
 
 
@@ -89,18 +87,13 @@ class BlsRequest(Protocol):
 
 
 class Call:
-    """One request to another model; subclasses say what becomes of its answers.
-
-    Args:
-        caller: Who calls.
-        request: The request.
-        decoupled: Whether it may have any number of responses.
+    """One request to another model; subclasses deliver its responses.
 
     Attributes:
-        caller: Who calls.
-        core: The request as the core has it.
-        parents: The requests for which it is made; None where that is not known.
-        since_ns: When it was made.
+        caller: The calling instance.
+        core: The core's request.
+        parents: The requests that the caller executes; None if unknown.
+        since_ns: Creation time.
     """
 
     __slots__ = ("__weakref__", "_decoupled", "_ends_ns", "_gpu", "caller", "core", "parents", "since_ns")
@@ -109,14 +102,16 @@ class Call:
         self.caller = caller
         self._decoupled = decoupled
         self._gpu = request.preferred_memory().preferred_memory_type() == TRITONSERVER_MEMORY_GPU
-        self.parents = caller.callers()
+        self.parents = caller.parent_requests()
         self.since_ns = now = monotonic_ns()
-        self._ends_ns = self.caller.noticed(self.parents, now) + GRACE_NS if self._unwanted(now) else 0
+        self._ends_ns = (
+            self.caller.abandoned_since(self.parents, now) + GRACE_NS if self._abandoned(now) else 0
+        )
         self.core = core = request._to_core(self._respond, now)
         core.deadline_ns = self._deadline()
 
     def _deadline(self) -> int | None:
-        """When nobody waits for the caller any more: when the last of its requests has to be answered."""
+        """The latest deadline of the caller's pending requests; None if one has no deadline."""
         deadlines = [0]
         if self._ends_ns:
             return self._ends_ns
@@ -127,19 +122,19 @@ class Call:
                 deadlines.append(parent.deadline_ns)
         return max(deadlines) or None
 
-    def begin(self, may_claim: bool) -> InlineClaim | None:
-        """Submits it; what is wrong with it becomes its answer.
+    def start(self, may_claim: bool) -> InlineClaim | None:
+        """Submits the call; errors of the submission become its response.
 
         Returns:
-            What the caller has to lead or hand over soon, only if it may lead.
+            A claim on a batch that the caller has to run or release, only if it may claim.
 
         Raises:
-            CallsEndedError: Nobody has waited for the caller for some time.
-            TritonModelException: The caller can't call the server.
+            CallsEndedError: The caller's requests were abandoned some time ago.
+            TritonModelException: The caller cannot call the server.
         """
         server = self.caller.server
-        self.look()
-        if not self.caller.opened(self):
+        self.check_abandoned()
+        if not self.caller.add_open_call(self):
             return None
         lead = EnsembleClaim.current()
         if lead is not None:
@@ -154,7 +149,7 @@ class Call:
                     f"models using the decoupled transaction policy. Please use 'decoupled=True' argument to "
                     f"the 'exec' or 'async_exec' calls for decoupled models.'"
                 )
-            # With several parents, no log line is the one that the call belongs to.
+            # With several parents the call belongs to no single log line.
             parent = self.parents[0] if self.parents and len(self.parents) == 1 else None
             return server.submit(core, may_claim, model, parent=parent)
         except Exception as error:
@@ -163,7 +158,7 @@ class Call:
             return None
 
     def _find(self, name: str) -> Servable:
-        """The model for it, in the caller's namespace or any other."""
+        """Finds the model in the caller's namespace, then globally."""
         error: ConchError | None = None
         if not self.core.model_version.startswith("-"):
             for known_as in self.caller.names(name):
@@ -175,61 +170,61 @@ class Call:
         raise not_ready(name, error or NotFoundError("")) from None
 
     def cancel(self) -> None:
-        """Says that nobody waits for it any more."""
+        """Cancels the request."""
         self.caller.server.cancel(self.core)
 
     def abandon(self) -> None:
-        """Cancels it, and ends the waiting for it at once; see `caller.OpenCall`."""
+        """Cancels the call and ends its wait at once; see `call_context.OpenCall`."""
         name = self.caller.name
         self.end(TritonError(f"model instance '{name}' has been unloaded", TritonError.CANCELLED))
         self.caller.cancel(self.core)
 
     def _respond(self, request: CoreRequest, response: CoreResponse | None, final: bool) -> None:
-        """Takes an answer; the responder of the request.
+        """Responder of the request.
 
-        The tensors are copied here: the model, or the cache, has their memory again when this returns.
+        Copies tensors: the model, or the cache, reuses their memory after this returns.
         """
         answer: InferenceResponse | None = None
         if response is not None:
             if response.error is not None:
                 answer = InferenceResponse(error=as_triton_error(response.error))
             else:
-                tensors = [Tensor._answered(tensor, self._gpu) for tensor in response.outputs]
+                tensors = [Tensor._from_response(tensor, self._gpu) for tensor in response.outputs]
                 parameters = response.parameters
                 answer = InferenceResponse(tensors, None, dict(parameters) if parameters else None)
         if final:
-            self.caller.ended(self)
-        self.take((answer, final))
+            self.caller.remove_open_call(self)
+        self.receive((answer, final))
 
     def end(self, error: TritonError) -> None:
-        """Answers it with an error of our own, finally."""
-        self.caller.ended(self)
-        self.take((InferenceResponse(error=error), True))
+        """Completes the call with an error."""
+        self.caller.remove_open_call(self)
+        self.receive((InferenceResponse(error=error), True))
 
-    def take(self, answer: Answer) -> None:
-        """Takes an answer; called from any thread, and possibly again after the last one."""
+    def receive(self, answer: Answer) -> None:
+        """Receives a response, from any thread; may be called again after the last one."""
         raise NotImplementedError
 
-    def look(self) -> None:
-        """To be called now and then while somebody waits for it.
+    def check_abandoned(self) -> None:
+        """Checks whether the caller was abandoned; called periodically while the call is awaited.
 
         Raises:
-            CallsEndedError: Nobody waits for the caller any more; the call has been cancelled.
+            CallsEndedError: It was; the call has been cancelled.
             TritonModelException: This process is a fork of the caller's.
         """
         self.caller.check_process()
         now = monotonic_ns()
-        if not (now >= self._ends_ns and self._unwanted(now)):
+        if not (now >= self._ends_ns and self._abandoned(now)):
             return
-        self.caller.ended(self)
+        self.caller.remove_open_call(self)
         self.cancel()
         raise CallsEndedError(
             f"model instance '{self.caller.name}' waits for model '{self.core.model_name}', and nobody waits "
             f"for its own answer any more"
         )
 
-    def _unwanted(self, now_ns: int) -> bool:
-        """Whether nobody waits for the caller any more, as far as is known."""
+    def _abandoned(self, now_ns: int) -> bool:
+        """True if all requests of the caller are known to be abandoned."""
         for parent in self.parents or ():
             if not parent.filler and (parent.completed or not parent.is_abandoned(now_ns)):
                 return False
@@ -237,7 +232,7 @@ class Call:
 
 
 class WaitingCall(Call):
-    """A call for whose answers a thread waits."""
+    """A call that a thread waits for."""
 
     __slots__ = ("_answers", "_seen")
 
@@ -246,21 +241,21 @@ class WaitingCall(Call):
         self._seen: frozenset[WaitedFor] = frozenset()
         super().__init__(caller, request, decoupled)
 
-    def take(self, answer: Answer) -> None:
+    def receive(self, answer: Answer) -> None:
         """See `Call.take`."""
         self._answers.put(answer)
 
     def run(self) -> InferenceResponse:
-        """Submits it, possibly runs its batch, and gives its only answer.
+        """Submits the call, may run its batch inline, and returns its only response.
 
         Raises:
-            CallsEndedError: Nobody waits for the caller any more.
-            TritonModelException: The caller can't call the server.
+            CallsEndedError: The caller's requests were abandoned.
+            TritonModelException: The caller cannot call the server.
         """
         waiting = self.caller.start_waiting(self)
         try:
-            claim = self.begin(may_claim="torch" not in sys.modules)
-            if claim is not None and not self._led(claim):
+            claim = self.start(may_claim="torch" not in sys.modules)
+            if claim is not None and not self._run_inline(claim):
                 claim.release()
             answer, _ = self._wait()
         finally:
@@ -269,15 +264,15 @@ class WaitingCall(Call):
         return InferenceResponse() if answer is None else answer
 
     @staticmethod
-    def _led(claim: InlineClaim) -> bool:
-        """Runs a batch if that is short; whether nothing is left to do."""
+    def _run_inline(claim: InlineClaim) -> bool:
+        """Runs a short batch inline; True if no claim is left."""
         return claim.fast and not Context().run(claim.run_batch_inline)
 
     def next(self) -> Answer:
-        """The next answer.
+        """The next response.
 
         Raises:
-            CallsEndedError: Nobody waits for the caller any more.
+            CallsEndedError: The caller's requests were abandoned.
             TritonModelException: This process is a fork of the caller's.
         """
         self.caller.check_process()
@@ -288,29 +283,29 @@ class WaitingCall(Call):
             if waiting:
                 self.caller.waiting = None
 
-    def next_if_there(self) -> Answer | None:
-        """The next answer if it has come."""
+    def next_nowait(self) -> Answer | None:
+        """The next response if it has arrived."""
         try:
             return self._answers.get_nowait()
         except queue.Empty:
             return None
 
     def _wait(self) -> Answer:
-        # Where one call was in a circle the next one probably is: each takes that time until it fails, one
-        # after the other, and whoever came first may wait for hundreds of them.
+        # After one call in a cycle the next is likely in one too. Each takes this long to fail, one after the
+        # other, and the first waiter may wait for hundreds of them.
         caller = self.caller
-        patience = CONFIRM_S if caller.in_cycle else FIRST_LOOK_S
+        patience = CONFIRM_S if caller.in_cycle else FIRST_POLL_S
         in_cycle = False
         while True:
             answer = self._get(patience)
             if answer is not None:
                 caller.in_cycle = in_cycle
                 return answer
-            patience = min(2 * patience, LONGEST_LOOK_S)
-            self.look()
-            tell: Tell | None = getattr(caller.known_server, "waits", None)
+            patience = min(2 * patience, MAX_POLL_S)
+            self.check_abandoned()
+            tell: ReportWait | None = getattr(caller.known_server, "waits", None)
             if tell is not None:
-                # In a worker: the server sees what it waits for, and answers it if that is for ever.
+                # In a worker: the server looks for deadlocks and completes the call if it is in one.
                 parents = self.parents if caller.waiting is self else None
                 in_cycle = tell(self.core, parents or (), self._has_come)
                 if in_cycle:
@@ -319,19 +314,19 @@ class WaitingCall(Call):
             self._seen, for_ever = is_deadlocked(self, self._seen)
             in_cycle = bool(self._seen)
             if in_cycle:
-                patience = CONFIRM_S  # others wait for the same
+                patience = CONFIRM_S  # others in the cycle wait too
             if for_ever:
                 text = DEADLOCK.format(model=self.core.model_name)
                 self.end(TritonError(text, TritonError.UNAVAILABLE))
                 self.cancel()
 
     def _get(self, patience_s: float) -> Answer | None:
-        """The next answer; None if it does not come in time."""
+        """The next response; None on timeout."""
         wait: Wait | None = getattr(self.caller.known_server, "wait", None)
         try:
             if wait is None:
                 return self._answers.get(timeout=patience_s)
-            # In a worker: the thread that waits also receives, so that no other one has to wake it.
+            # In a worker: the waiting thread also reads the connection, which saves a thread switch.
             wait(self._has_come, patience_s)
             return self._answers.get_nowait()
         except queue.Empty:

@@ -82,12 +82,12 @@ class CallContext:
     """
 
     __slots__ = (
+        "_abandoned",
         "_closed",
         "_forks",
         "_lock",
         "_namespace",
         "_open",
-        "_unwanted",
         "in_cycle",
         "known_server",
         "loads",
@@ -116,7 +116,7 @@ class CallContext:
         self._lock = threading.Lock()
         self._open: set[OpenCall] = set()
         self._closed = False
-        self._unwanted: tuple[list[InferenceRequest] | None, int] | None = None
+        self._abandoned: tuple[list[InferenceRequest] | None, int] | None = None
 
     @property
     def server(self) -> ServerCalls:
@@ -147,7 +147,7 @@ class CallContext:
             yield identifier(self._namespace, model_name)
         yield model_name
 
-    def callers(self) -> list[InferenceRequest] | None:
+    def parent_requests(self) -> list[InferenceRequest] | None:
         """The requests that the calling thread executes; None if unknown."""
         batch = self.running
         if batch is not None and self.thread == threading.get_ident():
@@ -155,11 +155,11 @@ class CallContext:
         running = current_execution.get()
         return running.requests if running is not None and running.owner is self else None
 
-    def noticed(self, requests: list[InferenceRequest] | None, now_ns: int) -> int:
+    def abandoned_since(self, requests: list[InferenceRequest] | None, now_ns: int) -> int:
         """Time of the first call for these requests after all of them were abandoned."""
-        if self._unwanted is None or self._unwanted[0] is not requests:
-            self._unwanted = requests, now_ns
-        return self._unwanted[1]
+        if self._abandoned is None or self._abandoned[0] is not requests:
+            self._abandoned = requests, now_ns
+        return self._abandoned[1]
 
     @contextmanager
     def coroutine(self, batch: Batch) -> Iterator[None]:
@@ -188,7 +188,7 @@ class CallContext:
         known_as = self.model[0]
         return known_as, known_as.removeprefix(f"{self._namespace}::")
 
-    def opened(self, call: OpenCall) -> bool:
+    def add_open_call(self, call: OpenCall) -> bool:
         """Registers a call, which `close` abandons if it is still open.
 
         Returns:
@@ -201,7 +201,7 @@ class CallContext:
             call.abandon()
         return not closed
 
-    def ended(self, call: OpenCall) -> None:
+    def remove_open_call(self, call: OpenCall) -> None:
         """Unregisters a completed call."""
         with self._lock:
             self._open.discard(call)

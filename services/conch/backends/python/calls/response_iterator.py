@@ -1,4 +1,4 @@
-"""The responses to a call that may have any number of them, as they come."""
+"""Iterates over the responses of a decoupled call as they arrive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from conch.backends.python.api.pb_response import InferenceResponse
-from conch.backends.python.calls.bls_call import LONGEST_LOOK_S, Answer, BlsRequest, WaitingCall
+from conch.backends.python.calls.bls_call import MAX_POLL_S, Answer, BlsRequest, WaitingCall
 from conch.backends.python.calls.call_context import CallContext
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ _Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
 
 
 class _StreamCall(WaitingCall):
-    """A call whose answers an iterator waits for, on a thread or in a coroutine."""
+    """A call whose responses an iterator waits for, on a thread or in a coroutine."""
 
     __slots__ = ("_waiter", "unread")
 
@@ -26,40 +26,40 @@ class _StreamCall(WaitingCall):
         self.unread = False
         super().__init__(caller, request, True)
 
-    def take(self, answer: Answer) -> None:
+    def receive(self, answer: Answer) -> None:
         """See `Call.take`."""
         if self.unread:
             return
-        super().take(answer)
+        super().receive(answer)
         waiter = self._waiter
         if waiter is not None:
-            tell(waiter[0], partial(_wake, waiter[1]))
+            call_in_loop(waiter[0], partial(_wake, waiter[1]))
 
     async def next_in_coroutine(self) -> Answer:
-        """The next answer, without holding up the loop."""
+        """The next response, without blocking the loop."""
         loop = asyncio.get_running_loop()
-        while (answer := self.next_if_there()) is None:
+        while (answer := self.next_nowait()) is None:
             came: asyncio.Future[None] = loop.create_future()
             self._waiter = loop, came
-            look = loop.call_later(LONGEST_LOOK_S, _wake, came)
+            look = loop.call_later(MAX_POLL_S, _wake, came)
             try:
-                # One that has come before there was anybody to wake is found now, each later one wakes.
-                if (answer := self.next_if_there()) is not None:
+                # Re-check: a response that arrived before `_waiter` was set woke nothing; each later one
+                # wakes this.
+                if (answer := self.next_nowait()) is not None:
                     return answer
                 await came
             finally:
                 self._waiter = None
                 look.cancel()
-            self.look()
+            self.check_abandoned()
         return answer
 
 
 class ResponseIterator:
-    """The responses to a request, as they come; for `for` and `async for`.
+    """The responses to a request as they arrive, for `for` and `async for`.
 
-    A final flag that comes without a response is a response without tensors, as in Triton. Responses are kept
-    as long as the iterator: a loop after one that has reached the end begins with the first response again, a
-    loop after one that was left goes on where that was.
+    As in Triton, a final flag without a response yields a response without tensors. The iterator keeps all
+    responses: after the end a new loop starts at the first response, a loop that was left early continues.
     """
 
     def __init__(self, caller: CallContext, request: BlsRequest) -> None:
@@ -68,10 +68,10 @@ class ResponseIterator:
         self._position = 0
         self._over = False
         self._first: Answer | None = None
-        self._call.begin(may_claim=False)
+        self._call.start(may_claim=False)
 
-    async def _begun(self) -> ResponseIterator:
-        """Waits for the first response without holding up the loop; a loop over the responses finds it there.
+    async def _wait_first(self) -> ResponseIterator:
+        """Waits for the first response without blocking the loop and keeps it for the iteration.
 
         Cancelling this cancels the request.
         """
@@ -83,7 +83,7 @@ class ResponseIterator:
         return self
 
     def cancel(self) -> None:
-        """Cancels the request: nobody waits for further responses. The model may still send some."""
+        """Cancels the request; the model may still send responses."""
         if not self._over:
             self._call.cancel()
 
@@ -94,11 +94,11 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         if self._over:
-            response = self._again()
+            response = self._next_kept()
             if response is None:
                 raise StopIteration("Iteration is done for the responses.")
             return response
-        answer = self._taken() or self._call.next_if_there()
+        answer = self._take_first() or self._call.next_nowait()
         if answer is None:
             self._warn_of_blocking()
             answer = self._call.next()
@@ -109,14 +109,14 @@ class ResponseIterator:
 
     async def __anext__(self) -> InferenceResponse:
         if self._over:
-            response = self._again()
+            response = self._next_kept()
             if response is None:
                 raise StopAsyncIteration("Iteration is done for the responses.")
             return response
-        return self._keep(self._taken() or await self._call.next_in_coroutine())
+        return self._keep(self._take_first() or await self._call.next_in_coroutine())
 
-    def _taken(self) -> Answer | None:
-        """The first answer, where `_begun` has taken it and nothing else has."""
+    def _take_first(self) -> Answer | None:
+        """The first response if only `_wait_first` has taken it."""
         first, self._first = self._first, None
         return first
 
@@ -132,8 +132,8 @@ class ResponseIterator:
             self._call.core.model_name,
         )
 
-    def _again(self) -> InferenceResponse | None:
-        """The next one of those that are kept."""
+    def _next_kept(self) -> InferenceResponse | None:
+        """The next kept response."""
         if self._position >= len(self._responses):
             return None
         self._position += 1
@@ -150,7 +150,7 @@ class ResponseIterator:
     def __del__(self) -> None:
         call = getattr(self, "_call", None)
         if call is not None:
-            call.unread = True  # the model goes on, as in Triton, but nothing is kept any more
+            call.unread = True  # the model goes on, as in Triton; its responses are dropped
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:
@@ -158,9 +158,9 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-def tell(loop: asyncio.AbstractEventLoop, what: Any) -> None:
-    """Has a loop call something soon, unless it has been closed."""
+def call_in_loop(loop: asyncio.AbstractEventLoop, what: Any) -> None:
+    """Calls a function on a loop soon, unless the loop is closed."""
     try:
         loop.call_soon_threadsafe(what)
     except RuntimeError:
-        pass  # with the loop went whoever waited
+        pass  # nothing waits on a closed loop

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Loads a Python model's code and runs its instances."""

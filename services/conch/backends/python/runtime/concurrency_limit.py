@@ -1,4 +1,7 @@
-"""Coroutines of batches under way: how many of them may run at the same time on one instance."""
+"""Limits how many coroutine executions run at once on one instance (``CONCH_MAX_INFLIGHT``).
+
+Locks: one condition per instance; waited on by the instance's thread, notified on its event loop.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,10 @@ _PARAMETER = "CONCH_MAX_INFLIGHT"
 
 
 class ConcurrencyLimit:
-    """The coroutines of one instance.
+    """Runs the coroutines of one instance.
 
-    Whoever starts one waits until there is room for another, so a batch is taken from the queue only when it
-    can run at once; with room for one, that is until the coroutine has ended.
-
-    Args:
-        loop: Runs them.
-        limit: How many may be under way; None for any number.
+    `run` blocks until another execution fits, so the instance takes its next batch only when that can run at
+    once.
     """
 
     def __init__(self, loop: EventLoop, limit: int | None) -> None:
@@ -32,28 +31,28 @@ class ConcurrencyLimit:
         self._count = 0
         self._changed = threading.Condition()
 
-    def run(self, awaitable: Awaitable[Any], goes_on: Callable[[Outcome], None]) -> Outcome | None:
-        """Starts a coroutine, and returns when there is room for the next.
+    def run(self, awaitable: Awaitable[Any], on_late_outcome: Callable[[Outcome], None]) -> Outcome | None:
+        """Starts a coroutine; returns when there is room for the next.
 
         Args:
             awaitable: The coroutine.
-            goes_on: Called with its outcome, on the event loop, if it ends after this has returned.
+            on_late_outcome: Called with the outcome on the event loop if the coroutine ends later.
 
         Returns:
-            Its outcome; None if it has not ended yet.
+            The outcome; None if the coroutine still runs.
         """
-        flight = _RunningCoroutine()
+        coroutine = _RunningCoroutine()
         with self._changed:
             self._count += 1
 
         def ended(future: Future[Outcome]) -> None:
             try:
-                flight.outcome = future.result()
-            except BaseException as error:  # cancelled before it began
-                flight.outcome = None, error
+                coroutine.outcome = future.result()
+            except BaseException as error:  # cancelled before it started
+                coroutine.outcome = None, error
             try:
-                if not self._land(flight):
-                    goes_on(flight.outcome)
+                if not self._deliver(coroutine):
+                    on_late_outcome(coroutine.outcome)
             finally:
                 with self._changed:
                     self._count -= 1
@@ -61,52 +60,52 @@ class ConcurrencyLimit:
 
         self._loop.run(awaitable).add_done_callback(ended)
         with self._changed:
-            self._changed.wait_for(lambda: flight.landed or self._has_room())
-            flight.left_alone = not flight.landed
-            return flight.outcome if flight.landed else None
+            self._changed.wait_for(lambda: coroutine.delivered or self._has_room())
+            coroutine.detached = not coroutine.delivered
+            return coroutine.outcome if coroutine.delivered else None
 
     def wait(self) -> None:
-        """Waits until none is under way."""
+        """Waits until no execution is running."""
         with self._changed:
             self._changed.wait_for(lambda: not self._count)
 
-    def _land(self, flight: _RunningCoroutine) -> bool:
-        """Hands an outcome to whoever still waits for it; False if nobody does."""
+    def _deliver(self, coroutine: _RunningCoroutine) -> bool:
+        """Hands the outcome to the thread in `run`; False if that has returned."""
         with self._changed:
-            flight.landed = not flight.left_alone
+            coroutine.delivered = not coroutine.detached
             self._changed.notify_all()
-            return flight.landed
+            return coroutine.delivered
 
     def _has_room(self) -> bool:
         return self._limit is None or self._count < self._limit
 
 
 class _RunningCoroutine:
-    """One coroutine.
+    """One running coroutine.
 
     Attributes:
-        left_alone: Whether nobody waits for it any more.
-        landed: Whether it ended before that.
-        outcome: How it ended.
+        detached: Whether `run` has returned without the outcome.
+        delivered: Whether the coroutine ended before that.
+        outcome: Its outcome.
     """
 
-    __slots__ = ("landed", "left_alone", "outcome")
+    __slots__ = ("delivered", "detached", "outcome")
 
     def __init__(self) -> None:
-        self.left_alone = False
-        self.landed = False
+        self.detached = False
+        self.delivered = False
         self.outcome: Outcome | None = None
 
 
 def max_concurrency(spec: ModelSpec, concurrent: bool) -> int | None:
-    """How many batches may be under way on one instance; None for any number.
+    """Batches that may run at once on one instance; None for no limit.
 
     Args:
         spec: The model version.
-        concurrent: Whether its `execute` is a coroutine function or an async generator function.
+        concurrent: Whether `execute` is a coroutine function or an async generator function.
 
     Raises:
-        InvalidArgumentError: Its config asks for more than it can have.
+        InvalidArgumentError: The config asks for more than the model supports.
     """
     wanted = Settings.of(spec).max_inflight
     usual = None if spec.decoupled else 1
@@ -119,11 +118,11 @@ def max_concurrency(spec: ModelSpec, concurrent: bool) -> int | None:
         raise InvalidArgumentError(
             f"model '{spec.name}': parameter '{_PARAMETER}' must be 1, not {wanted}, as {reason}"
         )
-    return usual  # an option is for all models, those that can't do it too
+    return usual  # an option applies to all models, so those without support ignore it
 
 
 def _one_at_a_time(spec: ModelSpec, concurrent: bool) -> str | None:
-    """Why an instance can run no more than one batch at a time; None if it can."""
+    """Why an instance runs one batch at a time; None if it can run more."""
     if not concurrent:
         return "'execute' is no coroutine: declare it with 'async def', or have more instances"
     if spec.decoupled:

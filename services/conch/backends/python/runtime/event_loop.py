@@ -1,4 +1,7 @@
-"""An event loop on a thread of its own, for models whose `execute` is a coroutine."""
+"""An event loop on its own thread, for models whose `execute` is a coroutine.
+
+Threads: ``conch-<instance>-loop``, one per instance; `run` and `close` may be called from any other thread.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,17 @@ from conch.backends.python.runtime.tracebacks import model_exc_info
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-"""How long `EventLoop.close` waits for coroutines before it cancels them."""
+"""Seconds that `EventLoop.close` waits for coroutines before it cancels them."""
 
 Outcome = tuple[Any, BaseException | None]
-"""What a coroutine returned, or what it raised."""
+"""Return value or exception of a coroutine."""
 
 
 class EventLoop:
     """Runs the coroutines of one instance; tasks they start go on after they return.
 
-    It runs until it is closed, whatever a model does to it: asyncio lets `SystemExit` and `KeyboardInterrupt`
-    of a task end the loop, and any code that runs on it may stop it, but others wait for what it runs.
-
-    Args:
-        name: The instance's name.
+    The loop runs until it is closed. asyncio ends a loop on `SystemExit` or `KeyboardInterrupt` of a task,
+    and model code may stop it; the thread then restarts it for the other coroutines.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,7 +42,7 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(_outcome(awaitable), self._loop)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Waits for everything that runs, cancels what is left, and ends the thread."""
+        """Waits for all tasks, cancels those left at the timeout, and ends the thread."""
         asyncio.run_coroutine_threadsafe(_drain(timeout_s), self._loop).result()
         self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -54,7 +54,7 @@ class EventLoop:
             try:
                 self._loop.run_forever()
             except BaseException as error:
-                # That task has failed, and whoever waits for it is told. The others are to go on.
+                # The task has failed and its waiter has been notified; other tasks go on.
                 log.error(
                     "a background task of model '%s' raised %s; its event loop goes on",
                     self._name,
@@ -67,7 +67,7 @@ class EventLoop:
 
 
 async def _outcome(awaitable: Awaitable[Any]) -> Outcome:
-    # SystemExit and KeyboardInterrupt too: asyncio would end the loop with them.
+    # SystemExit and KeyboardInterrupt included: they would end the loop.
     try:
         return await awaitable, None
     except BaseException as error:

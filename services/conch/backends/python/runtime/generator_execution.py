@@ -1,4 +1,4 @@
-"""`execute` as a generator: each item that it yields is a step of the answers to the requests of a batch."""
+"""Runs an `execute` that is a generator: each yielded item is a step of the responses to the batch."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from conch.core.errors import CancelledError, ConchError, DeadlineExceededError
 
 
 class GeneratorExecution:
-    """Hands what a generator yields for one batch to the senders of its requests.
+    """Sends what a generator yields through the response senders of a batch.
 
-    A step is a list with a response or None for each request; for a batch of one request the response by
-    itself; or None, where a model only wants to know whether anybody still waits. Once nobody waits for any
-    of the answers, the generator is closed at its next step.
-
-    Args:
-        requests: The requests of the batch.
-        decoupled: Whether each of them may have any number of responses, or exactly one.
+    A step is a list with a response or None per request; or a single response for a batch of one; or None,
+    which only checks for abandoned requests. When all requests are abandoned, the generator is closed at its
+    next step.
     """
 
     def __init__(self, requests: Sequence[ReceivedRequest], decoupled: bool) -> None:
         self._requests = requests
         self._decoupled = decoupled
-        # Made now, so that a failure ends all of them.
+        # Created now, so that a failure ends all of them.
         self._senders = [request.get_response_sender() for request in requests]
 
     def run(self, steps: Generator[Any, None, Any]) -> list[None] | None:
-        """Takes all steps of a generator; what `execute` then has to say.
+        """Runs a generator to its end and returns the result of `execute`.
 
         Raises:
-            BaseException: What the generator raises, or what is wrong with a step.
+            BaseException: The generator's exception, or an invalid step.
         """
         with closing(steps):
             while True:
@@ -44,9 +40,9 @@ class GeneratorExecution:
                 except StopIteration as end:
                     returned = end.value
                     break
-                self._take(step)
+                self._send_step(step)
                 if self._abandoned:
-                    return self._give_up()
+                    return self._fail_abandoned()
         if returned is not None:
             raise TritonModelException(
                 f"An execute function that yields responses must not return any, found type "
@@ -55,15 +51,15 @@ class GeneratorExecution:
         return self._end()
 
     async def run_async(self, steps: AsyncGenerator[Any, None]) -> list[None] | None:
-        """The same for an async generator."""
+        """Runs an async generator."""
         async with aclosing(steps):
             async for step in steps:
-                self._take(step)
+                self._send_step(step)
                 if self._abandoned:
-                    return self._give_up()
+                    return self._fail_abandoned()
         return self._end()
 
-    def _take(self, step: Any) -> None:
+    def _send_step(self, step: Any) -> None:
         if step is None:
             return
         flags = 0 if self._decoupled else FINAL
@@ -99,18 +95,18 @@ class GeneratorExecution:
     def _abandoned(self) -> bool:
         return all(request.is_cancelled() or request._core.filler for request in self._requests)
 
-    def _give_up(self) -> list[None] | None:
-        """Ends requests that nobody waits for any more."""
+    def _fail_abandoned(self) -> list[None] | None:
+        """Fails the abandoned requests."""
         for request, sender in zip(self._requests, self._senders, strict=True):
             request._core.rescheduled = False
             error: ConchError = CancelledError("")
             if not request._core.cancelled:
                 error = DeadlineExceededError("Deadline Exceeded")
             sender._end(error)
-        return self._answer()
+        return self._result()
 
     def _end(self) -> list[None] | None:
-        """Says that there is nothing more to come."""
+        """Ends the requests after the last step."""
         left = [
             sender
             for request, sender in zip(self._requests, self._senders, strict=True)
@@ -120,9 +116,9 @@ class GeneratorExecution:
             raise _mismatch(len(self._requests), len(self._requests) - len(left))
         for sender in left:
             sender.send(flags=FINAL)
-        return self._answer()
+        return self._result()
 
-    def _answer(self) -> list[None] | None:
+    def _result(self) -> list[None] | None:
         return None if self._decoupled else [None] * len(self._requests)
 
 

@@ -1,4 +1,4 @@
-"""How much memory the process of a model may use, and what is said of it where that is not enough."""
+"""Memory limit of a model's worker process, and the hint that its `MemoryError` carries."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import resource
 
 _MEBIBYTE = 1 << 20
 _hints: list[str] = []
-"""What is said, where there is a limit; like the limit itself it belongs to the process."""
+"""The hint if a limit is set; like the limit it is per process."""
 
 
 def limit_memory(mebibytes: int) -> None:
-    """Limits what this process may allocate from here on, so that a model gets a `MemoryError`.
+    """Limits the allocations of this process, so that a model gets a `MemoryError`.
 
-    It is the data of the process that is limited (``RLIMIT_DATA``): address space that is only reserved, as
-    GPU libraries do, the files of libraries, and tensors that are shared with the server do not count.
+    Sets ``RLIMIT_DATA``. Reserved address space (as of GPU libraries), library files and tensors shared with
+    the server do not count.
     """
     most = mebibytes * _MEBIBYTE
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -24,5 +24,5 @@ def limit_memory(mebibytes: int) -> None:
 
 
 def memory_hint(error: BaseException) -> str:
-    """What is added to the text of an exception of a model's."""
+    """Suffix for the text of a model's exception."""
     return _hints[0] if _hints and isinstance(error, MemoryError) else ""

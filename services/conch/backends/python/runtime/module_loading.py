@@ -1,14 +1,16 @@
-"""Loads a model's Python file, and everything it imports from its directories, under names of its own.
+"""Loads a model's Python file, and the modules it imports from its directories, into a package of its own.
 
-Triton gives each instance a process with the version directory, then the model directory, at the end of
-`sys.path`, and loads the file as a module of a package that is the version directory. Here instances share
-a process, and two models may each have a ``helper.py``. So every load gets a package with a unique name,
-and within its modules an import of a name that only the model's directories have resolves inside that
-package. Imports that are made by other means find the same modules: under a plain name `sys.modules` has a
-stand-in (see `plain`) which is the module of the model that asks, and pickles have the plain names.
+Triton gives each instance a process with the version and model directories on `sys.path`. Here instances
+share a process, and two models may both have a ``helper.py``. Each load gets a package with a unique name:
 
-A worker process has one model only. There a plain name is the module itself, and the directories are at the
-end of `sys.path` as well, which processes that the model starts inherit.
+- an import statement in its modules resolves names that only the model's directories have inside the package;
+- other imports (`importlib`, unpickling) find a `ModuleProxy` under the plain name in `sys.modules`;
+- pickles contain the plain names.
+
+A worker process has one model: there the plain name is the module itself, and the directories are on
+`sys.path`, which child processes inherit.
+
+Owns: the loaded packages, plain names and model directories known to the import system; `_lock` guards them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _directory_users: dict[str, int] = {}
 _added_to_path: set[str] = set()
 _only_one = False
 _OURS = ("conch", "triton_python_backend_utils", "c_python_backend_utils")
-_lock = threading.RLock()  # what is collected meanwhile may import
+_lock = threading.RLock()  # garbage collection inside may import
 _numbers = itertools.count()
 
 
@@ -61,19 +63,19 @@ class ModelCode:
 
     Args:
         name: The model's name.
-        version_directory: Where the model's file is.
-        file_name: The name of the file.
-        owner: On whose behalf the modules run; see `owner_of`.
+        version_directory: Directory of the model's file.
+        file_name: Name of the file.
+        owner: The object that `owner_of` returns for the modules: the instance's `CallContext`.
 
     Attributes:
-        version_directory: Where the model's file is.
+        version_directory: As given.
         module: The model's module.
-        main: What it is called inside the package.
-        owner: On whose behalf the modules run, or None.
+        main: Name of that module inside the package.
+        owner: As given.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        BaseException: Whatever the file raises.
+        FileNotFoundError: The file is missing.
+        BaseException: An exception of the file.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class ModelCode:
             raise FileNotFoundError(path)
         self.version_directory = version_directory
         self.owner = owner
-        # The file of a Python-based backend is elsewhere, with what belongs to it.
+        # The file of a Python-based backend is in another directory, with its helpers.
         places = (path.parent, version_directory, version_directory.parent)
         self._directories = [str(place) for place in dict.fromkeys(places)]
         slug = re.sub(r"\W", "_", f"{name}_{version_directory.name}")
@@ -93,12 +95,12 @@ class ModelCode:
         self.builtins = {**vars(builtins), "__import__": self._import}
         with _lock:
             if _FINDER not in sys.meta_path:
-                # First, for the standard finder would find the same files and load them without us.
+                # First: the standard finder would find the same files.
                 sys.meta_path.insert(0, _FINDER)
             _add_directories(self._directories, for_all=_only_one)
             _packages[self.package] = self
-            # A file written just before the load may be newer than what the importer remembers of the folder.
-            # One at a time: two may want to forget the same folder.
+            # The importer's directory cache may predate a file written just before the load. Under the lock:
+            # two loads may drop the same directory.
             importlib.invalidate_caches()
         try:
             self.module = self._load(path)
@@ -107,12 +109,12 @@ class ModelCode:
             raise
 
     def close(self) -> None:
-        """Forgets the modules, and the directories where no other load uses them."""
+        """Unloads the modules, and the directories that no other load uses."""
         with _lock:
             if _packages.pop(self.package, None) is None:
                 return
             inside = self.package + "."
-            for name in list(sys.modules):  # a copy: other threads import at the same time
+            for name in list(sys.modules):  # a copy: other threads import concurrently
                 if name == self.package or name.startswith(inside):
                     del sys.modules[name]
             _forget_plain_names()
@@ -121,25 +123,25 @@ class ModelCode:
                 sys.meta_path.remove(_FINDER)
 
     def find(self, full_name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-        """The spec of one of the package's modules."""
+        """The spec of a module of the package."""
         spec = PathFinder.find_spec(full_name, path)
         if spec is not None and type(spec.loader) is SourceFileLoader:
             spec.loader = _Loader(full_name, spec.loader.path, self)
         return spec
 
-    def find_plain(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-        """The spec of what a plain name stands for, of one of the package's modules."""
+    def find_plain_spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """The spec for a plain name of a module of the package."""
         if self.find(f"{self.package}.{name}", self._directories if path is None else path) is None:
             return None
-        # Under another name: the import system takes a module out of `sys.modules` for a moment when it has
-        # been run, and other threads may look there just then.
+        # Under another name: the import system removes a module from `sys.modules` for a moment after running
+        # it, and another thread may look there.
         return ModuleSpec(f"{self.package}.{name}:plain", _PlainLoader(self, name))
 
-    def keep_plain(self, name: str) -> bool:
-        """Has `sys.modules` know a module of the package, which has been imported, by its plain name.
+    def publish_plain(self, name: str) -> bool:
+        """Publishes an imported module of the package in `sys.modules` under its plain name.
 
         Returns:
-            Whether it does; if not, there is another module with this name.
+            True if published; False if another module has the name.
         """
         top, *inner = name.split(".")
         names = [top]
@@ -179,31 +181,31 @@ class ModelCode:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        """What `import` statements of the model's modules call."""
+        """`__import__` of the model's modules."""
         if level == 0:
             top = name.partition(".")[0]
             if self.owns(top):
                 module = builtins.__import__(f"{self.package}.{name}", globals, locals, fromlist or (), 0)
                 if name not in sys.modules:
-                    self.keep_plain(name)  # unpickling imports, and then looks there
+                    self.publish_plain(name)  # unpickling imports and then looks in `sys.modules`
                 return module if fromlist else sys.modules[f"{self.package}.{top}"]
             if isinstance(sys.modules.get(top), ModuleProxy):
                 raise ModuleNotFoundError(f"No module named {top!r}", name=top)
         return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     def owns(self, top: str) -> bool:
-        """Whether a top-level name is the model's: in its directories, and nowhere before them."""
+        """True if a top-level name is in the model's directories and not installed elsewhere."""
         owned = self._owned.get(top)
         if owned is None:
             found = PathFinder.find_spec(top, self._directories) is not None
             owned = found and not (top in sys.builtin_module_names or top in _OURS or _is_installed(top))
-            if found or top in sys.modules:  # else it may be written yet
+            if found or top in sys.modules:  # otherwise the file may still be written
                 self._owned[top] = owned
         return owned
 
 
 class _Loader(SourceFileLoader):
-    """Runs a module with a model's own `__import__`."""
+    """Executes a module with the model's `__import__`."""
 
     def __init__(self, full_name: str, path: str, code: ModelCode) -> None:
         super().__init__(full_name, path)
@@ -217,19 +219,19 @@ class _Loader(SourceFileLoader):
         except BaseException:
             if name in _plain_names and sys.modules.get(name) is module:
                 _plain_names.discard(name)
-                del sys.modules[name]  # it had imported its submodules
+                del sys.modules[name]  # it had imported submodules
             raise
-        # Not those of the model's file: Triton has that in a package named after the version.
-        if name != self._code.main and self._code.keep_plain(name):
+        # Not for the model's file: Triton has that in a package named after the version.
+        if name != self._code.main and self._code.publish_plain(name):
             rename(vars(module), self.name, name)
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        # No byte code is written: the repository is not ours, and a change in it may cause a reload.
+        # Writes no byte code: the repository belongs to the user, and a change may trigger a reload.
         return
 
 
 class _PlainLoader(Loader):
-    """Imports a module of a model's, which is then known by its plain name, too."""
+    """Imports a model's module and publishes it under its plain name."""
 
     def __init__(self, code: ModelCode, name: str) -> None:
         self._code = code
@@ -237,13 +239,13 @@ class _PlainLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         importlib.import_module(f"{self._code.package}.{self._name}")
-        self._code.keep_plain(self._name)
-        # What is here now is what is imported; the module that was made for it is let go.
+        self._code.publish_plain(self._name)
+        # The import system returns this entry and drops the module created for the spec.
         sys.modules[module.__name__] = sys.modules[self._name]
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules inside the packages of loaded models, and by their plain names for whoever asks."""
+    """Finds modules of loaded packages, and the calling model's modules by plain name."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -255,7 +257,7 @@ class _Finder(MetaPathFinder):
         if path is not None and top not in _plain_names:
             return None
         try:
-            return _whose(top).find_plain(fullname, path)
+            return _owner_of_name(top).find_plain_spec(fullname, path)
         except UnknownError:
             return None
 
@@ -264,42 +266,42 @@ _FINDER = _Finder()
 
 
 def set_single_model_process() -> None:
-    """Says that this process is for one model: plain names of its modules and `sys.argv` are its own."""
+    """Declares that this process has one model: it gets the plain names and `sys.argv`."""
     global _only_one
     _only_one = True
     sys.argv = [""]
 
 
 def directory_of(module_name: str) -> Path | None:
-    """The version directory of the model a module belongs to; None if it is not a model's."""
+    """The version directory of a model's module; None for other modules."""
     code = _packages.get(module_name.partition(".")[0])
     return None if code is None else code.version_directory
 
 
 def is_model_module(module_name: str) -> bool:
-    """Whether a module belongs to a model, one that is loaded or one that was."""
+    """True for modules of models, loaded or unloaded."""
     return module_name.startswith(_PREFIX)
 
 
 def owner_of(module_name: str) -> object | None:
-    """On whose behalf a model's module runs; None if it is not a model's, or the model's no more."""
+    """The owner of a loaded model's module; None for other modules."""
     code = _packages.get(module_name.partition(".")[0])
     return None if code is None else code.owner
 
 
 def owners() -> list[object]:
-    """On whose behalf the modules of all loaded models run."""
+    """Owners of all loaded models."""
     with _lock:
         return [code.owner for code in _packages.values() if code.owner is not None]
 
 
-def _whose(top: str) -> ModelCode:
-    """The load whose module a top-level plain name stands for, as whoever asks sees it.
+def _owner_of_name(top: str) -> ModelCode:
+    """The load that a top-level plain name refers to for the caller.
 
     Raises:
         UnknownError: There is none.
     """
-    # No lock: the import system asks, whoever may hold it.
+    # No lock: called from the import system under any lock.
     package = _calling_package()
     if package is not None:
         return _checked(_packages.get(package), top)
@@ -317,7 +319,7 @@ def _whose(top: str) -> ModelCode:
 
 
 def _calling_package() -> str | None:
-    """The package of the innermost model's module among the callers; None where there is none."""
+    """The package of the innermost model module on the stack; None without one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -336,17 +338,17 @@ def _checked(code: ModelCode | None, top: str) -> ModelCode:
 
 
 def _module_of_caller(name: str, load: bool) -> ModuleType:
-    """The module that a stand-in is for whoever asks it.
+    """The caller's module behind a proxy.
 
     Raises:
         UnknownError: There is none.
     """
-    code = _whose(name.partition(".")[0])
+    code = _owner_of_name(name.partition(".")[0])
     full_name = f"{code.package}.{name}"
     module = sys.modules.get(full_name)
     if load:
         try:
-            module = importlib.import_module(full_name)  # waits for a thread that is about it
+            module = importlib.import_module(full_name)  # waits for a thread that is importing it
         except ModuleNotFoundError as error:
             if error.name != full_name:
                 raise
@@ -356,7 +358,7 @@ def _module_of_caller(name: str, load: bool) -> ModuleType:
 
 
 def _forget_plain_names() -> None:
-    """Takes the plain names of modules out of the import system that no load has any more."""
+    """Removes plain names that no load has from the import system."""
     for name in list(_plain_names):
         if not any(f"{package}.{name}" in sys.modules for package in _packages):
             _plain_names.remove(name)
@@ -364,12 +366,7 @@ def _forget_plain_names() -> None:
 
 
 def _add_directories(directories: Sequence[str], for_all: bool) -> None:
-    """Notes that a model is loaded from there.
-
-    Args:
-        directories: The directories.
-        for_all: Whether they are to be on `sys.path`.
-    """
+    """Counts a load's directories and, in a single-model process, adds them to `sys.path`."""
     for directory in directories:
         _directory_users[directory] = _directory_users.get(directory, 0) + 1
         if for_all and directory not in sys.path:
@@ -378,7 +375,7 @@ def _add_directories(directories: Sequence[str], for_all: bool) -> None:
 
 
 def _remove_directories(directories: Sequence[str]) -> None:
-    """Forgets them where no other load uses them."""
+    """Forgets the directories that no other load uses."""
     for directory in directories:
         _directory_users[directory] -= 1
         if not _directory_users[directory]:
@@ -387,15 +384,15 @@ def _remove_directories(directories: Sequence[str]) -> None:
 
 
 def _is_installed(top: str) -> bool:
-    """Whether a name is importable without the directories of any model, and not just a folder's name."""
-    # The working directory is left out: it is where the server was started, not what it was installed with.
+    """True if a name is importable without model directories and is more than a namespace package."""
+    # Without the working directory: it says where the server was started, not what is installed.
     places = [entry for entry in sys.path if entry not in _directory_users and entry not in ("", ".")]
     spec = PathFinder.find_spec(top, places)
     return spec is not None and spec.origin is not None
 
 
 def _forget_directory(directory: str) -> None:
-    """Takes a directory out of the import system, and modules that came from it by other means."""
+    """Removes a directory, and modules imported from it by other means, from the import system."""
     if directory in _added_to_path:
         _added_to_path.remove(directory)
         if directory in sys.path:

@@ -1,9 +1,10 @@
-"""Modules of models under their plain names, for what looks them up in `sys.modules`, such as pickle.
+"""Proxies in `sys.modules` under the plain names of models' modules.
 
-An import statement of a model finds the model's own module by itself. `importlib.import_module`, unpickling
-and imports by libraries go by `sys.modules`, which all models of a process share. So a module that is a
-model's own has a stand-in there, which has the attributes of the module of whoever asks. Where it is not
-known who asks, and several models have a module of that name, it has none: nobody gets another model's.
+An import statement of a model finds the model's own module. `importlib.import_module`, unpickling and library
+imports use `sys.modules`, which all models in a process share. A proxy there forwards to the module of the
+calling model. If the caller is unknown and several models have such a module, it forwards to none.
+
+Used by: `module_loading`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _LOOKED_AT = ("__file__", "__warningregistry__")
-"""What the standard library looks at in all modules there are; no module is imported for that."""
+"""Attributes that the standard library reads on every module; reading them imports nothing."""
 
 Find = Callable[[str, bool], ModuleType]
-"""Gives the module with a plain name of whoever asks, having it imported or not."""
+"""Returns the calling model's module with a plain name, importing it if asked to."""
 
 
 class UnknownError(Exception):
-    """It is not known whose module a name stands for, or it is nobody's who asks."""
+    """The owner of a name is unknown, or the caller is not a model."""
 
 
 class NotOwnedError(UnknownError):
-    """Whoever asks is known, and has no such module."""
+    """The caller is known and has no such module."""
 
 
 class ModuleProxy(ModuleType):
-    """What a plain name stands for where several models share it.
+    """Stands for a plain module name that several models share.
 
     Args:
         name: The name.
-        find: Finds the modules, or raises `UnknownError`.
+        find: Finds the caller's module, or raises `UnknownError`.
     """
 
     def __init__(self, name: str, find: Find) -> None:
@@ -48,10 +49,10 @@ class ModuleProxy(ModuleType):
         except UnknownError as error:
             if name == "__name__":
                 return plain
-            # The import system asks for this first, and would hand on a stand-in that is of no use.
+            # The import system reads this first and would return a useless proxy.
             if name == "__spec__" and isinstance(error, NotOwnedError):
                 raise ModuleNotFoundError(f"No module named {plain!r}", name=plain) from None
-            # No other kind: those who look at all modules there are expect that some lack what they look for.
+            # AttributeError, as code that scans all modules expects missing attributes.
             raise AttributeError(str(error)) from None
         except Exception as error:
             if name == "__spec__":
@@ -60,7 +61,9 @@ class ModuleProxy(ModuleType):
         return getattr(module, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not isinstance(value, ModuleProxy):  # the import system's: the module itself has the submodule
+        if not isinstance(
+            value, ModuleProxy
+        ):  # set by the import system; the module itself has the submodule
             setattr(_module(self), name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -84,10 +87,10 @@ def _module(stand_in: ModuleProxy) -> ModuleType:
 
 
 def rename(names: dict[str, Any], old: str, new: str) -> None:
-    """Has the classes and functions of a module say that it has another name, for those who pickle them."""
+    """Sets `__module__` of a module's classes and functions, so that pickles have the plain name."""
     for value in list(names.values()):
         if isinstance(value, type) and value.__module__ == old:
-            type.__setattr__(value, "__module__", new)  # whatever its own class has to say
+            type.__setattr__(value, "__module__", new)  # bypasses the metaclass
             rename(dict(vars(value)), old, new)
         elif isinstance(value, FunctionType) and value.__module__ == old:
             value.__module__ = new

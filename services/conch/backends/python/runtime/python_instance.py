@@ -192,7 +192,7 @@ class PythonInstance(BackendInstance):
         )
         self._padder = None if spec.padding is None else Padder(spec.padding)
         self._loop: EventLoop | None = None
-        self._flights: ConcurrencyLimit | None = None
+        self._concurrency: ConcurrencyLimit | None = None
         self._check: ReadinessCheck | None = None
         if hasattr(model, "is_ready"):
             if inspect.iscoroutinefunction(model.is_ready):
@@ -217,13 +217,13 @@ class PythonInstance(BackendInstance):
         try:
             returned = self._execute(requests)
             if type(returned) is not list and returned is not None:
-                outcome = self._driven(batch, requests, returned)
+                outcome = self._drive(batch, requests, returned)
                 if outcome is None:
                     return None if self._decoupled else [None] * len(requests)
                 returned, error = outcome
                 if error is not None:
                     raise error
-            return self._returned(batch, requests, returned)
+            return self._finish_batch(batch, requests, returned)
         except BaseException as error:  # a model may raise anything; the thread must survive
             if os.getpid() != self._pid:
                 raise  # a child process that the model forked
@@ -243,8 +243,8 @@ class PythonInstance(BackendInstance):
         try:
             if self._check is not None:
                 self._check.close()
-            if self._flights is not None and not self._decoupled:
-                self._flights.wait()
+            if self._concurrency is not None and not self._decoupled:
+                self._concurrency.wait()
             if self._loop is not None:
                 self._loop.close()
             if hasattr(self._model, "finalize"):
@@ -257,7 +257,7 @@ class PythonInstance(BackendInstance):
             del self._model, self._execute
             self._code.close()
 
-    def _driven(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
+    def _drive(self, batch: Batch, requests: list[ReceivedRequest], returned: Any) -> Outcome | None:
         """Runs a returned awaitable or generator; None for a coroutine that is still running."""
         if isinstance(returned, Generator):
             return GeneratorExecution(requests, self._decoupled).run(returned), None
@@ -265,16 +265,18 @@ class PythonInstance(BackendInstance):
             returned = GeneratorExecution(requests, self._decoupled).run_async(returned)
         if not inspect.isawaitable(returned):
             return returned, None
-        if self._flights is None:
+        if self._concurrency is None:
             self._loop = self._loop or EventLoop(self._name)
-            self._flights = ConcurrencyLimit(self._loop, self._limit)
+            self._concurrency = ConcurrencyLimit(self._loop, self._limit)
         with self._caller.coroutine(batch):
-            outcome = self._flights.run(returned, lambda outcome: self._ended(batch, requests, outcome))
+            outcome = self._concurrency.run(
+                returned, lambda outcome: self._coroutine_ended(batch, requests, outcome)
+            )
         if outcome is None and self._decoupled:
             batch.compute_output_start_ns = monotonic_ns()
         return outcome
 
-    def _returned(
+    def _finish_batch(
         self, batch: Batch, requests: list[ReceivedRequest], returned: Any
     ) -> Sequence[CoreResponse | None] | None:
         """The batch's result from the return value of `execute`."""
@@ -289,14 +291,14 @@ class PythonInstance(BackendInstance):
             _pause(requests)
         return responses
 
-    def _ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: Outcome) -> None:
+    def _coroutine_ended(self, batch: Batch, requests: list[ReceivedRequest], outcome: Outcome) -> None:
         """Completes the requests of a coroutine that outlived `execute`."""
         returned, error = outcome
         responses: Sequence[CoreResponse | None] | None
         try:
             if error is not None:
                 raise error
-            responses = self._returned(batch, requests, returned)
+            responses = self._finish_batch(batch, requests, returned)
         except BaseException as raised:
             failure = self._failure(requests, raised)
             responses = [CoreResponse([], failure) for _ in requests]
@@ -321,7 +323,7 @@ class PythonInstance(BackendInstance):
             )
         if self._context.rescheduled:
             _check_rescheduled(requests, returned)
-        convert, other = self._converter.convert, self._other
+        convert, other = self._converter.convert, self._convert_other
         return [
             convert(request._core, response)
             if type(response) is InferenceResponse and request._sender is None
@@ -338,7 +340,7 @@ class PythonInstance(BackendInstance):
             return [None] * len(requests)
         raise TritonModelException(f"Expected a list in the execute return, found type '{type(returned)}'.")
 
-    def _other(self, request: ReceivedRequest, response: Any) -> CoreResponse | None:
+    def _convert_other(self, request: ReceivedRequest, response: Any) -> CoreResponse | None:
         """Converts a list entry that is not a plain response, or whose request has a sender."""
         sender = request._sender
         if response is None and (sender is not None or request._core.rescheduled or request._core.filler):

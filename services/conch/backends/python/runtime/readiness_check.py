@@ -1,4 +1,8 @@
-"""A model's `is_ready`, asked without waiting for it for ever."""
+"""Calls a model's `is_ready` with a time limit.
+
+Threads: ``conch-<instance>-ready`` runs one check at a time. Locks: `_lock` guards the thread and the last
+answer.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,20 @@ from conch.core.errors import message_of
 log = logging.getLogger(__name__)
 
 BUDGET_S = 5.0
-"""How long a check may take."""
+"""Time limit of a check, in seconds."""
 
 
 class ReadinessCheck:
-    """Calls `is_ready` on a thread of its own; whoever asks meanwhile gets the same answer.
+    """Runs `is_ready` on its own thread; concurrent callers share the result.
 
-    A check that takes too long means that the instance is not ready, and so does the next question as long
-    as that check has not ended: there is never more than one thread.
+    A check over the time limit means not ready, and so does each later query until it ends; there is never
+    more than one thread.
 
     Args:
         name: The instance's name.
-        is_ready: The model's method; a coroutine function too.
-        loop: Runs coroutines; None where `is_ready` is a plain function.
-        budget_s: How long a check may take.
+        is_ready: The model's method, possibly a coroutine function.
+        loop: Runs coroutines; None for a plain function.
+        budget_s: Time limit of a check.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class ReadinessCheck:
         self._said = True
 
     def start(self) -> None:
-        """Begins a check, unless one is under way."""
+        """Starts a check unless one is running."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
@@ -58,12 +62,12 @@ class ReadinessCheck:
                 self._started = time.monotonic()
                 try:
                     self._thread.start()
-                except RuntimeError as error:  # there is no memory for one, or too many are there
+                except RuntimeError as error:  # out of memory or threads
                     self._thread, self._answer = None, False
                     log.error("is_ready of model '%s' can't be asked: %s", self._name, error)
 
     def result(self) -> bool:
-        """Whether the instance says that it is ready; False if it does not say so in time."""
+        """True if the instance reports ready within the time limit."""
         ready = self._ended() and self._answer
         with self._lock:
             changed, self._said = self._said != ready, ready
@@ -72,7 +76,7 @@ class ReadinessCheck:
         return ready
 
     def close(self) -> None:
-        """Waits for a check that is under way, as long as it may take."""
+        """Waits for a running check, up to its time limit."""
         if not self._ended():
             log.error("is_ready of model '%s' still runs while the model is unloaded", self._name)
 
@@ -88,7 +92,7 @@ class ReadinessCheck:
         future = self._loop.run(awaitable)
         try:
             answer, error = future.result(self._budget_s)
-        except (TimeoutError, FutureTimeoutError):  # two of them before Python 3.11, in which workers may run
+        except (TimeoutError, FutureTimeoutError):  # distinct types before Python 3.11, which workers may run
             future.cancel()
             raise TimeoutError(f"it took longer than {self._budget_s} s") from None
         if error is not None:
@@ -104,7 +108,7 @@ class ReadinessCheck:
             if not isinstance(answer, bool | np.bool_):
                 raise TypeError(f"is_ready must return a bool, not {type(answer).__name__}")
             self._answer = bool(answer)
-        except BaseException as error:  # the thread is the server's, whatever a model raises
+        except BaseException as error:  # a model may raise anything; the thread must survive
             log.error(
                 "is_ready of model '%s' failed: %s",
                 self._name,

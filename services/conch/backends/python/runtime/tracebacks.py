@@ -1,4 +1,7 @@
-"""Formats exceptions of models: only frames of the model and of what it calls."""
+"""Formats exceptions of models for clients and logs.
+
+Shows only frames of the model and the code it calls; frames of the server would mislead.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +18,21 @@ _HIDDEN = (_SERVER_CODE, "<frozen importlib")
 
 
 def describe(error: BaseException) -> str:
-    """An exception with its place in the model: type, text and frames, the innermost first.
-
-    Only frames of the model and of what it called are shown; those of the server would mislead.
-    """
+    """Type, text and model frames of an exception, innermost frame first."""
     text = f"{type(error).__name__}: {message_of(error)}{memory_hint(error)}"
     frames = _frames(error)
     return f"{text}\n\nAt:\n{frames}" if frames else text
 
 
 def failure_text(instance: str, error: BaseException) -> str:
-    """What clients are told where `execute` of an instance has failed."""
+    """Text for clients when `execute` fails."""
     ours = isinstance(error, TritonModelException) and raised_by_server(error)
     what = message_of(error) if ours else describe(error)
     return f"Failed to process the request(s) for model '{instance}', message: {what}"
 
 
 def model_exc_info(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """An exception as logs take it, with the frames of the model and of what it called."""
+    """The ``exc_info`` for logging, limited to frames of the model and the code it calls."""
     own = [trace for trace in _traces(error) if not _filename(trace).startswith(_HIDDEN)]
     shown: TracebackType | None = None
     for trace in reversed(own):
@@ -41,7 +41,7 @@ def model_exc_info(error: BaseException) -> tuple[type[BaseException], BaseExcep
 
 
 def raised_by_server(error: BaseException) -> bool:
-    """Whether an exception was raised by the server's checks and not within the model."""
+    """True if the server's checks raised the exception, not the model."""
     return all(_filename(trace).startswith(_SERVER_CODE) for trace in _traces(error))
 
 
