@@ -86,8 +86,19 @@ class InferHandler:
             if claim is not None:
                 self._server_of().queue_inline(claim)
         except Exception as error:
-            shown = self.admission.refuse(request, error, call.peer, len(message), now_ns)
-            call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
+            self._refuse(call, message, request, error, now_ns)
+
+    def _refuse(
+        self,
+        call: UnaryCall,
+        message: bytes,
+        request: InferenceRequest | None,
+        error: Exception,
+        received_ns: int,
+    ) -> None:
+        # A local variable of `__call__` would be in a reference cycle with the traceback of the error.
+        shown = self.admission.refuse(request, error, call.peer, len(message), received_ns)
+        call.abort(shown.grpc_status, shown.message, retry_metadata(shown))
 
     def _respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
         call = request.context

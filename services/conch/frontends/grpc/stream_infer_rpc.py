@@ -220,8 +220,10 @@ class StreamInferHandler:
             if claim is not None:
                 self._server_of().queue_inline(claim)
         except Exception as error:
-            shown = self.admission.refuse(request, error, call.peer, len(message), now_ns)
-            self._send_error(slot, request, shown)
+            # A local variable for the error would be in a reference cycle with its traceback.
+            self._send_error(
+                slot, request, self.admission.refuse(request, error, call.peer, len(message), now_ns)
+            )
         # Last, so that requests are queued in order: another thread may handle the next message.
         call.read_next()
 
