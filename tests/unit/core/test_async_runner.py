@@ -81,7 +81,7 @@ def test_who_submits_begins(decoupled: bool, may_claim: bool) -> None:
     end(model, loaded)
 
 
-def test_handing_over_begins_too() -> None:
+def test_releasing_begins_too() -> None:
     kept = Kept()
     model, loaded = make_beginning(make_spec(), kept)
     claim = model.submit(make_request(), may_claim=True)
@@ -104,7 +104,7 @@ def test_a_delay_is_kept_by_the_models_own_thread() -> None:
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_a_leader_keeps_to_its_budget(instances: int) -> None:
+def test_a_claimant_keeps_to_its_budget(instances: int) -> None:
     model, loaded = make_beginning(make_spec(instances=instances), at_once)
     for instance in loaded.instances:
         instance.go()
@@ -113,7 +113,7 @@ def test_a_leader_keeps_to_its_budget(instances: int) -> None:
         model.submit(make_request(answers))
     assert answers.finals == 0
     runner = model._runner
-    runner._claimed = True  # as if a leader was on its way when they come back
+    runner._claimed = True  # as if a claimant was on its way when they come back
     for instance in loaded.instances:
         assert instance.set_aside
         instance.come_back()
@@ -800,7 +800,7 @@ def led(model: Model, answers: Answers) -> InlineClaim:
     return claim
 
 
-def test_who_leads_begins_a_batch_and_receives_it_when_leading_again() -> None:
+def test_who_runs_inline_starts_a_batch_and_receives_it_when_running_again() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept)
     claim = led(model, answers)
@@ -888,7 +888,7 @@ def test_what_is_waited_for_can_be_handed_over() -> None:
     end(model, loaded)
 
 
-def test_who_leads_without_a_budget_waits_at_once() -> None:
+def test_who_runs_inline_without_a_budget_waits_at_once() -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept)
     claim = led(model, answers)
@@ -911,7 +911,7 @@ def test_a_close_waits_for_what_is_waited_for() -> None:
     end(model, loaded)
 
 
-def test_who_can_not_lead_leaves_what_it_was_to_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_can_not_run_inline_leaves_what_it_was_to_receive(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept, instances=2)
     claim = led(model, answers)
@@ -933,12 +933,12 @@ def test_who_can_not_lead_leaves_what_it_was_to_receive(monkeypatch: pytest.Monk
     end(model, loaded)
 
 
-def test_what_is_urgent_waits_for_no_promise() -> None:
-    """A model that is called: its caller may be what the one who has promised to lead it waits for."""
+def test_what_is_urgent_waits_for_no_claim() -> None:
+    """A model that is called: its caller may be what the one who has claimed to lead it waits for."""
     kept = Kept(quick=True)
     model, loaded, answers = quick(kept, instances=2)
     assert led(model, answers).run_inline(MS)
-    led(model, answers)  # promised, and not led yet
+    led(model, answers)  # claimed, and not led yet
     with bypassing_claims():
         assert model.submit(make_request(answers), may_claim=True) is None
     assert len(kept.batches) == 2

@@ -17,7 +17,7 @@ class Time:
 
 
 class Promised:
-    """A model that somebody has promised to lead or to hand over, and that notes which came first."""
+    """A model that somebody has claimed to lead or to hand over, and that notes which came first."""
 
     def __init__(self, clock: Time, takes_ns: int = 0, follows: Promised | None = None) -> None:
         self.fast = True

@@ -171,7 +171,7 @@ def test_a_thousand_steps_that_answer_at_once_need_no_stack(house: House) -> Non
     assert values(answers, request) == [1002.0] * 16
 
 
-def test_the_leading_thread_runs_all_short_steps(house: House) -> None:
+def test_the_claiming_thread_runs_all_short_steps(house: House) -> None:
     seen: list[threading.Thread] = []
 
     def execute(batch: Batch) -> list[InferenceResponse | None]:
@@ -190,7 +190,7 @@ def test_the_leading_thread_runs_all_short_steps(house: House) -> None:
     assert seen == [threading.current_thread()] * 3
 
 
-def test_what_was_promised_is_handed_over_when_the_turn_is_lost(house: House) -> None:
+def test_what_was_claimed_is_handed_over_when_the_turn_is_lost(house: House) -> None:
     """Like the pollers' tick, in the middle of the first step."""
     claim: list[InlineClaim] = []
     seen: list[threading.Thread] = []
@@ -220,7 +220,7 @@ def test_what_was_promised_is_handed_over_when_the_turn_is_lost(house: House) ->
     assert seen[1] is not threading.current_thread()
 
 
-def test_a_lead_out_of_time_goes_on_later(house: House) -> None:
+def test_a_claim_out_of_time_goes_on_later(house: House) -> None:
     house.model("a")
     house.model("b")
     for name in ("a", "b"):
@@ -236,7 +236,7 @@ def test_a_lead_out_of_time_goes_on_later(house: House) -> None:
     assert answers.finals == 1
 
 
-def test_a_promise_without_a_limit_is_for_the_first_step_only(house: House) -> None:
+def test_a_claim_without_a_limit_is_for_the_first_step_only(house: House) -> None:
     seen: list[threading.Thread] = []
 
     def execute(batch: Batch) -> list[InferenceResponse | None]:
@@ -255,8 +255,8 @@ def test_a_promise_without_a_limit_is_for_the_first_step_only(house: House) -> N
     assert seen[1] is not threading.current_thread()
 
 
-def test_leading_without_a_limit_loses_no_other_promise(house: House) -> None:
-    """Two steps have promised themselves to a thread whose time was up, and which is now to lead one."""
+def test_running_inline_without_a_limit_loses_no_other_claim(house: House) -> None:
+    """Two steps have claimed themselves to a thread whose time was up, and which is now to lead one."""
     now = 0
 
     def pass_time(batch: Batch) -> list[InferenceResponse | None]:
@@ -284,7 +284,7 @@ def test_leading_without_a_limit_loses_no_other_promise(house: House) -> None:
     assert not lead.run_inline(None)
 
 
-def test_handing_over_before_leading(house: House) -> None:
+def test_releasing_before_running(house: House) -> None:
     house.model("a")
     house.ensemble(chain("a", "a"))
     answers = Answers()

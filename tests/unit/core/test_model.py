@@ -81,8 +81,8 @@ def busy_for(ns: int) -> None:
 def submit(model: Model, request: InferenceRequest, may_claim: bool) -> None:
     runner = model.submit(request, may_claim)
     if runner is not None:
-        assert may_claim, "a promise from a caller that may not lead"
-        assert not runner.run_inline(), "promised again although the time was not limited"
+        assert may_claim, "a claim from a caller that may not lead"
+        assert not runner.run_inline(), "claimed again although the time was not limited"
 
 
 def storm(model: Model, answers: Answers, threads: int, each: int) -> list[InferenceRequest]:
@@ -228,7 +228,7 @@ def test_close_finishes_what_was_accepted_and_ends_the_threads() -> None:
 
 
 def test_threads_end_by_themselves_after_a_close_that_could_not_wait() -> None:
-    """Also one that slept while another thread, a leader, held the only instance."""
+    """Also one that slept while another thread, a claimant, held the only instance."""
     gate = Gate()
     answers = Answers()
     before = set(threading.enumerate())
@@ -236,13 +236,13 @@ def test_threads_end_by_themselves_after_a_close_that_could_not_wait() -> None:
     model = make_model(make_spec(), lambda batch: echo(batch) if batch.requests == [first] else gate(batch))
     model.submit(first, may_claim=False)  # starts the model's own thread
     assert answers.wait(1)
-    leader = threading.Thread(target=lambda: submit(model, second, may_claim=True))
-    leader.start()
+    claimant = threading.Thread(target=lambda: submit(model, second, may_claim=True))
+    claimant.start()
     gate.wait_entered()
     model.submit(third)
     assert not model.close(0.01)
     gate.open()
-    leader.join(WAIT_S)
+    claimant.join(WAIT_S)
     assert answers.wait(3)
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
@@ -333,7 +333,7 @@ def test_what_a_batch_leaves_in_the_queue_runs_beside_it(allows_inline: bool) ->
     assert model.close()
 
 
-def test_a_leader_runs_the_batch_itself() -> None:
+def test_a_claimant_runs_the_batch_itself() -> None:
     ran_on: list[threading.Thread] = []
 
     def note(batch: Batch) -> list[InferenceResponse | None]:
@@ -348,7 +348,7 @@ def test_a_leader_runs_the_batch_itself() -> None:
     assert model.close()
 
 
-def test_nobody_leads_for_an_instance_that_does_not_allow_it() -> None:
+def test_nobody_runs_inline_for_an_instance_that_does_not_allow_it() -> None:
     ran_on: list[threading.Thread] = []
 
     def note(batch: Batch) -> list[InferenceResponse | None]:

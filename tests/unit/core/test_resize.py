@@ -309,7 +309,7 @@ class FollowingInstance(Instance):
     allows_inline = False
 
 
-def test_whether_it_leads_follows_the_instances() -> None:
+def test_whether_it_runs_inline_follows_the_instances() -> None:
     leading, following = Instance(), FollowingInstance()
     runner = Runner(
         "m",

@@ -164,7 +164,7 @@ def test_two_models_never_run_at_the_same_time(allows_inline: bool) -> None:
     assert limiter.held == 0
 
 
-def test_a_leader_runs_what_it_may_and_leaves_the_rest() -> None:
+def test_a_claimant_runs_what_it_may_and_leaves_the_rest() -> None:
     limiter, gate = Watched(), Gate()
     threads: list[threading.Thread] = []
 

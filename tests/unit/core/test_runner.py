@@ -1,4 +1,4 @@
-"""Promises to lead: whoever gives one may keep it late, elsewhere or not at all, and nothing is lost."""
+"""Claims: run late, on another thread or not at all, they lose nothing."""
 
 from __future__ import annotations
 
@@ -121,13 +121,13 @@ class Held:
         assert self.entered.acquire(timeout=WAIT_S), "no batch came"
 
 
-def test_a_promise_kept_late_loses_nothing() -> None:
+def test_a_claim_kept_late_loses_nothing() -> None:
     noting = Noting()
     runner = make_runner(noting, instances=2, scheduler=DynamicBatcher(8, (), 0))
     answers = Answers()
     assert runner.submit(make_request(answers, 1), True) is True
     for may_claim in (True, False, True, False):
-        assert runner.submit(make_request(answers, 1), may_claim) is False, "one promise is enough"
+        assert runner.submit(make_request(answers, 1), may_claim) is False, "one claim is enough"
     assert (runner.pending, answers.finals, model_threads()) == (5, 0, 0)
     assert runner.run_inline() is False
     assert (runner.pending, answers.finals) == (0, 5)
@@ -137,7 +137,7 @@ def test_a_promise_kept_late_loses_nothing() -> None:
     assert runner.close()
 
 
-def test_a_submit_while_promised_leaves_sleeping_threads_asleep() -> None:
+def test_a_submit_while_claimed_leaves_sleeping_threads_asleep() -> None:
     noting = Noting()
     runner = make_runner(noting, instances=2)
     answers = Answers()
@@ -157,7 +157,7 @@ def test_a_submit_while_promised_leaves_sleeping_threads_asleep() -> None:
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-def test_hand_over_wakes_or_starts_the_models_threads(asleep: bool) -> None:
+def test_release_wakes_or_starts_the_models_threads(asleep: bool) -> None:
     noting = Noting()
     runner = make_runner(noting)
     answers = Answers()
@@ -171,14 +171,14 @@ def test_hand_over_wakes_or_starts_the_models_threads(asleep: bool) -> None:
     runner.release()
     assert answers.wait(before + 2)
     assert threading.current_thread() not in noting.threads
-    assert runner.submit(make_request(answers), True), "the promise was given back"
+    assert runner.submit(make_request(answers), True), "the claim was given back"
     assert runner.run_inline() is False
     assert noting.threads[-1] is threading.current_thread()
     assert runner.close()
 
 
 @pytest.mark.parametrize("keep", ["run_inline", "hand over"])
-def test_all_instances_run_what_a_promise_was_given_for(keep: str) -> None:
+def test_all_instances_run_what_a_claim_was_given_for(keep: str) -> None:
     runner = make_runner(Meeting(3), instances=3)
     answers = Answers()
     assert [runner.submit(make_request(answers), True) for _ in range(3)] == [True, False, False]
@@ -191,7 +191,7 @@ def test_all_instances_run_what_a_promise_was_given_for(keep: str) -> None:
     assert runner.close()
 
 
-def test_another_leader_may_take_an_instance_that_is_left() -> None:
+def test_another_claimant_may_take_an_instance_that_is_left() -> None:
     runner = make_runner(Meeting(2), instances=2)
     answers = Answers()
     with ThreadPoolExecutor(1) as pool:
@@ -206,7 +206,7 @@ def test_another_leader_may_take_an_instance_that_is_left() -> None:
     assert runner.close()
 
 
-def test_a_tiny_budget_promises_again_until_everything_is_answered() -> None:
+def test_a_tiny_budget_claims_again_until_everything_is_answered() -> None:
     noting = Noting()
     runner = make_runner(noting, instances=2)
     answers = Answers()
@@ -216,7 +216,7 @@ def test_a_tiny_budget_promises_again_until_everything_is_answered() -> None:
     for answered in range(1, 10):
         assert runner.run_inline(0) is True
         assert answers.finals == answered
-        assert runner.submit(make_request(), True) is False, "promised again"
+        assert runner.submit(make_request(), True) is False, "claimed again"
     while runner.run_inline(0):
         pass
     assert runner.pending == 0
@@ -225,7 +225,7 @@ def test_a_tiny_budget_promises_again_until_everything_is_answered() -> None:
     assert runner.close()
 
 
-def test_a_budget_that_is_used_up_with_nothing_left_is_no_promise() -> None:
+def test_a_budget_that_is_used_up_with_nothing_left_is_no_claim() -> None:
     runner = make_runner()
     answers = Answers()
     assert runner.submit(make_request(answers), True)
@@ -237,7 +237,7 @@ def test_a_budget_that_is_used_up_with_nothing_left_is_no_promise() -> None:
     assert runner.close()
 
 
-def test_what_a_delay_keeps_back_is_not_promised_again() -> None:
+def test_what_a_delay_keeps_back_is_not_claimed_again() -> None:
     scheduler = DynamicBatcher(8, (2,), 20 * MS)
     runner = make_runner(scheduler=scheduler)
     answers = Answers()
@@ -248,7 +248,7 @@ def test_what_a_delay_keeps_back_is_not_promised_again() -> None:
     assert runner.close()
 
 
-def test_close_during_a_promise_waits_for_it() -> None:
+def test_close_during_a_claim_waits_for_it() -> None:
     """Also where there is no thread yet that could run the batch."""
     for keep in (Runner.run_inline, Runner.release):
         runner = make_runner()
@@ -264,7 +264,7 @@ def test_close_during_a_promise_waits_for_it() -> None:
         assert answers.finals == 1
 
 
-def test_close_waits_for_a_promise_that_was_given_again() -> None:
+def test_close_waits_for_a_claim_that_was_given_again() -> None:
     runner = make_runner()
     answers = Answers()
     assert runner.submit(make_request(answers), True)
@@ -280,7 +280,7 @@ def test_close_waits_for_a_promise_that_was_given_again() -> None:
     assert answers.finals == 4
 
 
-def test_a_promise_for_what_was_cancelled_or_taken_away_comes_to_nothing() -> None:
+def test_a_claim_for_what_was_cancelled_or_taken_away_comes_to_nothing() -> None:
     runner = make_runner()
     cancelled, taken = make_request(), make_request()
     assert runner.submit(cancelled, True)
@@ -293,12 +293,12 @@ def test_a_promise_for_what_was_cancelled_or_taken_away_comes_to_nothing() -> No
     assert runner.close()
 
 
-def test_cancelling_what_holds_the_others_up_while_promised_wakes_nobody() -> None:
+def test_cancelling_what_holds_the_others_up_while_claimed_wakes_nobody() -> None:
     runner = make_runner(scheduler=DynamicBatcher(2, (2,), HOUR))
     answers = Answers()
     first, second, third = make_request(answers, 1), make_request(answers, 2), make_request(answers, 1)
-    promised = [runner.submit(request, True) for request in (first, second, third)]
-    assert promised == [True, False, False]
+    claimed = [runner.submit(request, True) for request in (first, second, third)]
+    assert claimed == [True, False, False]
     assert runner.cancel(second)
     assert model_threads() == 0
     assert runner.run_inline(0) is False
@@ -351,7 +351,7 @@ def test_a_model_that_has_become_slow_is_no_longer_fast_and_may_become_it_again(
     assert runner.close()
 
 
-def test_nobody_may_lead_if_one_instance_does_not_allow_it() -> None:
+def test_nobody_may_run_inline_if_one_instance_does_not_allow_it() -> None:
     noting = Noting()
     runner = make_runner(noting, instances=2, kind=FollowingInstance)
     answers = Answers()
@@ -379,7 +379,7 @@ def fast_switching() -> Iterator[None]:
     close_early=st.booleans(),
 )
 @settings(max_examples=scaled(60))
-def test_whatever_is_done_with_promises_everything_is_answered_once(
+def test_whatever_is_done_with_claims_everything_is_answered_once(
     seed: int,
     threads: int,
     each: int,
@@ -387,7 +387,7 @@ def test_whatever_is_done_with_promises_everything_is_answered_once(
     batching: tuple[tuple[int, ...], int] | None,
     close_early: bool,
 ) -> None:
-    """Each thread collects its promises and keeps them in a random order, late, by any means."""
+    """Each thread collects its claims and keeps them in a random order, late, by any means."""
     scheduler = DefaultScheduler() if batching is None else DynamicBatcher(4, *batching)
     runner = make_runner(instances=instances, scheduler=scheduler)
     answers = Answers()
@@ -407,20 +407,20 @@ def test_whatever_is_done_with_promises_everything_is_answered_once(
 
     def client(number: int) -> None:
         choose = random.Random(seed + number)
-        promises = 0
+        claims = 0
         for _ in range(each):
             request = make_request(answers, choose.choice((1, 2)))
             try:
-                promises += runner.submit(request, choose.random() < 0.8)
+                claims += runner.submit(request, choose.random() < 0.8)
             except ClosedError:
                 break
             accepted.append(request)
             if choose.random() < 0.3 and runner.cancel(request):
                 request.fail(UnavailableError("cancelled"))
-            while promises and choose.random() < 0.4:
-                promises -= not keep(choose)
-        while promises:
-            promises -= not keep(choose)
+            while claims and choose.random() < 0.4:
+                claims -= not keep(choose)
+        while claims:
+            claims -= not keep(choose)
 
     with ThreadPoolExecutor(threads) as pool:
         clients = [pool.submit(client, number) for number in range(threads)]
@@ -502,7 +502,7 @@ class TestNothingIsKept:
 
 
 def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
-    """What a leader with a budget has left in the queue is run elsewhere once somebody says so."""
+    """What a claimant with a budget has left in the queue is run elsewhere once somebody says so."""
     held = Held()
     first = make_request()
 
@@ -525,18 +525,18 @@ def test_a_spike_leaves_other_instances_to_be_handed_over() -> None:
     assert runner.close()
 
 
-def test_promises_of_many_leaders_with_tiny_budgets() -> None:
+def test_claims_of_many_claimants_with_tiny_budgets() -> None:
     """Round robin, as pollers do it, while others submit."""
     runner = make_runner(instances=2, scheduler=DynamicBatcher(4, (), 0))
     answers = Answers()
     total = 400
-    promised: deque[int] = deque()
+    claimed: deque[int] = deque()
     submitting = threading.Event()
 
     def submit() -> None:
         for _ in range(total // 2):
             if runner.submit(make_request(answers, 1), True):
-                promised.append(1)
+                claimed.append(1)
         submitting.set()
 
     with ThreadPoolExecutor(2) as pool:
@@ -545,12 +545,12 @@ def test_promises_of_many_leaders_with_tiny_budgets() -> None:
         while answers.finals < total:
             assert time.monotonic() < deadline, f"{total - answers.finals} requests wait for ever"
             try:
-                promised.popleft()
+                claimed.popleft()
             except IndexError:
                 time.sleep(0)
                 continue
             if runner.run_inline(0):
-                promised.append(1)
+                claimed.append(1)
         for future in submitters:
             future.result(WAIT_S)
     assert model_threads() == 0

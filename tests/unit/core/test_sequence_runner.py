@@ -124,7 +124,7 @@ def test_a_close_that_is_under_way_ends_then_too() -> None:
     assert answers.finals == 1
 
 
-def test_a_leader_that_gives_the_last_sequence_up_ends_a_close() -> None:
+def test_a_claimant_that_gives_the_last_sequence_up_ends_a_close() -> None:
     """The time comes while a thread asks for work, not while the one for timeouts sleeps."""
     clock = Shifted()
     model, answers = model_of(clock=clock), Answers()
