@@ -133,20 +133,20 @@ def measure_index(server: Server, target: str, count: int, calls: int) -> list[R
 
 
 def measure_pass(repository: Path, count: int, passes: int) -> list[Row]:
-    """One pass of mode poll: a look at everything, and what follows from it, which is nothing."""
+    """One pass of mode poll: a snapshot of everything, without changes."""
     repositories = Repositories([LocalRepository(repository)])
-    looker, plan = SnapshotReader(repositories, "", lambda source: None), Plan(10**9, 4)
-    plan.adopt(looker.poll(None, lambda: False), time.monotonic_ns())
+    reader, plan = SnapshotReader(repositories, "", lambda source: None), Plan(10**9, 4)
+    plan.adopt(reader.poll(None, lambda: False), time.monotonic_ns())
     busy: list[float] = []
 
     def poll() -> None:
         begin = time.thread_time()
         now = time.monotonic_ns()
-        operations = plan.looked(looker.poll(None, lambda: False), now, now)
+        operations = plan.snapshot_taken(reader.poll(None, lambda: False), now, now)
         busy.append(time.thread_time() - begin)
         assert not list(operations)
 
-    taken = timed(look, passes)
+    taken = timed(poll, passes)
     share = median(busy) / POLL_S
     return [
         Row(

@@ -75,7 +75,7 @@ def test_a_store_that_hangs_is_an_error_and_recovers(place: Place) -> None:
     place.put("m/1/model.bin", b"content")
     with place.opened() as repository:
         source = repository.models()["m"]
-        repository._connection.patience = StoreTimeouts.of(1.0)
+        repository.connection.timeouts = StoreTimeouts.of(1.0)
         place.proxy.fail(Fault.HANG)
         for operation in (repository.models, lambda: stage(source)):
             with pytest.raises(OSError, match=place.bucket.name):
@@ -83,7 +83,7 @@ def test_a_store_that_hangs_is_an_error_and_recovers(place: Place) -> None:
         with pytest.raises(UnavailableError, match=place.bucket.name):
             repository.check()
         place.proxy.heal()
-        repository._connection.patience = StoreTimeouts()
+        repository.connection.timeouts = StoreTimeouts()
         assert tree_of(stage(source).directory) == {"1/model.bin": b"content"}
 
 
@@ -119,7 +119,7 @@ def test_a_store_that_stays_busy(place: Place) -> None:
     place.put("m/1/model.bin", b"content")
     with place.opened() as repository:
         repository.models()
-        repository._connection.patience = StoreTimeouts.of(1.0)
+        repository.connection.timeouts = StoreTimeouts.of(1.0)
         place.proxy.fail(Fault.BUSY)
         place.proxy.seen.clear()
         with pytest.raises(OSError, match="503"):
@@ -140,12 +140,12 @@ def test_what_always_comes_cut_off_is_an_error(place: Place) -> None:
     place.put("m/1/model.bin", LARGE)
     with place.opened() as repository:
         source = repository.models()["m"]
-        repository._connection.patience = StoreTimeouts.of(2.0)
+        repository.connection.timeouts = StoreTimeouts.of(2.0)
         place.proxy.fail(Fault.TRUNCATE, path="model.bin", method="GET")
         with pytest.raises(OSError, match=place.bucket.name):
             stage(source)
         place.proxy.heal()
-        repository._connection.patience = StoreTimeouts()
+        repository.connection.timeouts = StoreTimeouts()
         assert tree_of(stage(source).directory) == {"1/model.bin": LARGE}
 
 
@@ -247,11 +247,11 @@ def test_a_failed_fetch_goes_on_where_it_has_stopped(place: Place) -> None:
 
     with place.opened() as repository:
         source = repository.models()["m"]
-        repository._connection.patience = StoreTimeouts(total_s=3.0)  # the first ones must have come
+        repository.connection.timeouts = StoreTimeouts(total_s=3.0)  # the first ones must have come
         place.proxy.choose = choose
         with pytest.raises(OSError, match="503"):
             stage(source)
-        repository._connection.patience = StoreTimeouts()
+        repository.connection.timeouts = StoreTimeouts()
         done = list(blocks[:3])
         place.proxy.heal()
         place.proxy.seen.clear()
@@ -278,7 +278,7 @@ def test_a_stage_that_is_cancelled(place: Place) -> None:
         with pytest.raises(CancelledError):
             source.stage(told, cancelled)
         place.proxy.heal()
-        assert [path.name for path in repository._cache._own.iterdir()] == ["lock"]
+        assert [path.name for path in repository.cache.own_directory.iterdir()] == ["lock"]
         assert tree_of(stage(source).directory) == {"1/model.bin": LARGE}
 
 
@@ -298,25 +298,25 @@ def test_a_full_disk_is_reported_and_recovers(s3_place: Place, number: int) -> N
         return os.pwrite(descriptor, data, offset)
 
     with place.opened() as repository:
-        repository._cache._write = write
+        repository.cache.write = write
         models = repository.models()
         served = stage(models["old"])
         full.set()
         with pytest.raises(OSError, match=r"the disk of the model cache .* is full") as caught:
             stage(models["m"])
         assert caught.value.errno == number
-        assert [path.name for path in repository._cache._own.iterdir() if path.suffix] == []
+        assert [path.name for path in repository.cache.own_directory.iterdir() if path.suffix] == []
         assert tree_of(served.directory) == {"1/model.bin": b"o" * 1000}
         # What nobody uses any more makes room by itself.
         served.release()
 
         def free(size: int) -> bool:
-            freed = ModelCache.free(repository._cache, size)
+            freed = ModelCache.free(repository.cache, size)
             if freed:
                 room[0] += 20 << 20
             return freed
 
-        repository._cache.free = free  # type: ignore[method-assign]
+        repository.cache.free = free  # type: ignore[method-assign]
         assert tree_of(stage(models["m"]).directory) == {"1/model.bin": LARGE}
         assert list(place.blobs().values()) == [len(LARGE)]
 
@@ -366,7 +366,9 @@ def test_a_killed_fetch_goes_on_where_it_has_stopped(s3_place: Place) -> None:
         assert tree_of(staged.directory) == {"1/model.bin": LARGE}
         assert len(place.fetched("m/1/model.bin")) <= BLOCKS - 2
         # What the killed one has left is gone.
-        assert [path.name for path in (place.cache / "owners").iterdir()] == [repository._cache._own.name]
+        assert [path.name for path in (place.cache / "owners").iterdir()] == [
+            repository.cache.own_directory.name
+        ]
         assert partial() == []
 
 

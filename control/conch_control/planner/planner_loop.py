@@ -138,7 +138,7 @@ class Planner:
         self._reader = SnapshotReader(
             repositories,
             options.model_config_name,
-            self._about_to_look,
+            self._before_snapshot,
             self._on_late,
             editors=options.development,
         )
@@ -352,7 +352,7 @@ class Planner:
         at = max(looks, self._rest_until)
         return at if wake_at is None else min(at, wake_at)
 
-    def _about_to_look(self, source: ModelSource) -> None:
+    def _before_snapshot(self, source: ModelSource) -> None:
         local = unwrapped(source)
         if self.watcher is not None and isinstance(local, LocalModel):
             self.watcher.cover(source.name, str(local.directory))

@@ -113,12 +113,12 @@ def test_nobody_is_patient_until_another_one_has_answered(store: HangingStore, l
     repositories = Repositories([local, store], timeout_s=0.0)
     for each in (store, local):
         each.hang()
-    glance = beside(repositories.list_available)
+    available = beside(repositories.list_available)
     for each in (store, local):
         assert each.begun.acquire(timeout=WAIT_S)
-    assert not glance.done()
+    assert not available.done()
     store.go_on()
-    scan = glance.result(WAIT_S)
+    scan = available.result(WAIT_S)
     assert scan.models == store.models_now
     assert scan.late == {local.location}
     local.go_on()
@@ -129,11 +129,11 @@ def test_one_that_fails_has_not_answered(store: HangingStore, local: HangingStor
     repositories = Repositories([local, store], timeout_s=0.0)
     local.error = OSError("gone")
     store.hang()
-    glance = beside(repositories.list_available)
+    available = beside(repositories.list_available)
     eventually(lambda: repositories.listers[0].newest, "the first one has failed")
-    assert not glance.done()
+    assert not available.done()
     store.go_on()
-    assert glance.result(WAIT_S) == Scan(store.models_now, unreadable={local.location: "gone"})
+    assert available.result(WAIT_S) == Scan(store.models_now, unreadable={local.location: "gone"})
     repositories.close()
 
 
@@ -141,12 +141,12 @@ def test_what_is_known_to_hang_is_not_waited_for_again(store: HangingStore, loca
     ticks = [0]
     repositories = Repositories([local, store], timeout_s=0.1, clock=lambda: ticks[0])
     store.hang()
-    glance = beside(repositories.list_available)
+    available = beside(repositories.list_available)
     assert store.begun.acquire(timeout=WAIT_S)
     eventually(lambda: not repositories.listers[0].busy, "the other one has answered")
-    assert not glance.done()
+    assert not available.done()
     ticks[0] += 10**9
-    assert glance.result(WAIT_S).late == {store.location}
+    assert available.result(WAIT_S).late == {store.location}
     # From here on the clock stands still: who waits does so for ever.
     assert now(repositories.list_available).late == {store.location}
     # That its listing fails in the end is no answer either.
@@ -201,12 +201,12 @@ def test_a_glance_does_not_take_what_was_listed_before(store: HangingStore, loca
     local.hang()
     while local.begun.acquire(blocking=False):
         pass
-    glance = beside(repositories.list_available)
+    available = beside(repositories.list_available)
     assert local.begun.acquire(timeout=WAIT_S)
     store.go_on()
     eventually(lambda: not repositories.listers[1].busy, "the old listing has ended")
     local.go_on()
-    assert glance.result(WAIT_S).late == {store.location}
+    assert available.result(WAIT_S).late == {store.location}
     repositories.close()
 
 

@@ -80,11 +80,11 @@ class ModelCache:
         self.directory = directory
         self._budget = budget
         self._now = now
-        self._write = write
+        self.write = write
         self._blobs = directory / "blobs"
         self._partials = directory / "partial"
         self._owners = directory / "owners"
-        self._own = self._owners / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self.own_directory = self._owners / f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._opening = threading.Lock()
         self._held: int | None = None
         self._closed = False
@@ -105,8 +105,8 @@ class ModelCache:
             for directory in (self._blobs, self._partials, self._owners):
                 directory.mkdir(parents=True, exist_ok=True)
             with self.locked():
-                self._own.mkdir()
-                held = os.open(self._own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self.own_directory.mkdir()
+                held = os.open(self.own_directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(held, fcntl.LOCK_EX)
                 self._held = held
                 self._clean()
@@ -117,7 +117,7 @@ class ModelCache:
             self._closed = True
             held, self._held = self._held, None
             if held is not None:
-                shutil.rmtree(self._own, ignore_errors=True)
+                shutil.rmtree(self.own_directory, ignore_errors=True)
                 os.close(held)
 
     def has(self, blob: Blob) -> bool:
@@ -151,8 +151,8 @@ class ModelCache:
         """Creates an empty tree. Raises OSError: it can't be created."""
         self.open()
         number = str(next(self._numbers))
-        (self._own / number / name).mkdir(parents=True)
-        return Tree(self, self._own / number, name)
+        (self.own_directory / number / name).mkdir(parents=True)
+        return Tree(self, self.own_directory / number, name)
 
     def partial(self, blob: Blob) -> Partial | None:
         """Locks the partial download of a blob; None if another thread or server has it or has finished.
@@ -178,7 +178,7 @@ class ModelCache:
         except BaseException:
             os.close(descriptor)
             raise
-        return Partial(self, path, descriptor, self._write)
+        return Partial(self, path, descriptor, self.write)
 
     def free(self, size: int) -> bool:
         """Evicts at least `size` bytes if possible; returns True if anything was evicted."""

@@ -44,15 +44,15 @@ class ObjectRepository:
     def __init__(
         self, connection: Connection, cache: ModelCache, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._connection = connection
-        self._cache = cache
+        self.connection = connection
+        self.cache = cache
         self._clock = clock
         self._stager = Stager(connection, cache)
 
     @property
     def location(self) -> str:
         """The URL as given."""
-        return self._connection.location.text
+        return self.connection.location.text
 
     def check(self) -> None:
         """Checks read access to the store and write access to the cache.
@@ -62,10 +62,10 @@ class ObjectRepository:
             UnavailableError: The store does not answer.
         """
         try:
-            self._cache.open()
+            self.cache.open()
         except OSError as error:
             raise InvalidArgumentError(
-                f"--model-cache-directory: '{self._cache.directory}' can't be used: {error.strerror or error}"
+                f"--model-cache-directory: '{self.cache.directory}' can't be used: {error.strerror or error}"
             ) from None
         try:
             found = self._list("")
@@ -73,7 +73,7 @@ class ObjectRepository:
             raise InvalidArgumentError(f"repository path is not a valid directory: {error}") from None
         except OSError as error:
             raise UnavailableError(str(error)) from None
-        if not found and self._connection.location.prefix:
+        if not found and self.connection.location.prefix:
             raise InvalidArgumentError(f"repository path is not a valid directory: '{self.location}'")
 
     def models(self) -> Mapping[str, ModelSource]:
@@ -91,14 +91,14 @@ class ObjectRepository:
 
     def close(self) -> None:
         """Cancels transfers and closes the cache."""
-        self._connection.close()
-        self._cache.close()
+        self.connection.close()
+        self.cache.close()
 
     def _list(self, prefix: str) -> list[StoredObject]:
         async def listed(store: Store) -> list[StoredObject]:
             return await store.list(prefix)
 
-        return self._connection.call(listed)
+        return self.connection.call(listed)
 
     def _contents(self, name: str) -> Contents:
         return contents_of(name, self._list(f"{name}/"))
@@ -107,7 +107,7 @@ class ObjectRepository:
         async def fetched(store: Store) -> bytes:
             return await store.read(item.path, 0, item.size)
 
-        return self._connection.call(fetched, self._connection.timeouts.block_s)
+        return self.connection.call(fetched, self.connection.timeouts.block_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +163,14 @@ class ObjectModel:
                 raise FileNotFoundError(f"'{self.location}/{path}' does not exist")
             if item.size == 0:
                 return b""
-            repository._cache.open()
+            repository.cache.open()
             blob = repository._stager.blob(item)
-            content = repository._cache.find(blob) or repository._fetch(item)
+            content = repository.cache.find(blob) or repository._fetch(item)
             if len(content) == item.size:
                 if item.md5 == hashlib.md5(content, usedforsecurity=False).hexdigest():
                     # The checksum proves that the content matches the listing.
                     if item.size <= _SMALL:
-                        repository._cache.keep(blob, content)
+                        repository.cache.keep(blob, content)
                     return content
                 if not item.md5 or content == seen:  # no checksum, or of another kind
                     return content
