@@ -1,4 +1,4 @@
-"""Models written into a temporary directory and run through `conch.core.model_version.Model` without a server."""
+"""Models written to a temporary directory and run through `conch.core.model_version.Model`; no server."""
 
 from __future__ import annotations
 
