@@ -1,4 +1,4 @@
-"""Requests of web pages: those of other origins change nothing, and run models where a flag names the origin.
+"""CORS and CSRF protection: pages of other origins change nothing, and infer only if their origin is allowed.
 
 A browser lets any page send some requests to any address, this machine's included, without asking the server
 first. It marks them with `Origin` and `Sec-Fetch-Site`, which no page can set.
@@ -20,7 +20,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 ANY_ORIGIN = "*"
 
 _FORM_TYPES = frozenset((b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"))
-"""What a page can send without the browser asking the server first."""
+"""Content types that need no CORS preflight."""
 
 _RUNS_MODELS = re.compile(rb"/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:infer|generate|generate_stream)")
 _EXPOSED = b"inference-header-content-length, retry-after"
@@ -28,11 +28,7 @@ _MAX_AGE_S = b"600"
 
 
 def cross_origin_reason(headers: Headers) -> str:
-    """What tells that a page of another origin has sent a request; empty if nothing does.
-
-    Args:
-        headers: The request's, with names in lower case.
-    """
+    """Returns why a request counts as cross-origin, or an empty string; header names are lower-case."""
     given = dict(headers)
     origin, site = given.get(b"origin"), given.get(b"sec-fetch-site")
     if origin is not None and not _is_own(origin, given.get(b"host", b"")):
@@ -50,7 +46,7 @@ def cross_origin_reason(headers: Headers) -> str:
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:
-    """Whether a page comes from this server, by a name that no other server's owner can point here."""
+    """True if the origin is this server, by an IP address or localhost (no DNS rebinding)."""
     place = origin.partition(b"://")[2].lower()
     if not place or place != host.lower():
         return False
@@ -66,11 +62,11 @@ def _is_own(origin: bytes, host: bytes) -> bool:
 
 
 class CrossOriginInference:
-    """An application around another one that lets pages of some origins run models (CORS).
+    """ASGI middleware that allows inference from pages of given origins (CORS).
 
     Args:
-        app: The application.
-        origins: The origins, such as ``https://app.example``; `ANY_ORIGIN` for any.
+        app: The wrapped application.
+        origins: Origins such as ``https://app.example``, or `ANY_ORIGIN`.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
@@ -79,7 +75,7 @@ class CrossOriginInference:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers what the browser asks in advance, or has the application answer with leave for the page."""
+        """Answers a preflight, or adds the CORS headers to the application's response."""
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
         allowed = origin is not None and (self._any or origin in self._origins)
@@ -107,7 +103,7 @@ class CrossOriginInference:
 
 
 def fast_path_without_origin(fast_path: FastPath) -> FastPath:
-    """Leaves requests with an `Origin` to the application, which answers them with leave for the page."""
+    """Sends requests with an `Origin` through the application, which adds CORS headers."""
 
     def filtered(connection: Connection, sender: ResponseSender) -> FastPathCall | None:
         if any(name.lower() == b"origin" for name, _ in connection.raw_headers):

@@ -1,7 +1,7 @@
-"""The short way of a request over a connection: without ASGI, its tasks, scopes and messages.
+"""Fast path of the connection: serves a request without ASGI tasks, scopes and messages.
 
-It costs a third of the time. Here is what the way looks like from the connection; who takes it is told by a
-`FastPath`.
+Careful path: `infer.infer_asgi` behind uvicorn, three times as expensive. Contract tests hold both.
+This module defines the connection's side; a `FastPath` accepts or declines each request.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ _JOINED_BYTES = 64 * 1024
 
 
 class FastPathCall(Protocol):
-    """A request that is answered directly."""
+    """A request on the fast path."""
 
     @property
     def length(self) -> int | None:
-        """How long its body is to be; None where nobody knows."""
+        """Announced body length in bytes, or None."""
 
     @property
     def most(self) -> int:
-        """How long its body may be."""
+        """Limit of the body in bytes."""
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits for leave to send the body."""
+        """True if the client expects ``100 Continue``."""
 
     def complete(self, body: RequestBody) -> None:
-        """Takes the body, once it has come."""
+        """Executes the request with its complete body."""
 
     def refuse_size(self, size: int) -> None:
-        """Says that the body is longer than it may be: as long as this, or longer."""
+        """Refuses a body of at least this size."""
 
     def refuse_chunks(self) -> None:
-        """Says that the body comes in too many pieces."""
+        """Refuses a body with too many chunks."""
 
     def abandon(self) -> None:
-        """Says that the client is gone."""
+        """Cancels the request after a disconnect."""
 
 
 class ResponseSender(Protocol):
-    """Where a direct call is answered."""
+    """Sends the response of a fast path call."""
 
     def send(self, status: int, headers: list[tuple[bytes, bytes]], body: Body, closes: bool) -> None:
         """Sends the response, once; on the loop."""
 
 
 FastPath = Callable[["Connection", "ResponseSender"], FastPathCall | None]
-"""Takes a request whose headers have come, or leaves it; may answer it before it returns."""
+"""Accepts or declines a request by its headers; may respond before it returns."""
 
 
 class FastPathCycle:
-    """What stands where uvicorn has its cycle of request and response, while a request is answered directly.
+    """Replaces uvicorn's request-response cycle for a request on the fast path.
 
     Attributes:
-        response_complete: Whether the response has been sent.
-        keep_alive: Whether the connection goes on after it.
+        response_complete: True once the response is sent.
+        keep_alive: True if the connection stays open after the response.
         disconnected: Set by uvicorn.
-        message_event: Set by uvicorn; nobody waits for it.
+        message_event: Set by uvicorn; unused.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class FastPathCycle:
         self.message_event = _NO_EVENT
 
     def begin(self, call: FastPathCall) -> None:
-        """Begins to read the body, unless it has been answered already."""
+        """Starts reading the body, unless the response is already sent."""
         if self.response_complete:
             return
         connection = self._connection
@@ -101,7 +101,7 @@ class FastPathCycle:
             connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def add(self, part: bytes) -> None:
-        """Takes a piece of the body."""
+        """Adds a piece of the body."""
         if self.response_complete or self._body is None or self._call is None:
             return
         body = self._body
@@ -113,7 +113,7 @@ class FastPathCycle:
             self._call.refuse_size(body.size)
 
     def complete(self) -> None:
-        """The body has come."""
+        """Passes the complete body to the call."""
         body, self._body = self._body, None
         if body is not None and self._call is not None and not self.response_complete:
             self._call.complete(body)
@@ -152,11 +152,11 @@ class FastPathCycle:
             connection.transport.close()
         elif connection.pipeline:
             connection.on_response_complete()
-        # Else there is nothing to do: reading goes on, and a client may be idle for as long as it likes.
+        # Else nothing to do: reading goes on.
 
 
 class _NoEvent(asyncio.Event):
-    """An event that nobody waits for."""
+    """An unused event."""
 
 
 _NO_EVENT = _NoEvent()

@@ -1,4 +1,7 @@
-"""How much is read from a client, and how much is written to it, at once."""
+"""Flow control of a connection: limits bytes read and written per loop iteration.
+
+Threads and locks: event loop only. Used by `http_connection`, `fast_path`.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,25 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from conch.core.tensor import Buffer
 
 AT_ONCE_BYTES = 8 << 20
-"""A response that is longer is handed to the transport piece by piece."""
+"""Longer responses go to the transport in pieces."""
 PIECE_BYTES = 512 << 10
-"""How long such a piece is at most.
-
-The system takes all of a longer one in a single call, in which nothing else runs, if the client reads fast.
-"""
+"""Largest piece; a longer one could block the loop in a single system call."""
 MUCH_BYTES = 64 << 10
-"""What has been read at once is counted from this size on."""
+"""Smallest read that counts towards `TURN_BYTES`."""
 TURN_BYTES = 2 << 20
-"""So much is read from one client before the others have their turn."""
+"""Bytes read from one client before other clients are served."""
 
 Body = bytes | Sequence[Buffer]
 """The body of a response, whole or in parts of bytes."""
 
 
 def body_size(body: Body) -> int:
-    """How many bytes a body has."""
+    """Returns the length of a body in bytes."""
     return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 def body_pieces(body: Body) -> Iterator[Buffer]:
-    """A body in pieces that are short enough to be written at once; it is not copied."""
+    """Yields a body in pieces of at most `PIECE_BYTES`, without copies."""
     for part in (body,) if isinstance(body, bytes) else body:
         if len(part) <= PIECE_BYTES:
             yield part
@@ -42,16 +42,16 @@ def body_pieces(body: Body) -> Iterator[Buffer]:
 
 
 class HttpFlowControl(FlowControl):
-    """Reads no more from a client while requests of it wait that it has sent ahead; sends what is long.
+    """Pauses reading while pipelined requests wait; writes long responses in pieces.
 
     Args:
-        transport: The connection.
-        loop: Its loop, which has other connections too.
-        waiting: The requests that wait.
+        transport: The connection's transport.
+        loop: Its event loop.
+        waiting: The pipeline of requests.
 
     Attributes:
-        unsent: How many bytes of a long response have not been handed to the transport.
-        held: Whether what has been read already is not parsed yet: no more is read then.
+        unsent: Bytes of a long response not yet passed to the transport.
+        held: True while received bytes are unparsed; reading is paused.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, waiting: Sized) -> None:
@@ -65,24 +65,24 @@ class HttpFlowControl(FlowControl):
         self.held = False
 
     def resume_reading(self) -> None:
-        """Reads on, unless there are any."""
+        """Resumes reading unless requests wait or bytes are unparsed."""
         if not self._waiting and not self.held:
             super().resume_reading()
 
     def hold(self) -> None:
-        """Reads no more until `release`."""
+        """Pauses reading until `release`."""
         self.held = True
         self.pause_reading()
 
     def release(self) -> None:
-        """Reads on, unless requests wait."""
+        """Ends `hold`; resumes reading unless requests wait."""
         self.held = False
         self.resume_reading()
 
     def has_read(self, size: int) -> None:
-        """Counts what has come; if it is much, other clients have their turn before more is read.
+        """Counts received bytes; pauses for one loop iteration after `TURN_BYTES`.
 
-        Else as much would be read as the system has of this one, which may go on sending as fast.
+        Without it, one fast sender would keep the loop reading.
         """
         self._read += size
         if self._read >= TURN_BYTES and not self.read_paused and not self._transport.is_closing():
@@ -95,24 +95,24 @@ class HttpFlowControl(FlowControl):
             self._transport.resume_reading()
 
     def resume_writing(self) -> None:
-        """Sends on, as the client reads."""
+        """Continues a long response."""
         super().resume_writing()
         if self._pieces is not None:
             self._loop.call_soon(self._send)
 
     def send(self, body: Body, sent: Callable[[], None]) -> None:
-        """Sends a long response, a piece in each turn of the loop.
+        """Sends a long response, one piece per loop iteration.
 
         Args:
-            body: The response.
-            sent: Called when the last piece has been handed to the transport, unless the client goes before.
+            body: The response body.
+            sent: Called after the last piece; not called if the client disconnects.
         """
         self._pieces, self._sent = body_pieces(body), sent
         self.unsent = body_size(body)
         self._send()
 
     def stop(self) -> None:
-        """Sends no more, and keeps nothing of it."""
+        """Drops the rest of the response."""
         self._pieces = self._sent = None
         self.unsent = 0
 

@@ -1,4 +1,4 @@
-"""Responses of unknown length to clients that know no chunks, as those that speak HTTP/1.0."""
+"""Streams responses of unknown length to HTTP/1.0 clients, which know no chunked coding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def http10_sender(scope: Scope, send: Send) -> Send:
 
 
 class _CloseDelimitedSender:
-    """Sends a response whose end is that of the connection."""
+    """Sends a response that ends when the connection closes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The ASGI application: infer before anything else, all other routes through their table."""
+"""The ASGI application: infer first, all other routes through the router. Used by `HttpFrontEnd`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ _INFER = re.compile(path_pattern(INFER.paths[0]).encode())
 
 
 class HttpApp:
-    """Answers requests.
-
-    Args:
-        infer: Answers those to run models.
-        router: Answers all others.
-        restrictions: Categories that need a secret.
-        refused: Is told of requests that lack theirs.
-    """
+    """Dispatches requests to the infer route or the router; checks restrictions of inference."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One connection of a listener: uvicorn's, with a shorter way for some requests.
+"""One HTTP/1.1 connection: uvicorn's protocol with a fast path for infer requests.
 
 A request that the fast_path way takes is answered without ASGI: no task, no scope, no messages. It costs a
 third of the time. All others, and those that come while one is answered, go uvicorn's way.
@@ -30,35 +30,34 @@ _log = logging.getLogger("conch.uvicorn")  # uvicorn's own is that of the whole 
 _log.setLevel(logging.ERROR)  # what clients do wrong is no warning
 
 CONNECTION = "conch.connection"
-"""The key of a scope under which its `Connection` is found."""
+"""Scope key of the `Connection`."""
 
 RAW_NAMES = "conch.raw_headers"
-"""The key of a scope under which its headers are found with names as the client wrote them."""
+"""Scope key of the headers with names as received."""
 
 _CODING = b"transfer-encoding"
-_CODING_LENGTH = len(_CODING)
 _LENGTH = b"content-length"
-_LENGTH_LENGTH = len(_LENGTH)
-_MOST_HEADER_BYTES = 32 << 10  # to take a header costs far more than its bytes
+_FRAMING_LENGTHS = frozenset((len(_CODING), len(_LENGTH)))
+_MOST_HEADER_BYTES = 32 << 10  # parsing a header costs far more than its bytes
 _MOST_HEADERS = 200
 _LARGE_HEADERS = f"The headers are too large: at most {_MOST_HEADERS}, of 32 KiB together, are taken."
 _MOST_CHUNKS = 65536
 _PARSED_BYTES = 4 << 10
-"""So much is parsed at once of what may hold many requests, headers or chunks."""
+"""Bytes parsed at once, as they may hold many requests, headers or chunks."""
 _PARSING_S = 0.002
-"""So long one connection parses before others have their turn."""
+"""Time slice of parsing per connection."""
 _PROBE_S = 0.5
-"""So long after a client has sent its last it is looked at whether it still reads, later less often."""
+"""Delay of the first probe of a half-closed client; doubles with each probe."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _TCP_CLOSE = 7
 
 
 class UnreadBodyError(InvalidArgumentError):
-    """A body without a length is not read to its end: the connection is closed with the answer."""
+    """A body is refused before its end; the connection closes with the response."""
 
 
 class TooManyChunksError(UnreadBodyError):
-    """A body comes in too many pieces."""
+    """A body has too many chunks."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -68,12 +67,7 @@ class TooManyChunksError(UnreadBodyError):
 
 
 class ListenerState(ServerState):
-    """What the connections of one listener share.
-
-    Attributes:
-        on_lost: Called when one of them is gone.
-        most_connections: How many there may be.
-    """
+    """State shared by the connections of a listener; `on_lost` is called when one closes."""
 
     def __init__(self, most_connections: int) -> None:
         super().__init__()
@@ -83,7 +77,7 @@ class ListenerState(ServerState):
         self.on_lost: Callable[[], None] = _nothing
 
     def parse_later(self, connection: Connection) -> None:
-        """Has a connection parse on when it is its turn: one does between other events of the loop."""
+        """Queues a connection for parsing; one runs per iteration of the event loop."""
         self._unparsed.append(connection)
         if len(self._unparsed) == 1:
             connection.loop.call_soon(self._parse_one)
@@ -96,11 +90,11 @@ class ListenerState(ServerState):
 
 
 def _nothing() -> None:
-    """What is called where nobody waits."""
+    """Does nothing; the default of `on_lost`."""
 
 
 class _Reading(Enum):
-    """What of a request is being read."""
+    """The part of a request that is being read."""
 
     NOTHING = auto()
     HEADERS = auto()
@@ -111,12 +105,11 @@ class Connection(HttpToolsProtocol):
     """One connection.
 
     Attributes:
-        progress: Whether its client takes too long.
-        on_disconnect: Called once when the client goes away while a request runs; None where no request
-            wants to know.
-        chunks: How many chunks the request that is being read has had.
-        lost: Whether the client is gone.
-        filler: What may be sent at any time within the response that has begun, and means nothing.
+        progress: Detects clients that exceed their timeouts.
+        on_disconnect: Called once if the client disconnects while a request runs, or None.
+        chunks: Number of chunks received for the current request.
+        lost: True once the connection is closed.
+        filler: Bytes that clients ignore within the current response, sent as a probe.
     """
 
     flow: HttpFlowControl
@@ -144,7 +137,7 @@ class Connection(HttpToolsProtocol):
         self._parsed_before = 0  # the headers that are being read
         self._body_left = 0
         self._declared: bytes | None = None
-        # Whether the request that is being read has both a length and chunks.
+        # `_ambiguous`: the current request has both a length and chunks.
         self._ambiguous = self._chunked = self._chunk_begins = False
         self._parsing_on = False
         self.filler = b""
@@ -157,7 +150,7 @@ class Connection(HttpToolsProtocol):
         self._running: Any = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected."""
+        """Sets up flow control; refuses the connection if there are too many."""
         super().connection_made(transport)
         self.flow = HttpFlowControl(transport, self.loop, self.pipeline)
         if len(self._state.connections) > self._state.most_connections:
@@ -165,7 +158,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(503, "There are too many connections.")
 
     def data_received(self, data: bytes) -> None:
-        """Takes what the client has sent."""
+        """Parses received bytes, or buffers them where there are many."""
         size = len(data)
         self._received += size
         if size >= MUCH_BYTES:
@@ -177,10 +170,9 @@ class Connection(HttpToolsProtocol):
         self._parse()
 
     def _parse(self) -> None:
-        """Parses what has been read, up to where other connections are to have their turn.
+        """Parses buffered bytes for one time slice.
 
-        A few bytes can be a request, a header or a chunk, so much is not parsed at once, unless it is the
-        rest of a body.
+        A few bytes can be a request, a header or a chunk, so pieces are small unless they belong to a body.
         """
         rest = self._unparsed
         if len(rest) <= _PARSED_BYTES:
@@ -203,13 +195,13 @@ class Connection(HttpToolsProtocol):
             self.flow.release()
 
     def _parse_later(self) -> None:
-        """Has more parsed when others have had their turn, once no requests wait."""
+        """Schedules the rest of the buffer, once the pipeline is empty."""
         if len(self._unparsed) and not self.pipeline and not self._parsing_on:
             self._parsing_on = True
             self._state.parse_later(self)
 
     def parse_on(self) -> None:
-        """Parses more of what has been read; see `ListenerState.parse_later`."""
+        """Parses the next time slice; see `ListenerState.parse_later`."""
         self._parsing_on = False
         if not self.lost:
             self._parse()
@@ -234,8 +226,8 @@ class Connection(HttpToolsProtocol):
                 self.parser.feed_data(rest)
                 return
             except HttpParserUpgrade as upgrade:
-                # Nobody here speaks another protocol, so it is a request as any other. The parser takes what
-                # comes behind the headers for that protocol, not for a body: it gets them without the wish.
+                # No other protocol is supported, so the upgrade is ignored. The parser would not read a body
+                # after an upgrade: it gets the headers again without that header.
                 rest = memoryview(rest)[upgrade.args[0] :]
                 self.parser.feed_data(self._head_without_upgrade())
 
@@ -250,11 +242,11 @@ class Connection(HttpToolsProtocol):
         return b"".join([*lines, b"\r\n"])
 
     def send_400_response(self, msg: str) -> None:
-        """Ends the connection as its client does not keep to HTTP; what came before that is answered."""
+        """Closes the connection after a protocol error; earlier requests are still answered."""
         self._give_up(400, msg)
 
     def give_up(self) -> None:
-        """Ends the connection as its client takes too long."""
+        """Closes the connection of a client that timed out."""
         if self.transport.is_closing() or self._unsent():
             self.transport.abort()
         elif self._reading is _Reading.NOTHING:
@@ -272,7 +264,7 @@ class Connection(HttpToolsProtocol):
                 else:
                     self._refuse(status, text)
                 return
-            self.pipeline.popleft()  # what comes before it is answered
+            self.pipeline.popleft()  # earlier requests are still answered
             self.cycle = cycle = self.pipeline[0][0] if self.pipeline else self._running
         if cycle is None or cycle.response_complete:
             self._refuse(status, text)
@@ -288,7 +280,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def snapshot(self) -> ConnectionSnapshot:
-        """What it looks like now."""
+        """Returns the state that timeouts are checked against."""
         transport, cycle = self.transport, self.cycle
         unsent = self._unsent()
         if transport.is_closing():
@@ -304,23 +296,23 @@ class Connection(HttpToolsProtocol):
         return ConnectionSnapshot(waits, self._requests, self._received, unsent)
 
     def _unsent(self) -> int:
-        """How many bytes wait for the client to read them."""
+        """Returns the number of bytes not yet sent to the client."""
         return self.transport.get_write_buffer_size() + self.flow.unsent
 
     def shutdown(self) -> None:
-        """Ends the connection once the requests that have come on it are answered."""
+        """Closes the connection once its requests are answered."""
         if self.transport.is_closing():
             return
         super().shutdown()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more; it may still wait for the answers to what it has sent.
+        """Handles a half-close: the client may still wait for responses.
 
-        One that has hung up looks the same until something is sent to it. So one whose answer takes a while
-        is sent what clients ignore, such as ``100 Continue``: one that is gone answers that with a reset.
+        A closed client looks the same until bytes are sent to it. So during a long request the connection
+        sends bytes that clients ignore, such as ``100 Continue``; a closed client answers with a reset.
 
         Returns:
-            Whether the connection stays open; over TLS it can't.
+            True if the connection stays open, which TLS does not allow.
         """
         cycle: Any = self.cycle
         if self.scheme == "https":
@@ -336,12 +328,12 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _end_after(self, cycle: Any) -> None:
-        """Ends the connection with the response of a request: what comes behind it is not looked at."""
+        """Closes the connection after the response of a request; later input is ignored."""
         self._broken = True
         cycle.keep_alive = False
 
     def _probe(self, delay_s: float) -> None:
-        """Looks whether a client that sends no more is gone, from time to time."""
+        """Checks whether a half-closed client is still connected; reschedules itself."""
         if self.lost or self.transport.is_closing():
             return
         connected = self.transport.get_extra_info("socket")
@@ -358,7 +350,7 @@ class Connection(HttpToolsProtocol):
         self.loop.call_later(2 * delay_s, self._probe, 2 * delay_s)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Resets the state for a new request."""
         self._reading = _Reading.HEADERS
         self._requests += 1
         self.url = b""
@@ -370,12 +362,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers with names as the client wrote them."""
+        """Headers with names as received."""
         return self._raw
 
     @property
     def running(self) -> Any:
-        """The cycle of the request that runs."""
+        """Cycle of the running request."""
         return self._running
 
     @property
@@ -384,23 +376,25 @@ class Connection(HttpToolsProtocol):
         return f"{self.client[0]}:{self.client[1]}" if self.client else ""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header."""
-        if len(self._raw) > _MOST_HEADERS:
-            return  # it is refused
-        self._raw.append((name, value))
-        if len(name) == _CODING_LENGTH and name.lower() == _CODING:
-            if self._chunked or value.strip().lower() != b"chunked":
-                self._unknown_coding = True
-            self._chunked = True
-        elif len(name) == _LENGTH_LENGTH and name.lower() == _LENGTH:
-            self._declared = value
+        """Stores a header; notes transfer coding and length."""
+        raw = self._raw
+        if len(raw) > _MOST_HEADERS:
+            return  # the request is refused
+        raw.append((name, value))
+        if len(name) in _FRAMING_LENGTHS:  # rules out most headers at once
+            lower = name.lower()
+            if lower == _LENGTH:
+                self._declared = value
+            elif lower == _CODING:
+                if self._chunked or value.strip().lower() != b"chunked":
+                    self._unknown_coding = True
+                self._chunked = True
 
     def on_headers_complete(self) -> None:
-        """The headers have come: takes the fast_path way if there is one, else uvicorn's.
+        """Starts the request on the fast path if possible, else on uvicorn's.
 
-        A request with both a length and chunks is read by its chunks, as RFC 9112 (6.3) has it. A proxy that
-        goes by its length may take a part of it for the next request, so no other is read behind it: the
-        connection ends with the response.
+        A request with both a length and chunks is read by its chunks (RFC 9112, 6.3). A proxy that uses the
+        length may take part of the body for another request, so the connection closes with the response.
         """
         self._parsed_before = self._parsed
         if self._broken:
@@ -448,7 +442,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """A response has been sent: the next request of the pipeline is begun, or more is read."""
+        """Starts the next pipelined request, or resumes reading."""
         self.filler = b""
         if self.transport.is_closing():
             return
@@ -459,7 +453,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _free(self) -> bool:
-        """Whether the request may be answered directly, as far as the connection goes."""
+        """True if the connection can serve the request on the fast path."""
         parser = self.parser
         return (
             (self.cycle is None or self.cycle.response_complete)
@@ -469,22 +463,19 @@ class Connection(HttpToolsProtocol):
         )
 
     def on_chunk_header(self) -> None:
-        """A chunk begins, or there are no more."""
+        """Notes the begin of a chunk; the last one has no body."""
         self._chunk_begins = True
 
     def collect_body(self, scope: Any, length: int | None, most: int) -> RequestBody | None:
-        """Begins to collect_body the rest of the body of the request that is being read.
-
-        It comes without a message for each piece, and into one block if its length is known.
+        """Collects the body without one ASGI message per piece, in one block if its length is known.
 
         Args:
-            scope: The request's.
-            length: The length of the whole body, or None.
-            most: How long it may be; what is more is not kept, and `receive` returns at once.
+            scope: Scope of the request.
+            length: Length of the whole body, or None.
+            most: Limit in bytes; on excess the rest is dropped and `receive` returns at once.
 
         Returns:
-            Where the body will be; the `receive` of the request tells when it is complete. None if the
-            request is not the one that is being read.
+            The body; `receive` returns when it is complete. None if another request is being read.
         """
         cycle = self.cycle
         if cycle is None or cycle.scope is not scope or not cycle.more_body or self.parser is None:
@@ -497,32 +488,32 @@ class Connection(HttpToolsProtocol):
         return collected
 
     def on_body(self, body: bytes) -> None:
-        """Takes a piece of a body."""
-        if self._chunk_begins:  # each costs far more than its bytes; the one that ends a body has none
+        """Passes a piece of the body to the fast path, the collected body, or uvicorn."""
+        if self._chunk_begins:  # the last chunk has no body
             self._chunk_begins = False
             self.chunks += 1
         self._parsed_before = self._parsed
         self._body_left = max(self._body_left - len(body), 0)
         if self._reading is not _Reading.BODY:
-            return  # that of a request that has been refused
+            return  # the request was refused
         cycle: Any = self.cycle
         if type(cycle) is FastPathCycle:
             cycle.add(body)
         elif self._collected is None or cycle.response_complete:
             super().on_body(body)
         elif self.too_many_chunks or self._collected.size > self._collected.most:
-            self.cycle.message_event.set()  # enough has come to refuse it
+            self.cycle.message_event.set()  # wakes `receive`, which refuses the request
         else:
             self._collected.add(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """Completes the body of the current request."""
         if self._reading is _Reading.HEADERS:
             return  # see `_feed`
         self._reading = _Reading.NOTHING
         cycle: Any = self.cycle
         if self._ambiguous:
-            self._broken = True  # what comes behind it is not looked at
+            self._broken = True  # later input is ignored
         if type(cycle) is FastPathCycle:
             cycle.complete()
             return
@@ -531,15 +522,15 @@ class Connection(HttpToolsProtocol):
 
     @property
     def too_many_chunks(self) -> bool:
-        """Whether the body comes in more chunks than are taken."""
+        """True if the body exceeds the limit of chunks."""
         return self.chunks > _MOST_CHUNKS
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone; so is whoever waited for an answer on it."""
+        """Cancels the requests of the connection and releases its buffers."""
         self.lost = True
         self._collected = None
         on_disconnect, self.on_disconnect = self.on_disconnect, None
-        # Of pipelined requests uvicorn tells only the last: neither the one that runs, nor those between.
+        # uvicorn notifies only the last pipelined request: not the running one, nor those between.
         for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None:
                 cycle.disconnected = True

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, and listeners on it."""
+"""A thread that runs an event loop, and the listeners on it. Used by the REST and metrics ports."""
 
 from __future__ import annotations
 
@@ -31,17 +31,13 @@ _ABORT_S = 1.0
 _HANDSHAKE_S = 10.0
 _CROWDED_SHARE = 0.75
 DEFAULT_TIMEOUTS = ClientTimeouts()
-"""How long clients may take, if nobody says otherwise."""
+"""Default timeouts."""
 
 _T = TypeVar("_T")
 
 
 class LoopThread:
-    """One uvloop loop in one thread; what runs on it must never wait, nor compute for long.
-
-    Args:
-        name: Name of the thread.
-    """
+    """One uvloop event loop in one thread; code on it must not block or compute for long."""
 
     def __init__(self, name: str = "conch-http") -> None:
         self._name = name
@@ -50,26 +46,26 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, which is there once `start` has been called."""
+        """The event loop; available after `start`."""
         assert self._loop is not None, "the thread has not been started"
         return self._loop
 
     def start(self) -> None:
-        """Starts the thread, unless it runs."""
+        """Starts the thread if it does not run."""
         if self._thread is None:
             self._loop = uvloop.new_event_loop()
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; whatever still runs on it is cancelled."""
+        """Stops the thread and cancels its tasks."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self.loop.call_soon_threadsafe(self.loop.stop)
             thread.join()
 
     def run(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Runs a coroutine on the loop, from any other thread."""
+        """Runs a coroutine on the loop; called on another thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def listen(
@@ -83,17 +79,17 @@ class LoopThread:
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
         most_connections: int = 256,
     ) -> Listener:
-        """Listens on an address and has an ASGI application answer.
+        """Serves an ASGI application on an address.
 
         Args:
             app: The application.
-            host: A host name or address.
+            host: Host name or address.
             port: The port; 0 for any free one.
             tls: TLS, or None for plain text.
-            reuse_port: Whether other processes may listen on the same port.
-            fast_path: What answers some requests without the application, or None.
-            timeouts: How long clients may take.
-            most_connections: How many connections there may be.
+            reuse_port: True lets other processes listen on the same port.
+            fast_path: Answers some requests without the application, or None.
+            timeouts: Timeouts of clients.
+            most_connections: Limit of connections.
 
         Raises:
             UnavailableError: The address can't be listened on.
@@ -126,17 +122,7 @@ class LoopThread:
 
 
 class Listener:
-    """A port that is listened on, and its connections.
-
-    Args:
-        thread: The thread that serves them.
-        port: The port.
-        timeouts: How long clients may take.
-        most_connections: How many connections there may be; one more is refused.
-
-    Attributes:
-        port: The port.
-    """
+    """A listening port and its connections; connections over the limit are refused."""
 
     def __init__(
         self, thread: LoopThread, port: int, timeouts: ClientTimeouts, most_connections: int
@@ -150,11 +136,11 @@ class Listener:
     async def start(
         self, app: App, bound: socket.socket, tls: ssl.SSLContext | None, fast_path: FastPath | None
     ) -> None:
-        """Begins to accept connections; on the loop."""
+        """Starts accepting connections; runs on the loop."""
         config = Config(
             app,
             log_config=None,
-            # What uvicorn does with these would hold for all of the process, which may use uvicorn as well.
+            # uvicorn would apply these to the whole process, which may use uvicorn too.
             log_level=None,
             access_log=True,
             lifespan="off",
@@ -176,7 +162,7 @@ class Listener:
         self._check_clients(loop)
 
     def _check_clients(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Gives up connections whose clients take too long, now and from time to time."""
+        """Closes connections that timed out; reschedules itself."""
         timeouts, now = self._timeouts, loop.time()
         if len(self._state.connections) > _CROWDED_SHARE * self._state.most_connections:
             timeouts = timeouts.while_crowded()
@@ -187,13 +173,10 @@ class Listener:
         self._look: asyncio.TimerHandle = loop.call_later(timeouts.every_s, self._check_clients, loop)
 
     def close(self, grace_s: float) -> bool:
-        """Accepts no more, lets requests in flight finish within the grace, and closes the connections.
-
-        Args:
-            grace_s: Seconds that requests in flight may take.
+        """Stops accepting, waits up to `grace_s` seconds for requests in flight, and closes.
 
         Returns:
-            Whether all of them were finished.
+            True if all requests finished.
         """
         return self._thread.run(self._close(grace_s)).result()
 

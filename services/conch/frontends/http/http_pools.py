@@ -1,10 +1,9 @@
-"""The threads that read and write large bodies, shared fairly between clients.
+"""Thread pools of the REST front end; parsing of large bodies is shared fairly between clients.
 
-Two bodies are worked on at a time, and those that take long take slots: a short one waits for some
-milliseconds, whatever else is there. One client has half of the threads at most. Work ends at its
-next pause once its connection is closed.
+Two bodies are parsed at a time. Long work yields its slot regularly, so that short work waits only
+milliseconds. One client has at most half of the threads. Work aborts at its next yield after a disconnect.
 
-Threads and locks: `submit_for` may be called on any thread; no lock is held while work runs.
+Threads and locks: `submit_for` runs on any thread; no lock is held while work runs.
 """
 
 from __future__ import annotations
@@ -28,15 +27,11 @@ T = TypeVar("T")
 
 
 class AbandonedError(CancelledError):
-    """Work has ended early as the client that it was for is gone."""
+    """Work was aborted because its client disconnected."""
 
 
 class FairSemaphore:
-    """Lets a number of threads run at once, in the order in which they come.
-
-    Args:
-        permits: How many.
-    """
+    """A semaphore that serves threads in order of arrival."""
 
     def __init__(self, permits: int) -> None:
         self._lock = threading.Lock()
@@ -55,7 +50,7 @@ class FairSemaphore:
         turn.acquire()
 
     def release(self) -> None:
-        """Gives the place to the thread that has waited longest."""
+        """Passes the permit to the longest waiting thread."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()
@@ -63,18 +58,14 @@ class FairSemaphore:
                 self._free += 1
 
     def rotate(self) -> None:
-        """Gives the place away and waits for the next one, if any thread waits."""
+        """Releases and reacquires the permit if a thread waits."""
         if self._waiting:
             self.release()
             self.acquire()
 
 
 class ParsingPool(ThreadPool):
-    """The threads.
-
-    Args:
-        name: The beginning of their names.
-    """
+    """Threads that parse and encode large bodies."""
 
     def __init__(self, name: str = "conch-http-parse") -> None:
         super().__init__(_THREADS, name)
@@ -87,16 +78,16 @@ class ParsingPool(ThreadPool):
     def submit_for(
         self, client: str, gone: Callable[[], bool], work: Callable[..., T], *arguments: Any
     ) -> Future[T]:
-        """Runs something when it is its turn.
+        """Queues work for a client.
 
         Args:
-            client: The client's address; clients with the same host share their slots.
-            gone: Whether the client has hung up; asked on any thread.
-            work: What to run; it calls `yield_gil` from time to time.
-            arguments: What it takes.
+            client: Address of the client; clients of one host share their threads.
+            gone: True once the client disconnected; called on any thread.
+            work: The function; calls `yield_gil` regularly.
+            arguments: Its arguments.
 
         Returns:
-            The result; an `AbandonedError` if the client has gone before.
+            The result, or an `AbandonedError` after a disconnect.
 
         Raises:
             RuntimeError: The pool is closed.
@@ -123,7 +114,7 @@ class ParsingPool(ThreadPool):
         return super().close(timeout_s)
 
     def _serve(self, host: str) -> None:
-        """Runs the next job of a client; the one after it goes behind those of other clients."""
+        """Runs one job of a client, then queues behind other clients."""
         with self._lock:
             job = self._queues[host].popleft()
         job.run()
@@ -174,8 +165,8 @@ class Pools:
     """The thread pools of the REST front end.
 
     Attributes:
-        operations: Run operations that block.
-        parsing: Reads bodies, and writes large ones.
+        operations: Run blocking operations.
+        parsing: Parses and encodes large bodies.
     """
 
     def __init__(self) -> None:
@@ -183,23 +174,20 @@ class Pools:
         self.parsing = ParsingPool()
 
     def close(self, left: Callable[[], float]) -> bool:
-        """Takes no more work, gives up what has not begun, and waits for what has.
-
-        Args:
-            left: How many seconds there are left for that.
+        """Cancels queued work and waits for running work, up to `left()` seconds.
 
         Returns:
-            Whether all has ended.
+            True if all work ended.
         """
         parsed = self.parsing.close(left())
         return self.operations.close(left) and parsed
 
 
 async def run_on(pool: Executor, work: Callable[..., T], *arguments: object) -> T:
-    """Runs something on a pool without blocking the loop.
+    """Runs a function on a pool without blocking the loop.
 
     Raises:
-        UnavailableError: The pool was closed before it could begin.
+        UnavailableError: The pool was closed before the work started.
     """
     return await _result_of(lambda: pool.submit(work, *arguments))
 
@@ -207,18 +195,11 @@ async def run_on(pool: Executor, work: Callable[..., T], *arguments: object) -> 
 async def parse_on(
     pool: ParsingPool, client: str, gone: Callable[[], bool], work: Callable[..., T], *arguments: object
 ) -> T:
-    """Runs something on the pool for parsing without blocking the loop.
-
-    Args:
-        pool: The pool.
-        client: The client's address.
-        gone: Whether the client has hung up; asked on any thread.
-        work: What to run.
-        arguments: What it takes.
+    """Runs a function on the parsing pool without blocking the loop; see `ParsingPool.submit_for`.
 
     Raises:
-        AbandonedError: The client has hung up before it was done.
-        UnavailableError: The pool was closed before it could begin.
+        AbandonedError: The client disconnected.
+        UnavailableError: The pool was closed before the work started.
     """
     return await _result_of(lambda: pool.submit_for(client, gone, work, *arguments))
 

@@ -1,4 +1,4 @@
-"""Responses as every route of the REST front end gives them."""
+"""JSON and error responses shared by all REST routes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ JSON = "application/json"
 
 
 def json_reply(content: Any, status: int = 200) -> Response:
-    """A response with a JSON body."""
+    """Returns a JSON response."""
     return Response(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS), status, media_type=JSON)
 
 
 def empty_reply(status: int = 200) -> Response:
-    """A response that says all it has to say with its status."""
+    """Returns a response without a body."""
     return Response(b"", status)
 
 
 def error_body(text: str) -> bytes:
-    """The body of an error."""
+    """Returns the JSON body of an error."""
     return orjson.dumps({"error": text})
 
 
 def text_error(text: str, status: int) -> Response:
-    """An error without a class of its own."""
+    """Returns an error response from text and status."""
     return Response(error_body(text), status, media_type=JSON)
 
 
 def error_reply(error: ConchError) -> Response:
-    """An error with its HTTP status, and when to try again where that is known."""
+    """Returns an error response, with Retry-After if known."""
     headers = {}
     if error.retry_after_ms is not None:
         headers["retry-after"] = str(-(-error.retry_after_ms // 1000))

@@ -1,6 +1,6 @@
-"""Paths to endpoints, and what holds for all of them: restrictions, origins, methods, errors.
+"""Routes paths to endpoints; checks restrictions, origins and methods, and turns errors into responses.
 
-Paths are matched as Triton matches them: as the client wrote them, neither decoded nor with slashes too many.
+Paths are matched as in Triton: raw, neither decoded nor normalised.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from conch.frontends.http.http_responses import error_reply, text_error
 log = logging.getLogger(__name__)
 
 Endpoint = Callable[..., Awaitable[Response]]
-"""Takes the request, and the named groups of the path as keyword arguments; those absent are empty."""
+"""Takes the request and the named groups of the path as keywords; missing groups are empty."""
 
 OnRefused = Callable[[Scope, str, str], None]
-"""Is told of requests to run a model, by its name and version, that were refused."""
+"""Called with scope, model and version of a refused inference request."""
 
 
 def ignore_refused(scope: Scope, model: str, version: str) -> None:
-    """Where nobody wants to know."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class ApiRoute:
 
     Attributes:
         pattern: Matches whole paths.
-        methods: The HTTP methods there are.
-        category: What it belongs to, for restrictions.
-        endpoint: Answers.
+        methods: Allowed HTTP methods.
+        category: Category for restrictions.
+        endpoint: The handler.
     """
 
     pattern: re.Pattern[str]
@@ -51,12 +51,12 @@ class ApiRoute:
 
 
 def route(pattern: str, methods: Sequence[str], category: str, endpoint: Endpoint) -> ApiRoute:
-    """A route from a pattern's text."""
+    """Builds a route."""
     return ApiRoute(re.compile(pattern), tuple(methods), category, endpoint)
 
 
 def refusal(scope: Scope, category: str, restrictions: Restrictions) -> Response | None:
-    """The response to a request that lacks the header its category needs; None if it may pass."""
+    """Returns the 403 response if the header of a restricted category is missing, else None."""
     wanted = restrictions.get(category)
     if wanted is None:
         return None
@@ -68,12 +68,12 @@ def refusal(scope: Scope, category: str, restrictions: Restrictions) -> Response
 
 
 def restricted_text(key: str) -> str:
-    """What clients are told that lack a header."""
+    """Returns the error text for a missing header."""
     return f"This API is restricted, expecting header '{key}'"
 
 
 def raw_path(scope: Scope) -> str | None:
-    """The path as the client wrote it, without the query; None for one that is no text."""
+    """Returns the path as received, without the query; None if it is not UTF-8."""
     raw = scope.get("raw_path")
     if raw is None:
         return str(scope["path"])
@@ -84,13 +84,7 @@ def raw_path(scope: Scope) -> str | None:
 
 
 class Router:
-    """The ASGI application of all routes in a table.
-
-    Args:
-        routes: The table; the first route whose pattern matches a path has it.
-        restrictions: Categories that need a secret.
-        refused: Is told of requests that lack theirs.
-    """
+    """ASGI application of a routing table; the first matching pattern wins."""
 
     def __init__(
         self,
@@ -108,7 +102,7 @@ class Router:
         try:
             response = await self._answer(request)
         except ClientDisconnect:
-            return  # nobody is there to be answered
+            return  # the client disconnected
         await response(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:

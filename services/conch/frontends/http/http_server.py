@@ -1,4 +1,4 @@
-"""The REST front end as a whole: options, start and stop."""
+"""The REST front end: options, composition, start and stop. Used by `conch.server`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HttpTls:
     client_root: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The files as Python's TLS has them.
+        """Loads the files into a TLS context.
 
         Raises:
             UnavailableError: One can't be used.
@@ -57,7 +57,7 @@ class HttpTls:
             if self.client_root is not None:
                 context.load_verify_locations(self.client_root)
                 context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as error:  # which errors of TLS are too
+        except OSError as error:  # includes `ssl.SSLError`
             raise UnavailableError(f"the TLS key or certificate can't be used: {error}") from None
         return context
 
@@ -107,15 +107,7 @@ class HttpOptions:
 
 
 class HttpFrontEnd:
-    """Serves REST on one port.
-
-    Args:
-        core: What it serves.
-        options: How.
-        thread: The loop to run on; others may listen on it too.
-        services: What is asked besides the core.
-        clock: Monotonic time in nanoseconds.
-    """
+    """Serves REST on one port; the event loop thread may be shared with other listeners."""
 
     def __init__(
         self,
@@ -146,7 +138,7 @@ class HttpFrontEnd:
         refused = _log_refused(core, options.restrictions, clock)
         router = Router(routes, options.restrictions, refused)
         self._app: ASGIApp = HttpApp(infer, router, options.restrictions, refused)
-        # Whether a request may be restricted is not for the direct way to tell.
+        # The fast path does not check restrictions.
         self._fast_path = None if "inference" in options.restrictions else infer_fast_path(infer)
         if options.cors_origins:
             self._app = CrossOriginInference(self._app, options.cors_origins)
@@ -154,7 +146,7 @@ class HttpFrontEnd:
         self._listener: Listener | None = None
 
     def start(self) -> int:
-        """Listens and begins to answer.
+        """Starts listening.
 
         Returns:
             The port in use.
@@ -177,24 +169,21 @@ class HttpFrontEnd:
         return self._listener.port
 
     def stop(self, grace_s: float) -> bool:
-        """Accepts no more requests, lets those in flight finish within the grace, and closes.
-
-        Args:
-            grace_s: Seconds that requests in flight may take.
+        """Refuses new requests, waits up to `grace_s` seconds for those in flight, and closes.
 
         Returns:
-            Whether everything has ended.
+            True if all work ended.
         """
         end = time.monotonic() + grace_s
         ended = True
         if self._listener is not None:
             self._refuse(min(grace_s, _LONGEST_WAIT_FOR_QUIET_S))
             ended = self._listener.close(max(end - time.monotonic(), 0.0))
-        # What hangs with its storage may hang for longer than the client has waited for it.
+        # Blocked storage can outlast the request.
         return self._pools.close(lambda: max(end - time.monotonic(), 0.0)) and ended
 
     def _refuse(self, timeout_s: float) -> None:
-        """Refuses requests until clients have noticed: one on its way to a closed connection is lost."""
+        """Refuses requests until none arrive: a request sent to a closed connection would be lost."""
         admission = self._admission
         admission.close()
         never = threading.Event()
@@ -206,7 +195,7 @@ class HttpFrontEnd:
 
 
 def _log_refused(core: ServerState, restrictions: Restrictions, clock: Clock) -> OnRefused:
-    """What has the log told of requests to run models that lack the header they need."""
+    """Returns a callback that logs refused inference requests."""
     told = core.request_log
     if told is None or "inference" not in restrictions:
         return ignore_refused
@@ -221,4 +210,4 @@ def _log_refused(core: ServerState, restrictions: Restrictions, clock: Clock) ->
 
 
 def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """The responder of a request that was not let in."""
+    """Responder of a refused request."""

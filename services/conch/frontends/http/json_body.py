@@ -1,4 +1,4 @@
-"""Request bodies of JSON: read within a limit, parsed off the loop, and what a member may be."""
+"""JSON request bodies: reads them within a limit and parses them off the event loop."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from conch.frontends.http.http_pools import Pools, parse_on
 from conch.frontends.http.jsontext.json_loader import load
 
 MOST_BYTES: Final = 1 << 26
-"""The largest body of JSON there may be, if nobody says otherwise."""
+"""Default limit of a JSON body."""
 SETTINGS_BYTES: Final = 8 << 10
-"""The largest body of a route that takes settings, or the name of something."""
+"""Limit of a body that holds settings or a name."""
 
 T = TypeVar("T")
 
 
 async def read_body(request: Request, most_bytes: int) -> bytes:
-    """The whole body.
+    """Returns the whole body.
 
     Raises:
-        InvalidArgumentError: It is larger than it may be, or in too many pieces; no more has been kept of it.
+        InvalidArgumentError: The body is over the limit or has too many chunks; the rest is not read.
     """
     declared = request.headers.get("content-length", "")
     if "transfer-encoding" in request.headers:
-        declared = ""  # chunks say it
+        declared = ""  # the chunked coding overrides it
     if declared.isdecimal() and int(declared) > most_bytes:
         raise InvalidArgumentError(_too_large(int(declared), most_bytes))
     connection: Connection | None = request.scope.get(CONNECTION)
@@ -52,22 +52,16 @@ def _too_large(size: int, most_bytes: int) -> str:
 
 
 def client_of(request: Request) -> str:
-    """The address of the client of a request."""
+    """Returns host and port of the client, or an empty string."""
     client = request.client
     return "" if client is None else f"{client.host}:{client.port}"
 
 
 async def parsed(request: Request, pools: Pools, work: Callable[..., T], *arguments: object) -> T:
-    """Has a body parsed off the loop, as long as its client is there.
-
-    Args:
-        request: The request.
-        pools: Has the threads.
-        work: Parses.
-        arguments: What it takes.
+    """Runs a parser on the parsing pool; aborts when the client disconnects.
 
     Raises:
-        ConchError: The body is wrong, the client is gone, or the server stops.
+        ConchError: The body is malformed, the client disconnected, or the server stops.
     """
     connection: Connection | None = request.scope.get(CONNECTION)
 
@@ -78,25 +72,25 @@ async def parsed(request: Request, pools: Pools, work: Callable[..., T], *argume
 
 
 async def read_settings(request: Request, pools: Pools, most_bytes: int, required: bool = False) -> Any:
-    """The JSON of a body of few kilobytes; None where there is no body, unless it is required.
+    """Parses a small JSON body; returns None for an empty one unless it is required.
 
     Raises:
-        ConchError: It is too large, or no JSON.
+        ConchError: The body is too large or no JSON.
     """
     body = await read_body(request, min(most_bytes, SETTINGS_BYTES))
     return await parsed(request, pools, load, body) if body or required else None
 
 
 def member(value: Any, name: str) -> Any:
-    """A member of an object; None where there is none, it is null, or the value is no object."""
+    """Returns a member of an object; None if it is missing or null, or the value is no object."""
     return value.get(name) if isinstance(value, dict) else None
 
 
 def members(value: Any) -> dict[str, Any]:
-    """All members of an object.
+    """Returns all members of an object.
 
     Raises:
-        InternalError: It is none.
+        InternalError: The value is no object.
     """
     if not isinstance(value, dict):
         raise InternalError("attempt to get members for non-object")

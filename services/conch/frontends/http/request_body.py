@@ -1,4 +1,4 @@
-"""Bodies of requests while they come."""
+"""Buffers a request body while it is received."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ _MOST_CLEARED = 256 << 10
 
 
 class RequestBody:
-    """A body, or what has come of it so far.
+    """A partial or complete body.
 
     Args:
-        length: How long it will be; None if nobody knows.
-        most: How long it may be.
+        length: Announced length in bytes, or None.
+        most: Limit in bytes.
 
     Attributes:
-        size: How much has come.
-        most: How long it may be.
+        size: Bytes received.
+        most: Limit in bytes.
     """
 
     __slots__ = ("_block", "_parts", "most", "size")
@@ -29,7 +29,7 @@ class RequestBody:
         self.most = most
 
     def add(self, part: bytes) -> None:
-        """Adds a piece."""
+        """Appends a piece."""
         block = self._block
         if block is None:
             self._parts.append(part)
@@ -38,16 +38,15 @@ class RequestBody:
         self.size += len(part)
 
     def body(self) -> memoryview:
-        """The body, once it is complete; may copy all of it."""
+        """Returns the complete body; may copy it."""
         if self._block is not None:
             return memoryview(self._block)[: self.size].toreadonly()
         return memoryview(b"".join(self._parts))
 
 
 def _block(length: int) -> bytearray | memoryview:
-    """Memory for a body.
+    """Allocates memory for a body.
 
-    The system gives that of a large one only as it is written to: a client has to send what it announces,
-    and no thread stands still while all of it is cleared, as it would be for a `bytearray`.
+    A large block is left uninitialised: pages are allocated as bytes arrive, and no time is spent on zeroing.
     """
     return bytearray(length) if length <= _MOST_CLEARED else np.empty(length, np.uint8).data

@@ -1,4 +1,4 @@
-"""From threads that have answers back to the loop, in few wake-ups."""
+"""Passes responses from model threads to the event loop; batches wake-ups."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from conch.frontends.http.http_loop import LoopThread
 
 
 class Recipient(Protocol):
-    """Who gets something on the loop."""
+    """Receives items on the event loop."""
 
     def deliver(self, item: Any) -> None:
-        """Takes it."""
+        """Handles one item."""
 
 
 class ResponseMailbox:
-    """Hands items from any thread to recipients on the loop; those that come close together in one wake-up.
+    """Delivers items from any thread on the event loop; items close together share a wake-up.
 
-    Args:
-        thread: The loop's thread.
+    Lock-free: `_empty` clears `_waking` before it reads the queue, so an item that is
+    added later wakes the loop again.
     """
 
     def __init__(self, thread: LoopThread) -> None:
@@ -29,15 +29,15 @@ class ResponseMailbox:
         self._waking = False
 
     def put(self, recipient: Recipient, item: Any) -> None:
-        """Hands an item over; from any thread, without a lock."""
+        """Queues an item; any thread."""
         self._filled.append((recipient, item))
         if not self._waking:
             self._waking = True
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits
+            with suppress(RuntimeError):  # the loop is closed
                 self._thread.loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:
-        self._waking = False  # before looking: what comes from here on wakes the loop again
+        self._waking = False  # first: later items wake the loop again
         filled = self._filled
         while filled:
             recipient, item = filled.popleft()

@@ -1,4 +1,7 @@
-"""How long a listener waits for its clients: for the rest of a request, for the next one, and to be read."""
+"""Timeouts of client connections: incomplete requests, idle connections, unread responses.
+
+Threads and locks: event loop only. Used by `http_loop`, `http_connection`.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ _EVERY_WHILE_STOPPING_S = 0.1
 
 
 class WaitsFor(Enum):
-    """What a connection waits for."""
+    """What a connection waits for; each kind has its timeout."""
 
     REQUEST = auto()
-    """For the client to begin a request."""
+    """The next request."""
     REST = auto()
-    """For the rest of a request of the client's."""
+    """The rest of a request."""
     READER = auto()
-    """For the client to read what it is sent."""
+    """The client to read a response."""
     CLOSE = auto()
-    """For the client to take notice that the connection is closed."""
+    """The client to close its side."""
     SERVER = auto()
-    """For nothing of the client's: a request of it is worked on."""
+    """The server, which executes a request; no timeout."""
 
 
 class ConnectionSnapshot(NamedTuple):
@@ -42,15 +45,15 @@ class ConnectionSnapshot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientTimeouts:
-    """How long clients may take.
+    """Timeouts in seconds.
 
     Attributes:
-        stalled_s: In each such time as much of a request has to come as `least_bytes`, or it is given up.
-        least_bytes: See there; less if it is complete then.
-        idle_s: A connection that nobody has used for as long is closed, and one that nobody has read from.
-        crowded_s: Takes the place of both times where there are nearly as many connections as there may be.
-        stopping_s: Takes the place of `stalled_s` when the listener closes.
-        every_s: How often connections are looked at.
+        stalled_s: Period in which at least `least_bytes` of an incomplete request must arrive.
+        least_bytes: Minimum progress per period.
+        idle_s: Timeout of idle connections and of unread responses.
+        crowded_s: Upper bound of both while connections are near their limit.
+        stopping_s: Replaces `stalled_s` during shutdown.
+        every_s: Interval between checks.
     """
 
     stalled_s: float = 60.0
@@ -61,18 +64,18 @@ class ClientTimeouts:
     every_s: float = 5.0
 
     def while_crowded(self) -> ClientTimeouts:
-        """What is left where there are nearly as many connections as there may be."""
+        """Returns the timeouts near the limit of connections."""
         return replace(
             self, stalled_s=min(self.stalled_s, self.crowded_s), idle_s=min(self.idle_s, self.crowded_s)
         )
 
     def while_stopping(self) -> ClientTimeouts:
-        """What is left when the listener closes."""
+        """Returns the timeouts during shutdown."""
         return replace(self, stalled_s=self.stopping_s, every_s=min(self.every_s, _EVERY_WHILE_STOPPING_S))
 
 
 class ProgressCheck:
-    """What one connection has got done, by looking at it now and then: requests themselves cost nothing."""
+    """Compares periodic snapshots of a connection; requests themselves have no timer."""
 
     __slots__ = ("_seen", "_since")
 

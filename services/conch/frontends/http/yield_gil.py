@@ -1,4 +1,4 @@
-"""Long work that other threads are to run beside."""
+"""Releases the GIL during long work. Used by JSON parsing and encoding of both front ends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _here = _OfThread()
 
 
 def yield_gil() -> None:
-    """Lets other threads run before the next piece of a long work.
+    """Lets other threads run between pieces of long work.
 
-    Python has a thread pass the interpreter on when another has waited for it for 5 ms without a break. Work
-    in whose course numpy lets go of it for moments, and takes it back before anybody has woken up, is never
-    told to: others may wait for as long as it takes. So it stops for a moment that is long enough.
+    Python forces a thread to drop the GIL after another has waited 5 ms without a break. numpy releases and
+    retakes the GIL faster than a waiter wakes up, which restarts that wait, so waiters can starve. A short
+    sleep lets them run.
 
     Raises:
-        ConchError: The work is of no use any more (see `on_yield`).
+        ConchError: The work is abandoned (see `on_yield`).
     """
     if _here.pause is not None:
         _here.pause()
@@ -34,11 +34,7 @@ def yield_gil() -> None:
 
 @contextmanager
 def on_yield(pause: Callable[[], None]) -> Iterator[None]:
-    """Has `yield_gil` call something too, on this thread and in this block.
-
-    Args:
-        pause: WaitsFor for the next turn of the work, or raises to end it.
-    """
+    """Makes `yield_gil` call `pause` too, on this thread within the block; `pause` may raise to abort."""
     _here.pause = pause
     try:
         yield

@@ -1,4 +1,4 @@
-"""From the threads of models to the loop: what a request has been answered, held back for slow readers."""
+"""Queue of responses from model threads to the event loop, with backpressure for slow readers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import deque
 from typing import NamedTuple
 
 MOST_BYTES = 16 << 20
-"""As much may wait to be sent to a client before the model has to wait too."""
+"""Bytes queued before `put` blocks."""
 
 
 class Item(NamedTuple):
-    """One answer.
+    """One response.
 
     Attributes:
-        body: It, ready to be sent; None for an end with nothing to say.
-        status: Its HTTP status, where it decides that.
-        final: Whether it is the last.
+        body: Encoded body; None for a final marker.
+        status: HTTP status.
+        final: True for the last response.
         retry_after_ms: When another try makes sense, for an error of which that is known.
     """
 
@@ -28,11 +28,11 @@ class Item(NamedTuple):
 
 
 class ResponseQueue:
-    """What is to be sent for one request, in order.
+    """Responses of one request, in order.
 
     Args:
-        loop: Where it is taken out.
-        most_bytes: As much may wait before `put` waits too.
+        loop: The consuming event loop.
+        most_bytes: Bytes queued before `put` blocks.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most_bytes: int = MOST_BYTES) -> None:
@@ -47,7 +47,7 @@ class ResponseQueue:
         self._loop_thread = threading.get_ident()
 
     def put(self, item: Item) -> None:
-        """Adds an answer, from any thread, and waits for room unless it is the last one."""
+        """Adds a response from any thread; blocks while the queue is full unless it is final."""
         size = len(item.body or b"")
         with self._room:
             if self._closed:
@@ -58,7 +58,7 @@ class ResponseQueue:
         if wake:
             try:
                 self._loop.call_soon_threadsafe(self._there.set)
-            except RuntimeError:  # the loop has ended, and nobody is there to be answered
+            except RuntimeError:  # the loop is closed
                 return
         if item.final or threading.get_ident() == self._loop_thread:
             return
@@ -66,7 +66,7 @@ class ResponseQueue:
             self._room.wait_for(lambda: self._closed or self._bytes <= self._most_bytes)
 
     async def take(self) -> Item | None:
-        """The next answer, once it is there; None where there will be none any more."""
+        """Waits for the next response; None once the queue is closed."""
         while True:
             with self._room:
                 if self._closed:
@@ -82,7 +82,7 @@ class ResponseQueue:
             await self._there.wait()
 
     def close(self) -> None:
-        """Drops all there is and all that comes; on the loop."""
+        """Drops queued and later responses; on the loop."""
         with self._room:
             self._closed = True
             self._items.clear()

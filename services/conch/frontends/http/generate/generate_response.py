@@ -1,4 +1,4 @@
-"""Responses of a model as the flat JSON of the generate extension."""
+"""Encodes responses as the flat JSON of the generate extension."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PIECE: Final = 16 * 1024
 
 
 def answer_object(model_name: str, model_version: str, request_id: str, response: InferenceResponse) -> bytes:
-    """A response without an error as one JSON object, members in order of their names.
+    """Encodes a response as a JSON object with sorted members.
 
     Raises:
         InvalidArgumentError: It holds what JSON has no form for.
@@ -47,7 +47,7 @@ def _is_64_bits(value: int | str) -> bool:
 
 
 def _tensor(tensor: Tensor) -> bytes:
-    """The elements: alone if there is but one, else in an array without further ones in it."""
+    """Encodes the elements as a flat array; a single element as a scalar."""
     if tensor.datatype in ("FP16", "BF16"):
         raise InvalidArgumentError(
             f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format "

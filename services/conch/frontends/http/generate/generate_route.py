@@ -54,7 +54,7 @@ def generate_routes(
         pools: Where large bodies are taken apart.
         most_bytes: The largest body, and the most bytes that its tensors may have together.
         clock: Monotonic time in nanoseconds.
-        admission: The front end's way in for requests; None for a new one.
+        admission: Admission of the front end; None for a new one.
     """
     submit = Submission(core, pools, most_bytes, clock, admission or core.admission("http"))
 
@@ -101,7 +101,7 @@ class GenerateCall:
         self._watch = asyncio.ensure_future(self._until_gone(receive))
 
     def begin(self, request: InferenceRequest) -> None:
-        """Says which request it is, before it is submitted; from any thread."""
+        """Sets the request before it is submitted; any thread."""
         self._request = request
 
     async def _until_gone(self, receive: Callable[[], Awaitable[Message]]) -> None:
@@ -110,14 +110,14 @@ class GenerateCall:
         self._give_up()
 
     def _give_up(self) -> None:
-        """Says that nobody waits for answers any more."""
+        """Closes the queue and cancels the request."""
         self._gone = True
         self.responses.close()
         if self._request is not None and not self._request.completed:
             self._admission.cancel(self._request)
 
     async def end(self) -> None:
-        """Ends the request if it has not ended, and the watch over its client."""
+        """Cancels a running request and stops watching for a disconnect."""
         self._give_up()
         self._watch.cancel()
         await asyncio.gather(self._watch, return_exceptions=True)
@@ -233,11 +233,11 @@ class _GenerateBody:
 
 
 def _ignore_response(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-    """The responder of a request that could not be read."""
+    """Responder of a malformed request."""
 
 
 async def single(call: GenerateCall) -> Response:
-    """The response to a request that is to have exactly one."""
+    """Returns the only response of a request; an error if there is not exactly one."""
     only: Item | None = None
     while True:
         item = await call.responses.take()
@@ -277,7 +277,7 @@ class EventStream(Response):
         self.raw_headers = [(key, value) for key, value in self.raw_headers if key != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends what comes, as fast as the client reads."""
+        """Streams the events as fast as the client reads."""
         send = http10_sender(scope, send)
         item: Item | None = self._first
         try:

@@ -1,4 +1,4 @@
-"""Bodies compressed by gzip or deflate."""
+"""gzip and deflate compression of HTTP bodies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from conch.core.errors import InvalidArgumentError
 from conch.core.tensor import Buffer
 
 ENCODINGS = (b"gzip", b"deflate")
-"""What is understood, in both directions."""
+"""Supported encodings of requests and responses."""
 
 _STEP = 1 << 20
 
 
 def decompressed(body: memoryview, most_bytes: int) -> bytes:
-    """The content of a compressed body; its header says by what, whatever the request says.
+    """Decompresses a body; detects the format by its header.
 
     Raises:
-        InvalidArgumentError: It is too large, or damaged.
+        InvalidArgumentError: The content is too large or damaged.
     """
     if not len(body):
         raise InvalidArgumentError("nothing to be decompressed")
@@ -44,7 +44,7 @@ def decompressed(body: memoryview, most_bytes: int) -> bytes:
 
 
 def compressed(parts: list[Buffer], encoding: bytes) -> list[Buffer]:
-    """A body compressed for a client."""
+    """Compresses a body."""
     deflate = zlib.compressobj(wbits=zlib.MAX_WBITS | (16 if encoding == b"gzip" else 0))
     out: list[Buffer] = [deflate.compress(part) for part in parts]
     out.append(deflate.flush())
@@ -52,9 +52,9 @@ def compressed(parts: list[Buffer], encoding: bytes) -> list[Buffer]:
 
 
 def accepted(header: bytes) -> bytes | None:
-    """The encoding for a response by the request's ``Accept-Encoding``; None for identity.
+    """Selects the response encoding by ``Accept-Encoding``; None for identity.
 
-    The first of those with the highest weight is taken; a weight that is no number counts as none.
+    The first with the highest weight wins; an invalid weight counts as 0.
     """
     best: bytes | None = None
     most = 0.0

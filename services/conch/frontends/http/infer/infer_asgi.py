@@ -1,4 +1,4 @@
-"""The infer route as an ASGI application, for requests that don't go the direct way."""
+"""The infer route over ASGI: the careful path, for requests that the fast path declines."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ from conch.frontends.http.infer.infer_route import InferRoute
 async def answer(
     route: InferRoute, scope: Any, receive: Any, send: Any, name: bytes, version: bytes | None
 ) -> None:
-    """Answers one request.
-
-    Args:
-        route: Knows how.
-        scope: As in ASGI.
-        receive: As in ASGI.
-        send: As in ASGI.
-        name: The model's name in the path.
-        version: The version in the path, or None.
-    """
+    """Serves one request."""
     future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
 
     def settle(reply: Reply) -> None:
@@ -81,7 +72,7 @@ async def _send(reply: Reply, send: Any) -> None:
     if body_size(body) > AT_ONCE_BYTES:
         for piece in body_pieces(body):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # which lets other connections have their turn
+            await asyncio.sleep(0)  # lets other connections run
         body = b""
     await send({"type": "http.response.body", "body": body if isinstance(body, bytes) else b"".join(body)})
 
@@ -89,10 +80,10 @@ async def _send(reply: Reply, send: Any) -> None:
 async def _read(
     route: InferRoute, call: InferCall, connection: Connection | None, scope: Any, receive: Any
 ) -> Reply | None:
-    """Reads the body; gives the response to one that is not taken.
+    """Reads the body; returns the response if it is refused.
 
     Raises:
-        ClientDisconnect: It never comes.
+        ClientDisconnect: The client disconnected.
     """
     collected = None if connection is None else connection.collect_body(scope, call.length, call.most)
     parts: list[bytes] = []

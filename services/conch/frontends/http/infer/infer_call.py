@@ -1,4 +1,4 @@
-"""One infer request on its way in and out."""
+"""State of one infer request between its headers and its response."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ if TYPE_CHECKING:
     from conch.frontends.http.infer.infer_route import InferRoute
 
 Body = Callable[[], memoryview]
-"""Gives a body; may copy all of it."""
+"""Returns a body; may copy it."""
 
 
 class InferCall:
-    """What has come of one request, and what is needed to answer it.
-
-    Used on the loop, except for what reads its body.
+    """One infer request. Used on the event loop, except while its body is parsed.
 
     Args:
-        route: Answers it.
-        model_name: The name in the path.
-        version: The version in the path, or empty.
-        headers: The headers, with lower-case names.
-        named: The same with names as the client wrote them, in order.
+        route: The infer route.
+        model_name: Model name in the path.
+        version: Version in the path, or empty.
+        headers: Headers with lower-case names.
+        named: Headers with names as received, in order.
         client: Address of the client.
-        send: Called with the response, once, on the loop.
+        send: Called once with the response, on the loop.
 
     Attributes:
-        model: The model, if it can be told by name and version.
-        packed: Whether the body is compressed.
-        head: How long the JSON is; None for the whole body.
-        length: How long the body is to be; None where nobody knows.
-        most: How long it may be.
-        body: Gives the body, once it has come.
-        size: How long it is.
+        model: The model, if already resolved.
+        packed: True if the body is compressed.
+        head: Length of the JSON; None for the whole body.
+        length: Announced body length, or None.
+        most: Limit of the body.
+        body: Returns the body once complete.
+        size: Length of the body.
         received_ns: When the request arrived.
-        gone: Whether the client has hung up.
-        encoding: How the response is to be compressed, or None.
-        wanted: Which outputs are sent in binary form.
-        request: The request, from when it has been made until it is answered.
+        gone: True once the client disconnected.
+        encoding: Compression of the response, or None.
+        wanted: Outputs to send as binary.
+        request: The core request while it runs.
     """
 
     __slots__ = (
@@ -99,23 +97,23 @@ class InferCall:
         self.request: InferenceRequest | None = None
 
     def deliver(self, item: Answer | InferenceRequest) -> None:
-        """Takes the response, or what makes it, or the request that was made of the body elsewhere."""
+        """Handles a response, a function that builds it, or a request decoded on another thread."""
         if isinstance(item, InferenceRequest):
             if self.gone:
                 self._route.cancel(item)
-            elif self._send is not None:  # else it has been answered already
+            elif self._send is not None:  # else the response is already sent
                 self.request = item
         elif not isinstance(item, Reply):
             self._route.work(self, item)
         else:
-            # The request knows this call: together they would keep all tensors until the collector comes.
+            # Breaks a reference cycle that would keep the tensors until garbage collection.
             self.request = None
             send, self._send = self._send, None
             if send is not None:
                 send(item)
 
     def abandon(self) -> None:
-        """Says that the client is gone."""
+        """Cancels the request after a disconnect."""
         self.gone = True
         self._send = None
         request, self.request = self.request, None
@@ -124,5 +122,5 @@ class InferCall:
 
 
 def no_body() -> memoryview:
-    """The body of a request that has none."""
+    """Returns an empty body."""
     return memoryview(b"")

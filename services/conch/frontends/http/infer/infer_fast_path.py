@@ -1,4 +1,4 @@
-"""The fast_path way of infer requests: from a connection to the route and back, without ASGI."""
+"""Fast path of infer requests, without ASGI; the careful path is `infer_asgi`."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)
 
 
 class InferFastPathCall(InferCall):
-    """An infer request that is answered directly."""
+    """An infer request on the fast path."""
 
     __slots__ = ()
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits for leave to send the body."""
+        """True if the client expects ``100 Continue``."""
         return self.headers.get(b"expect", b"").lower() == b"100-continue"
 
     def complete(self, body: RequestBody) -> None:
-        """Takes the body."""
+        """Executes the request."""
         self.body, self.size = body.body, body.size
         self._route.run(self)
 
     def refuse_size(self, size: int) -> None:
-        """Answers that the body is too long."""
+        """Refuses a body over the limit."""
         self.deliver(self._route.too_large(self, size))
 
     def refuse_chunks(self) -> None:
-        """Answers that the body comes in too many pieces."""
+        """Refuses a body with too many chunks."""
         self.deliver(self._route.too_many_chunks(self))
 
 
 def infer_fast_path(route: InferRoute) -> FastPath:
-    """What takes infer requests from connections."""
+    """Returns the fast path of a route."""
 
     def fast_path(connection: Connection, sender: ResponseSender) -> InferFastPathCall | None:
         found = _INFER.fullmatch(connection.url)

@@ -1,4 +1,4 @@
-"""What the headers of an infer request say about its body."""
+"""Headers of infer requests: body lengths, and forwarding as parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD_LENGTH = b"inference-header-content-length"
 
 
 def head_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """How long the JSON at the start of a body is; None for the whole of it, 0 for a raw request.
+    """Returns the length of the JSON; None for the whole body, 0 for a raw request.
 
     Raises:
         InvalidArgumentError: The header is no number; texts are Triton's.
@@ -36,10 +36,10 @@ def head_length(headers: Mapping[bytes, bytes]) -> int | None:
 
 
 def check_head(head: int | None, size: int, most_bytes: int) -> None:
-    """Checks the length of the JSON against the body's.
+    """Checks the JSON length against the body length.
 
     Raises:
-        InvalidArgumentError: It is longer, or negative, or too large; texts are Triton's.
+        InvalidArgumentError: The length is out of range; texts are Triton's.
     """
     if head is not None and not 0 <= head <= size:
         raise InvalidArgumentError(f"inference header size should be in range (0, {size}), got: {head}")
@@ -57,7 +57,7 @@ def check_head(head: int | None, size: int, most_bytes: int) -> None:
 
 
 def body_length(headers: Mapping[bytes, bytes]) -> int | None:
-    """The length of a body that says it beforehand; one that comes in chunks may say what it likes."""
+    """Returns Content-Length; None if it is absent or overridden by chunks."""
     value = None if b"transfer-encoding" in headers else headers.get(b"content-length")
     return int(value) if value is not None and value.isdigit() else None
 
@@ -66,7 +66,7 @@ Forward = Callable[[InferenceRequest, Iterable[tuple[bytes, bytes]]], None]
 
 
 def forwarder(pattern: str) -> Forward | None:
-    """What adds matching headers to a request's parameters; None without a pattern.
+    """Returns a function that adds matching headers to the parameters; None without a pattern.
 
     Raises:
         ValueError: The pattern is not a regular expression.

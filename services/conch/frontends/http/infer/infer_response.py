@@ -30,13 +30,13 @@ _OCTETS: Final = (b"content-type", b"application/octet-stream")
 
 
 class Reply(NamedTuple):
-    """A response; its length is among the headers.
+    """An HTTP response, with Content-Length among the headers.
 
     Attributes:
         status: HTTP status.
-        headers: Headers in the order in which they are sent.
+        headers: Headers in order.
         body: The body.
-        closes: Whether the connection is closed with it.
+        closes: True to close the connection.
     """
 
     status: int
@@ -46,15 +46,15 @@ class Reply(NamedTuple):
 
 
 Answer = Reply | Callable[[], Reply]
-"""A reply, or what makes it if that takes long."""
+"""A reply, or a slow function that builds it."""
 
 
 class UnsupportedEncodingError(UnsupportedError):
-    """A request's body is in an encoding that nobody here knows."""
+    """The request has an unsupported Content-Encoding."""
 
 
 def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Reply:
-    """A response of JSON and the binary tensors behind it, compressed if an encoding says so."""
+    """Builds a response of JSON and binary tensors, compressed if requested."""
     parts = [*head, *tail]
     headers = [_OCTETS, (HEAD_LENGTH, b"%d" % body_size(head))] if tail else [_JSON]
     if encoding is not None:
@@ -62,13 +62,13 @@ def success(head: list[bytes], tail: list[Buffer], encoding: bytes | None) -> Re
         headers.append((b"content-encoding", encoding))
     size = body_size(parts)
     headers.append((b"content-length", b"%d" % size))
-    # Models may write to what they have sent: it is copied, together if that does not take long.
+    # Copied, as models may reuse their output buffers.
     body: Body = b"".join(parts) if size <= AT_ONCE_BYTES else [copied(part) for part in parts]
     return Reply(200, headers, body)
 
 
 def failure(error: ConchError) -> Reply:
-    """The response that tells of an error."""
+    """Builds an error response."""
     body = error_body(error.message)
     headers = [_JSON, (b"content-length", b"%d" % len(body))]
     if error.retry_after_ms is not None:
@@ -80,11 +80,11 @@ def failure(error: ConchError) -> Reply:
 
 @dataclass(slots=True)
 class BinaryOutputs:
-    """Which outputs are sent in binary form, the others as JSON.
+    """Outputs to send as binary; the others are JSON.
 
     Attributes:
-        binary: Whether those are that are not named.
-        named: Outputs by name.
+        binary: Default for outputs not in `named`.
+        named: Choice per output name.
     """
 
     binary: bool
@@ -98,10 +98,7 @@ _INFINITIES = {"inf": b"Infinity", "-inf": b"-Infinity", "nan": b"NaN"}
 
 
 class ResponseEncoder:
-    """Makes the bodies of responses.
-
-    What is made of names, datatypes and shapes repeats from response to response and is kept.
-    """
+    """Encodes response bodies; caches the JSON of names, datatypes and shapes."""
 
     def __init__(self) -> None:
         self._models: dict[tuple[str, str], bytes] = {}
@@ -110,7 +107,7 @@ class ResponseEncoder:
     def __call__(
         self, request: InferenceRequest, response: InferenceResponse, wanted: BinaryOutputs
     ) -> tuple[list[bytes], list[Buffer]]:
-        """Makes a body.
+        """Encodes one response.
 
         Args:
             request: The answered request.
@@ -205,7 +202,7 @@ def _scalar(value: Any) -> bytes:
 
 
 def is_long(response: InferenceResponse, wanted: BinaryOutputs) -> bool:
-    """Whether it takes long to write some of a response's outputs as JSON."""
+    """True if encoding the outputs as JSON takes long."""
     return any(
         type(tensor) is not PlacedTensor
         and not wanted.named.get(tensor.name, wanted.binary)
@@ -217,7 +214,7 @@ def is_long(response: InferenceResponse, wanted: BinaryOutputs) -> bool:
 def write_elements(tensor: Tensor, parts: list[bytes]) -> None:
     """Writes the elements of a tensor as JSON, flat and without brackets.
 
-    They are written in slices, none of which holds up other threads for long, and which nobody may join.
+    Written in slices, with the GIL released in between.
 
     Args:
         tensor: The tensor.
@@ -270,10 +267,10 @@ def _quoted(element: Any) -> bytes:
 
 
 def check_single(response: InferenceResponse | None) -> InferenceResponse:
-    """The response, if there is one.
+    """Returns the response.
 
     Raises:
-        InternalError: There is none; the text is Triton's.
+        InternalError: The response is missing; the text is Triton's.
     """
     if response is None:
         raise InternalError("expected a single response, got 0")

@@ -1,4 +1,8 @@
-"""The infer route: one HTTP request in, one response out."""
+"""The infer route: decodes a request, submits it to admission, encodes its response.
+
+Threads and locks: event loop, except `_do` (parsing pool) and `_respond` (any thread).
+Used by `infer_fast_path`, `infer_asgi`.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +49,17 @@ _QUICK_COMPRESSION = 16 * 1024
 
 
 class InferRoute:
-    """Answers infer requests.
+    """Serves infer requests.
 
     Args:
-        core: Runs the requests.
-        thread: The loop that this runs on.
-        workers: Where bodies are handled that take long.
-        regions: The shared memory of clients.
+        core: The server core.
+        thread: The event loop thread.
+        workers: Pool for large bodies.
+        regions: Shared memory regions.
         clock: Monotonic time in nanoseconds.
         most_bytes: Largest JSON, raw or decompressed body.
-        forward_pattern: Which headers become request parameters; empty for none.
-        admission: The front end's way in for requests; None for a new one.
+        forward_pattern: Headers to forward as parameters; empty for none.
+        admission: Admission of the front end; None for a new one.
     """
 
     def __init__(
@@ -79,15 +83,11 @@ class InferRoute:
         self._forward = forwarder(forward_pattern)
 
     def cancel(self, request: InferenceRequest) -> None:
-        """Says that nobody waits for a request any more."""
+        """Cancels a request."""
         self._admission.cancel(request)
 
     def begin(self, call: InferCall) -> Reply | None:
-        """Looks at a request whose headers have come.
-
-        Returns:
-            The response if its body is of no interest any more.
-        """
+        """Checks the headers of a request; returns the response if it is refused."""
         call.received_ns = self._clock()
         try:
             self._admission.check_open()
@@ -113,7 +113,7 @@ class InferRoute:
         return None
 
     def too_large(self, call: InferCall, size: int) -> Reply:
-        """The response to a body that is longer than it may be; the rest of it is not read."""
+        """Builds the response to a body over the limit; the rest is not read."""
         call.size = size
         error = InvalidArgumentError(
             f"Decompressed data size exceeds the maximum allowed value of {self._most_bytes} bytes. Use "
@@ -127,11 +127,11 @@ class InferRoute:
         return self._failed(call, None, error)._replace(closes=True)
 
     def too_many_chunks(self, call: InferCall) -> Reply:
-        """The response to a body that comes in too many pieces."""
+        """Builds the response to a body with too many chunks."""
         return self._failed(call, None, TooManyChunksError())
 
     def run(self, call: InferCall) -> None:
-        """Takes a request whose body has come; the call gets the response, maybe before this returns."""
+        """Executes a request with its complete body; may deliver the response before it returns."""
         head = call.size if call.head is None else call.head
         if call.size <= _QUICK_BODY and head <= QUICK_BYTES and not call.packed:
             body = call.body
@@ -143,12 +143,12 @@ class InferRoute:
         self.work(call, lambda: self._submit(call))
 
     def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
-        """Has a worker do something that takes long; the call gets the result."""
+        """Runs slow work on the parsing pool and delivers its result to the call."""
         try:
             self._workers.submit_for(call.client, lambda: call.gone, self._do, call, what)
         except RuntimeError:  # the pool is closed
             error = UnavailableError("Server exiting")
-            # What was submitted has been told of already.
+            # A submitted request is already logged.
             call.deliver(self._failed(call, None, error) if call.request is None else failure(error))
 
     def _do(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
@@ -163,11 +163,11 @@ class InferRoute:
         self._mailbox.put(call, done)
 
     def _submit(self, call: InferCall, most_used: int | None = None) -> InferenceRequest | Reply:
-        """Makes a request of a body and submits it; gives the response if that fails.
+        """Decodes and submits a request; returns the response on failure.
 
         Raises:
-            LargeBindingsError: The request uses more bytes of regions than it may; nothing has come of it.
-            SlowTextError: Its JSON would take long, where it must not; nothing has come of it.
+            LargeBindingsError: The request needs the pool; it has no effect yet.
+            SlowTextError: The JSON needs the pool; the request has no effect yet.
         """
         request: InferenceRequest | None = None
         try:
@@ -220,7 +220,7 @@ class InferRoute:
         except Exception as error:
             answer = failure(unsendable(request.model_name, response, error))
         if request.watch is not None:
-            # What a worker has yet to make is told by its tensors: the line does not wait for it.
+            # A body that is encoded later is counted by its tensors.
             request.watch.bytes_out += (
                 body_size(answer.body) if isinstance(answer, Reply) else _tensor_bytes(response)
             )

@@ -1,4 +1,4 @@
-"""JSON texts to values: by a fast parser where that comes to the same, else by one that does as Triton."""
+"""Parses JSON: with orjson where the result is the same, else with the Triton-compatible scanner."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _starts(part: bytes) -> list[int]:
 
 
 def put_back(value: Any, values: list[float]) -> bool:
-    """Puts the numbers into a parsed text, where they were.
+    """Restores the numbers in a parsed text.
 
     Returns:
         Whether each has found its place. Where an array has numbers beside arrays that is not so, and the
@@ -121,7 +121,7 @@ _UNKNOWN: Final = object()
 
 
 class SlowTextError(Exception):
-    """Parsing a text would take long."""
+    """A text is too slow to parse on the event loop."""
 
 
 def load(text: Buffer, pairs: bool = False) -> Any:
@@ -145,7 +145,7 @@ def load(text: Buffer, pairs: bool = False) -> Any:
 
 
 def load_quickly(text: Buffer, pairs: bool = False) -> Any:
-    """Parses a text on a thread that must not compute for long.
+    """Parses a text if that is fast; for the event loop.
 
     Args:
         text: The text.
