@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import grpc
 import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import (
@@ -59,6 +61,22 @@ CASTER_CONFIG = 'backend: "python"\n' + "".join(
     for kind in CASTER_TYPES
 )
 MOST_BYTES = 4 * 1024 * 1024
+
+
+@pytest.fixture(scope="session", autouse=True)
+def grpc_is_warm() -> None:
+    """Has gRPC open what it keeps for the life of the process, also for coroutines."""
+    channel = grpc.insecure_channel("127.0.0.1:1")
+    with pytest.raises(grpc.RpcError):
+        channel.unary_unary("/warm/up")(b"", timeout=5)
+    channel.close()
+
+    async def warm_up() -> None:
+        async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.unary_unary("/warm/up")(b"", timeout=5)
+
+    asyncio.run(warm_up())
 
 
 @pytest.fixture(scope="session")

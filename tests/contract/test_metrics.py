@@ -344,6 +344,7 @@ def test_paths_and_methods_are_tritons(everything: AnyServer) -> None:
     assert get(url, "HEAD")[0] == 405
 
 
+@pytest.mark.process
 def test_curl(everything: AnyServer) -> None:
     told = subprocess.run(
         ["curl", "-sS", "--compressed", "--fail", everything.metrics_url], capture_output=True, check=True

@@ -364,6 +364,7 @@ print("ok")
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "imports",
     [
@@ -375,6 +376,7 @@ def test_shares_a_process_with_tritonclient(imports: str) -> None:
     assert run_python(imports + EXCHANGE) == "ok\n"
 
 
+@pytest.mark.process
 def test_default_pool_stays_clean() -> None:
     modules = ", ".join(param.values[0].__name__.rpartition(".")[2] for param in PAIRS)  # type: ignore[union-attr]
     code = f"""
@@ -397,11 +399,13 @@ print("ok")
     assert run_python(code) == "ok\n"
 
 
+@pytest.mark.process
 def test_package_alone_imports_nothing() -> None:
     code = "import sys, conch.protocol; print([name for name in sys.modules if name.startswith('google')])"
     assert run_python(code) == "[]\n"
 
 
+@pytest.mark.process
 def test_imports_from_many_threads() -> None:
     code = """
 import importlib, threading
@@ -422,6 +426,7 @@ print("ok")
     assert run_python(code) == "ok\n"
 
 
+@pytest.mark.process
 def test_generated_files_are_current(tmp_path: Path) -> None:
     def check(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(GENERATOR), "--check", *arguments]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,10 @@ def refused(answer: Any) -> bool:
     return isinstance(answer, ModelError) and answer.code == "INVALID_ARG"
 
 
-@pytest.mark.parametrize("bad", [b"no image", png(20_000), png(8)[:-30] + bytes(30)])
-def test_preprocessing(bad: bytes) -> None:
-    answer, error = good_and_bad("preprocessing", {"IMAGE": texts(png(8))}, {"IMAGE": texts(bad)}, **TOGETHER)
+@pytest.mark.parametrize("bad", [lambda: b"no image", lambda: png(20_000), lambda: png(8)[:-30] + bytes(30)])
+def test_preprocessing(bad: Callable[[], bytes]) -> None:
+    images = ({"IMAGE": texts(png(8))}, {"IMAGE": texts(bad())})
+    answer, error = good_and_bad("preprocessing", *images, **TOGETHER)
     assert answer["PIXELS"].shape == (1, 3, 224, 224)
     assert refused(error)
 

@@ -211,6 +211,7 @@ def test_trace_settings(client: triton.InferenceServerClient) -> None:
         client.get_trace_settings("none")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "more", "status", "body"),
     [

@@ -179,6 +179,7 @@ def test_a_slow_reader_makes_the_model_wait(streaming: AnyServer, tmp_path: Path
     eventually(lambda: sent() == "cancelled", "the model is told that its reader has gone")
 
 
+@pytest.mark.process
 def test_curl_reads_events(streaming: AnyServer) -> None:
     command = ["curl", "-sSN", "-m", "20", "-d", json.dumps(steps("ok okfinal"))]
     url = f"http://{streaming.http_address}/v2/models/steps/generate_stream"

@@ -510,6 +510,7 @@ def test_tritonclient_aio(server: AnyServer) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+@pytest.mark.process
 def test_curl(own: AnyServer, tmp_path: Path) -> None:
     url = f"http://{own.http_address}/v2/models/two/infer"
 

@@ -119,6 +119,7 @@ def test_a_page_of_an_origin_that_is_allowed_runs_models(client: httpx.Client, r
     assert "access-control-allow-origin" not in metadata.headers
 
 
+@pytest.mark.process
 def test_a_flag_that_is_no_origin(tmp_path: Path) -> None:
     for origin in ("app.example", "https://app.example/", "https://App.example", "null"):
         with started(f"--model-repository={tmp_path}", f"--http-cors-origin={origin}") as process:
