@@ -1,7 +1,7 @@
 """The backend interface: a `Backend` loads models, a `BackendModel` creates instances, these run batches.
 
 A backend is found by name in the entry-point group ``conch.backends`` and imported for the first model that
-needs it. A backend that maps arrays to arrays derives from `conch.backends.arrays.ArrayBackend` in about thirty
+needs it. A backend that maps arrays to arrays derives from `conch.backends.arrays.ArrayBackend` in about 30
 lines; one that handles requests implements `Backend` itself.
 """
 

@@ -1,8 +1,8 @@
-"""Tensors in the memory of a device, as far as the core has to know of them: where they are.
+"""Tensors in device memory.
 
-What opens, copies and frees such memory is behind `DeviceMemory`; the one there is for CUDA is in
-`conch.memory.cuda`. A `DeviceTensor` is a `Tensor`: whoever asks it for bytes or an array gets a copy in host
-memory, made once; whoever can use the memory where it is asks `on_device` first.
+`DeviceMemory` is the interface to a device; `conch.memory.cuda` implements it for CUDA. A `DeviceTensor` is a
+`Tensor` whose bytes or array are a copy in host memory, made once. Code that can use device memory checks
+`on_device` first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,9 @@ from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES, Array, Buffer, Tensor
 
 
 class DeviceMemory(ABC):
-    """A piece of a device's memory; it is there at least as long as this object.
+    """A range of device memory, which lives at least as long as this object.
 
-    Every copy has happened when its method returns, and what the device was to do with the memory before in
-    the order of its default stream has happened before it.
-
-    Attributes:
-        pointer: Its address.
-        device_id: Number of the device.
-        nbytes: Its size.
+    Copies are complete on return and happen after all earlier work of the default stream.
     """
 
     __slots__ = ()
@@ -39,7 +33,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def part(self, offset: int, nbytes: int) -> DeviceMemory:
-        """A piece of it, which must lie inside."""
+        """A part, which must lie inside."""
 
     @abstractmethod
     def read(self) -> memoryview:
@@ -51,7 +45,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def write(self, parts: Iterable[Buffer | DeviceMemory]) -> None:
-        """Copies what comes from the host or a device into it, one after the other from its beginning.
+        """Copies host or device memory into it, back to back from the start.
 
         Raises:
             ConchError: The device failed.
@@ -59,17 +53,11 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def owned(self, pointer: int, nbytes: int, owner: object) -> DeviceMemory:
-        """Memory on the same device that somebody else has.
-
-        Args:
-            pointer: Its address.
-            nbytes: Its size.
-            owner: What has to be kept as long as it is used.
-        """
+        """Memory on the same device that `owner` keeps alive."""
 
     @abstractmethod
     def another(self, nbytes: int) -> DeviceMemory | None:
-        """New memory on the same device; None where it can't give and take memory without stopping others.
+        """New memory on the same device; None if allocation would stall the device.
 
         Raises:
             ConchError: The device failed, or has too little.
@@ -77,11 +65,7 @@ class DeviceMemory(ABC):
 
 
 class DeviceTensor(Tensor):
-    """A tensor in the memory of a device, never one of BYTES.
-
-    Attributes:
-        memory: Where it is.
-    """
+    """A tensor in device memory; never of BYTES."""
 
     on_device: ClassVar[bool] = True
     shared: ClassVar[bool] = True  # most are in regions of clients
@@ -113,11 +97,11 @@ class DeviceTensor(Tensor):
         return data
 
     def fetch(self) -> int:
-        """Copies it to host memory unless that has been done; returns how many bytes that took."""
+        """Copies it to host memory, once; returns the bytes copied now."""
         return 0 if self._data is not None else memoryview(self.data).nbytes
 
     def numpy(self) -> Array:
-        """A copy in host memory as an array of its shape, which can't be written to."""
+        """A read-only copy in host memory as an array."""
         self.fetch()
         return super().numpy()
 
@@ -127,18 +111,18 @@ class DeviceTensor(Tensor):
         return NUMPY_DTYPES.get(self.datatype)
 
     def __getitem__(self, rows: slice) -> DeviceTensor:
-        """Some of its rows, which must be there, without a copy."""
+        """A range of its rows, without a copy."""
         start, end = rows.start, rows.stop
         size = prod(self.shape[1:]) * ELEMENT_SIZES[self.datatype]
         memory = self.memory.part(start * size, (end - start) * size)
         return DeviceTensor(self.name, self.datatype, (end - start, *self.shape[1:]), memory)
 
     def reshaped(self, shape: tuple[int, ...]) -> DeviceTensor:
-        """The same elements under another shape of the same size, without a copy."""
+        """The same elements in another shape of the same size, without a copy."""
         return self.renamed(self.name, shape)
 
     def renamed(self, name: str, shape: tuple[int, ...]) -> DeviceTensor:
-        """The same elements under another name and another shape of the same size, without a copy."""
+        """The same elements under another name and shape of the same size, without a copy."""
         if prod(shape) != prod(self.shape):
             raise InvalidArgumentError(
                 f"tensor '{self.name}' of shape {list(self.shape)} can't have shape {list(shape)}"
@@ -151,7 +135,7 @@ class DeviceTensor(Tensor):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The memory as numba, cupy and others take it; its contents are ready on every stream."""
+        """The CUDA array interface; the contents are ready on every stream."""
         dtype = self.dtype
         if dtype is None:
             raise AttributeError(f"{self.datatype} has no type string; use DLPack")
@@ -168,9 +152,9 @@ class DeviceTensor(Tensor):
         """A DLPack capsule of the memory itself.
 
         Args:
-            stream: Where the consumer will use it. Nothing is to be done for that: clients have written their
-                memory before they name it, and every copy of ours is over when it returns.
-            options: Whatever newer versions of the protocol ask for, all of which may be left alone.
+            stream: The consumer's stream. Ignored: clients write before they send the request, and copies of
+                the server are complete on return.
+            options: Options of newer protocol versions. Ignored.
         """
         memory = self.memory
         return dlpack.export(memory.pointer, self.__dlpack_device__(), self.datatype, self.shape, memory)
@@ -180,12 +164,7 @@ class DeviceTensor(Tensor):
 
 
 class FetchedTensor(DeviceTensor):
-    """A tensor on a device, for somebody who only wants to know of host memory; copied when it is looked at.
-
-    Args:
-        tensor: The tensor.
-        batch: The batch it runs in, which counts the copy.
-    """
+    """A device tensor for consumers of host memory: copied on first access, which its batch counts."""
 
     on_device: ClassVar[bool] = False
 
@@ -204,21 +183,15 @@ class FetchedTensor(DeviceTensor):
 
 
 class Counting(Protocol):
-    """What counts copies."""
+    """Counts copied bytes."""
 
     bytes_copied: int
 
 
 def concatenated(name: str, tensors: list[Tensor], device_id: int) -> DeviceTensor | None:
-    """The rows of several tensors of one datatype one after the other, in memory of a device.
+    """Concatenates the rows of tensors in device memory; None if an allocation would stall the device.
 
-    Args:
-        name: Name of the result.
-        tensors: The tensors, wherever they are; at least one must be on that device.
-        device_id: Number of the device.
-
-    Returns:
-        The rows; None where the device can't give memory for it without stopping others.
+    At least one of the tensors must be on the device.
     """
     near = next(t for t in tensors if isinstance(t, DeviceTensor) and t.memory.device_id == device_id)
     memory = near.memory.another(sum(tensor.nbytes for tensor in tensors))

@@ -1,9 +1,8 @@
-"""DLPack capsules of memory that is on a device, made and read with numpy and ctypes alone.
+"""DLPack capsules of device memory, made and read with numpy and ctypes.
 
-A capsule is made by numpy, over an array of which it only knows where it is: numpy's own C code then keeps
-and frees what belongs to the capsule, whichever thread the consumer drops it on. A deleter in Python would
-run, among other times, while an exception is on its way through a model, and could not but lose it. What is
-left to do is to say in the capsule which device the memory is on.
+numpy makes a capsule of an array that only holds the address, so numpy's C code frees it on any thread; then
+the device is written into the capsule. A deleter in Python could run while an exception propagates through a
+model, and would lose that exception.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from conch.core.tensor import ELEMENT_SIZES, NUMPY_DTYPES
 CPU = 1
 CUDA = 2
 CUDA_HOST = 3
-"""Kinds of devices, as DLPack numbers them; the last is memory of the host that a GPU can reach."""
+"""Device kinds of DLPack; the last is pinned host memory."""
 
 _NAME = b"dltensor"
 _BFLOAT = 4
@@ -29,7 +28,7 @@ _CODES = {"i": 0, "u": 1, "f": 2, "b": _BOOL}
 
 
 class _DLTensor(ctypes.Structure):
-    """What every capsule named ``dltensor`` points to, up to what comes after it."""
+    """The first fields of the struct behind a capsule named ``dltensor``."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -45,14 +44,14 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-# A function object of its own: the attributes of those in `ctypes.pythonapi` belong to everybody.
+# A separate function object: attributes of those in `ctypes.pythonapi` are shared by the process.
 _get_pointer: Callable[[Any, bytes], int] = ctypes.PYFUNCTYPE(
     ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p
 )(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 class _Placed:
-    """Memory somewhere, as numpy wants it described; an array of it keeps this object, and so the owner."""
+    """Array interface of a memory range; an array of it keeps this object, and so the owner."""
 
     def __init__(self, pointer: int, shape: tuple[int, ...], typestr: str, owner: object) -> None:
         self.owner = owner
@@ -65,15 +64,7 @@ class _Placed:
 
 
 class Described(NamedTuple):
-    """What a capsule says of its tensor.
-
-    Attributes:
-        pointer: Address of its first element.
-        device: Kind and number of the device.
-        datatype: The protocol's name of its element type.
-        shape: Its dimensions.
-        nbytes: Its size.
-    """
+    """The contents of a capsule; `device` is kind and number."""
 
     pointer: int
     device: tuple[int, int]
@@ -85,15 +76,7 @@ class Described(NamedTuple):
 def export(
     pointer: int, device: tuple[int, int], datatype: str, shape: tuple[int, ...], owner: object
 ) -> Any:
-    """A capsule of contiguous memory.
-
-    Args:
-        pointer: Address of the first element.
-        device: Kind and number of the device it is on.
-        datatype: The protocol's name of the element type; not BYTES.
-        shape: The dimensions.
-        owner: What is kept until the consumer has dropped the capsule, or what it made of it.
-    """
+    """A capsule of contiguous memory, which keeps `owner` alive; `datatype` must not be BYTES."""
     dtype = NUMPY_DTYPES.get(datatype, np.dtype("<u2"))  # BF16 is two bytes that numpy can't name
     capsule = np.asarray(_Placed(pointer, shape, dtype.str, owner)).__dlpack__()
     tensor = _DLTensor.from_address(_get_pointer(capsule, _NAME))
@@ -104,7 +87,7 @@ def export(
 
 
 def device_of(capsule: Any) -> tuple[int, int]:
-    """Kind and number of the device that a capsule's memory is on.
+    """Kind and number of a capsule's device.
 
     Raises:
         ValueError: It is no capsule, or has been consumed.

@@ -38,8 +38,8 @@ ELEMENT_SIZES: dict[str, int] = {
 POSITIONS = frozenset(("BOOL", "INT32", "INT64"))
 """Datatypes whose values kernels take for positions and counts.
 
-They check them first, so such values must not lie where a client can change them in between: it would have
-the server read and write anywhere.
+Kernels check them first, so a client must not be able to change them in between: the server would read and
+write anywhere.
 """
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -75,9 +75,9 @@ class Tensor:
         name: Name of the input or output.
         datatype: Protocol name of the element type, such as ``FP32``.
         shape: Dimensions, batch dimension included.
-        on_device: Whether it is a `conch.core.device.DeviceTensor`, whose bytes have to be copied to be seen.
+        on_device: Whether it is a `conch.core.device.DeviceTensor`, whose bytes must be copied to the host.
         shared: Whether a client may write to its memory at any time.
-        writable: Whether nobody else has its memory, so that a model may write to it.
+        writable: Whether its memory is private, so that a model may write to it.
     """
 
     on_device: ClassVar[bool] = False
@@ -137,7 +137,7 @@ class Tensor:
         return data
 
     def fetch(self) -> int:
-        """Has its bytes in host memory; returns how many had to be copied for that."""
+        """Brings the bytes to host memory; returns how many were copied."""
         return 0
 
     def numpy(self) -> Array:
@@ -166,12 +166,12 @@ class Tensor:
         return array
 
     def reshaped(self, shape: tuple[int, ...]) -> Tensor:
-        """The same elements under another shape of the same size, without a copy."""
+        """The same elements in another shape of the same size, without a copy."""
         array = None if self._array is None else self._array.reshape(shape)
         return Tensor(self.name, self.datatype, shape, self._data, array)
 
     def detached(self, name: str) -> Tensor:
-        """The same elements under another name, in memory that nobody else writes to or keeps alive."""
+        """A private copy of the elements under another name."""
         array, data = self._array, self._data
         if array is not None:
             if self.datatype == "BYTES":  # its elements may be no `bytes` yet, which others expect
@@ -193,7 +193,7 @@ class Tensor:
 
     @property
     def has_data(self) -> bool:
-        """Whether its wire form is at hand, not only an array."""
+        """Whether the wire form exists, not only an array."""
         return self._data is not None
 
     def __repr__(self) -> str:
