@@ -123,10 +123,10 @@ class VersionStates:
             for version, change in sorted(changes.items()):
                 after[version] = self._changed(name, version, before.get(version), change)
             published = self._registry.entries.get(name, Entry()).ready if ready is None else ready
-            ready_versions = {version for version, status in after.items() if status.phase is Phase.READY}
-            if ready_versions != set(published):
+            marked = {version for version, status in after.items() if status.phase is Phase.READY}
+            if marked != set(published):
                 raise ValueError(
-                    f"model '{name}': versions {sorted(ready_versions)} are said to be ready, {sorted(published)} are"
+                    f"model '{name}': versions {sorted(marked)} are said to be ready, {sorted(published)} are"
                 )
             self._versions[name] = after
             self._publish(name, after, published)
