@@ -60,7 +60,7 @@ class Summaries:
             counts[stage][step] = counts[stage].get(step, 0) + 1
 
     def add_all(self, requests: Iterable[InferenceRequest], run: tuple[int, int], *times_ns: int) -> None:
-        """Counts requests of a batch that ran in `run` (start, end); `times_ns` starts with `COMPUTE_INPUT`."""
+        """Counts requests of a batch run in `run` (start, end); `times_ns` begins with `COMPUTE_INPUT`."""
         start_ns, end_ns = run
         for request in requests:
             self.add(end_ns, REQUEST, end_ns - request.received_ns, start_ns - request.queued_ns, *times_ns)
