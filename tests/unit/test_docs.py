@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -23,7 +24,8 @@ from conch_control.config.parse import parse_config
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.validate import check_supported, validate_config, validate_tensors
 
-_DOCS = Path(__file__).parents[2] / "docs"
+_ROOT = Path(__file__).parents[2]
+_DOCS = _ROOT / "docs"
 
 
 def test_the_backend_of_the_documentation_serves(tmp_path: Path) -> None:
@@ -102,6 +104,37 @@ def test_the_python_api_page_names_all_there_is() -> None:
     text = (_DOCS / "python-api.md").read_text()
     names = [name for name in conch._MODULE_OF if not name.endswith("Error")]  # type: ignore[attr-defined]
     assert [name for name in (*names, *_public(conch.Server)) if name not in text] == []
+
+
+# Files of users and of builds.
+_FOREIGN = frozenset(
+    {"Minference/grpc_service.proto", "backends/NAME/model.py", "dist/", "file.py", "helper.py", "m/1/"}
+)
+_PAGES = (*(_ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")), *_DOCS.rglob("*.md"))
+_FILE = re.compile(r"(?<![\w./:<>$*-])([\w-]+(?:/[\w.-]+)*\.(?:pyi?|proto|sh|yml))(?![\w/*])")
+_FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
+
+
+def _exists(mention: str) -> bool:
+    tracked = _tracked()
+    if mention.endswith("/"):
+        return any(f"/{mention}" in f"/{path}" for path in tracked)
+    return any(f"/{path}".endswith(f"/{mention}") for path in tracked)
+
+
+@functools.cache
+def _tracked() -> tuple[str, ...]:
+    folders = ("services", "control", "proto", "scripts", "bench", "tests", "deploy", "examples", "docs", ".ci")
+    files = [path for folder in folders for path in (_ROOT / folder).rglob("*") if path.is_file()]
+    return tuple(str(path.relative_to(_ROOT)) for path in (*files, *_ROOT.glob("*.*")))
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
+def test_files_named_by_a_page_exist(page: Path) -> None:
+    """A mention is the end of a path, so `core/admission.py` stands for `services/conch/core/admission.py`."""
+    text = page.read_text()
+    mentions = {*_FILE.findall(text), *_FOLDER.findall(text)} - _FOREIGN
+    assert sorted(mention for mention in mentions if not _exists(mention)) == []
 
 
 def _public(kind: type) -> list[str]:
