@@ -110,28 +110,31 @@ def test_the_python_api_page_names_all_there_is() -> None:
 _FOREIGN = frozenset(
     {"Minference/grpc_service.proto", "backends/NAME/model.py", "dist/", "file.py", "helper.py", "m/1/"}
 )
-_PAGES = (*(_ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")), *_DOCS.rglob("*.md"))
+_PAGES = (
+    *(_ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+    *sorted(_DOCS.rglob("*.md")),
+)
 _FILE = re.compile(r"(?<![\w./:<>$*-])([\w-]+(?:/[\w.-]+)*\.(?:pyi?|proto|sh|yml))(?![\w/*])")
 _FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
 
 
 def _exists(mention: str) -> bool:
-    tracked = _tracked()
+    paths = _files()
     if mention.endswith("/"):
-        return any(f"/{mention}" in f"/{path}" for path in tracked)
-    return any(f"/{path}".endswith(f"/{mention}") for path in tracked)
+        return any(f"/{mention}" in f"/{path}" for path in paths)
+    return any(f"/{path}".endswith(f"/{mention}") for path in paths)
 
 
 @functools.cache
-def _tracked() -> tuple[str, ...]:
-    folders = ("services", "control", "proto", "scripts", "bench", "tests", "deploy", "examples", "docs", ".ci")
+def _files() -> tuple[str, ...]:
+    folders = "services control proto scripts bench tests deploy examples docs .ci".split()
     files = [path for folder in folders for path in (_ROOT / folder).rglob("*") if path.is_file()]
     return tuple(str(path.relative_to(_ROOT)) for path in (*files, *_ROOT.glob("*.*")))
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_files_named_by_a_page_exist(page: Path) -> None:
-    """A mention is the end of a path, so `core/admission.py` stands for `services/conch/core/admission.py`."""
+    """A mention is the end of a path: `core/admission.py` is `services/conch/core/admission.py`."""
     text = page.read_text()
     mentions = {*_FILE.findall(text), *_FOLDER.findall(text)} - _FOREIGN
     assert sorted(mention for mention in mentions if not _exists(mention)) == []
