@@ -26,7 +26,7 @@ class ConchError(Exception):
         label: The code as it reads inside Triton's messages, such as ``Invalid argument``.
         grpc_status: Numeric gRPC status code.
         http_status: HTTP status code.
-        retry_after_ms: When another try makes sense, in milliseconds from now; None where nobody knows.
+        retry_after_ms: When another try makes sense, in milliseconds from now; None if unknown.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -119,7 +119,7 @@ class CancelledError(ConchError):
 
 
 class DeadlineExceededError(ConchError):
-    """Nobody waits for the answer any longer. Not one of Triton's codes."""
+    """The client no longer waits for the response. Not one of Triton's codes."""
 
     code = "DEADLINE_EXCEEDED"
     label = "Deadline exceeded"
@@ -175,7 +175,7 @@ ERRORS_BY_CODE: dict[str, type[ConchError]] = {
 
 
 def message_of(error: object) -> str:
-    """The text of an exception that anybody may have written: its own way to say it may fail as well."""
+    """Text of an exception of any kind; its ``__str__`` may fail as well."""
     try:
         return str(error)
     except BaseException:

@@ -12,10 +12,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest
 
 PLACES = 65
 """Number of buckets: monotonic clocks have at most 64 bits."""

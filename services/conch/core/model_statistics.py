@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from conch.core.latencies import FirstResponses, Latencies
+from conch.core.request import InferenceRequest
+from conch.core.scheduling.scheduler import Batch
 from conch.core.statistics_snapshot import (
     BatchDurations,
     Duration,
@@ -19,10 +20,6 @@ from conch.core.statistics_snapshot import (
     StatisticsSnapshot,
 )
 from conch.core.summaries import CACHE_HIT, CACHE_MISS, REQUEST, Summaries
-
-if TYPE_CHECKING:
-    from conch.core.request import InferenceRequest
-    from conch.core.scheduling.scheduler import Batch
 
 __all__ = ["BatchDurations", "Duration", "ModelStatistics", "StatisticsSnapshot"]
 
@@ -41,7 +38,7 @@ class ModelStatistics:
         gauges: Gives the numbers of requests that wait and that run, at the moment; None for none.
 
     Attributes:
-        watched: To be set once a request has a watch; nobody looks for one before.
+        watched: Set once a request has a watch; recording does not look for watches before.
         identity: Tells these counters from all others, without keeping them or their model.
     """
 

@@ -11,13 +11,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from conch.core.errors import ConchError
+from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 
 if TYPE_CHECKING:
     from conch.core.device import DeviceMemory
-    from conch.core.request_log import Watch
-    from conch.core.scheduling.sequence.table import LiveSequence
-    from conch.core.servable import Servable
 
 Parameter = bool | int | float | str
 """A value of a request or response parameter."""
@@ -90,6 +88,66 @@ class MemoryBindings(Protocol):
         """Releases the regions."""
 
 
+class Watchable(Protocol):
+    """Counters of a model version, told that a request has a watch by setting `watched`."""
+
+    watched: bool
+
+
+class RequestModel(Protocol):
+    """The model version of a request, as far as holders of the request use it; see `Servable`."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its description."""
+
+    @property
+    def version_text(self) -> str:
+        """The version number as the protocol carries it."""
+
+    @property
+    def statistics(self) -> Watchable:
+        """Its counters."""
+
+    def cancel(self, request: InferenceRequest) -> bool:
+        """Cancels a request; see `Servable.cancel`."""
+
+
+class RunTimes:
+    """Times of a batch, without a reference to it; monotonic nanoseconds, 0 while unknown."""
+
+    __slots__ = ("end_ns", "input_end_ns", "output_start_ns", "size", "start_ns")
+
+    def __init__(self, size: int, start_ns: int) -> None:
+        self.size = size
+        self.start_ns = start_ns
+        self.input_end_ns = self.output_start_ns = self.end_ns = 0
+
+    def unfinished(self) -> RunTimes:
+        """A copy for a request that goes on."""
+        times = RunTimes(self.size, self.start_ns)
+        times.input_end_ns = self.input_end_ns
+        return times
+
+
+class Watch(Protocol):
+    """The log entry of one request.
+
+    Attributes:
+        times: Times of the batch it ran in last; None before it ran.
+        bytes_out: Bytes of its responses, counted by the front end.
+    """
+
+    times: RunTimes | None
+    bytes_out: int
+
+    def step(self, request: InferenceRequest, model: RequestModel, kind: str = "ensemble-step") -> None:
+        """Begins the entry of a nested request; `kind` is ``ensemble-step`` or ``model-call``."""
+
+    def refused(self, request: InferenceRequest, error: ConchError) -> None:
+        """Ends the entry of a request that was not admitted and gets no response."""
+
+
 class InferenceRequest:
     """One request for one model.
 
@@ -118,7 +176,7 @@ class InferenceRequest:
         queued_ns: Monotonic time at which the scheduler took it.
         cancelled: Set when the client no longer waits.
         context: What the front end needs to send the response.
-        sequence: The scheduler's state of the request's sequence; None for none.
+        sequence: The scheduler's `LiveSequence` of the request; None for none.
         rescheduled: Set by a model that runs the request again instead of ending it.
         answered: Whether the last response has been given, also while the request waits to run again.
         failed: Set if a model itself answers with an error; unset before.
@@ -188,7 +246,7 @@ class InferenceRequest:
         requested: tuple[str, ...] | None = None,
         parameters: dict[str, Parameter] | None = None,
     ) -> None:
-        self.model: Servable | None = None
+        self.model: RequestModel | None = None
         self.model_name = model_name
         self.model_version = model_version
         self.id = request_id
@@ -213,7 +271,7 @@ class InferenceRequest:
         self.context: object = None
         self.region_bindings: MemoryBindings | None = None
         self.watch: Watch | None = None
-        self.sequence: LiveSequence | None = None
+        self.sequence: object = None
         self.rescheduled = False
         self.completed = False
         self.responses_wait = False

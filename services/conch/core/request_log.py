@@ -11,66 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from copy import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from conch.core.errors import ConchError
-    from conch.core.request import InferenceRequest, InferenceResponse, Responder
-    from conch.core.scheduling.scheduler import Batch
-    from conch.core.servable import Servable
-    from conch.core.spec import ModelSpec
-    from conch.core.tensor import Tensor
+from conch.core.errors import ConchError
+from conch.core.request import InferenceRequest, InferenceResponse, RequestModel, Responder, RunTimes
+from conch.core.scheduling.scheduler import Batch
+from conch.core.spec import ModelSpec
+from conch.core.tensor import Tensor
 
 log = logging.getLogger(__name__)
-
-
-class RunTimes:
-    """Times of a batch, without a reference to it; monotonic nanoseconds, 0 while unknown."""
-
-    __slots__ = ("end_ns", "input_end_ns", "output_start_ns", "size", "start_ns")
-
-    def __init__(self, batch: Batch) -> None:
-        self.size = batch.size
-        self.start_ns = batch.compute_start_ns
-        self.complete(batch)
-
-    def complete(self, batch: Batch) -> None:
-        """Copies the times that are known by now."""
-        self.input_end_ns = batch.compute_input_end_ns
-        self.output_start_ns = batch.compute_output_start_ns
-        self.end_ns = batch.compute_end_ns
-
-    def unfinished(self) -> RunTimes:
-        """A copy for a request that goes on."""
-        times = copy(self)
-        times.output_start_ns = times.end_ns = 0
-        return times
-
-
-class Watch(Protocol):
-    """The log entry of one request.
-
-    Attributes:
-        times: Times of the batch it ran in last; None before it ran.
-        bytes_out: Bytes of its responses, counted by the front end.
-    """
-
-    times: RunTimes | None
-    bytes_out: int
-
-    def step(self, request: InferenceRequest, model: Servable, kind: str = "ensemble-step") -> None:
-        """Begins the entry of a nested request; `kind` is ``ensemble-step`` or ``model-call``."""
-
-    def refused(self, request: InferenceRequest, error: ConchError) -> None:
-        """Ends the entry of a request that was not admitted and gets no response."""
 
 
 class RequestLog(Protocol):
     """The access log of a server."""
 
     def begin(
-        self, request: InferenceRequest, model: Servable, protocol: str, client: str, bytes_in: int
+        self, request: InferenceRequest, model: RequestModel, protocol: str, client: str, bytes_in: int
     ) -> None:
         """Attaches a watch; called after the regions are attached, before the responder is wrapped otherwise.
 
@@ -112,12 +68,20 @@ def note_open(request: InferenceRequest) -> None:
 
 def note_run(batch: Batch) -> RunTimes:
     """Gives the watches of a batch's requests its times, which may be completed later."""
-    times = RunTimes(batch)
+    times = RunTimes(batch.size, batch.compute_start_ns)
+    complete_run(batch, times)
     for request in batch.requests:
         watch = request.watch
         if watch is not None:
             watch.times = times
     return times
+
+
+def complete_run(batch: Batch, times: RunTimes) -> None:
+    """Copies the times of a batch that are known by now."""
+    times.input_end_ns = batch.compute_input_end_ns
+    times.output_start_ns = batch.compute_output_start_ns
+    times.end_ns = batch.compute_end_ns
 
 
 class RequestLines:
@@ -128,7 +92,7 @@ class RequestLines:
     def __init__(self) -> None:
         self.on = False
 
-    def begin(self, request: InferenceRequest, model: Servable) -> None:
+    def begin(self, request: InferenceRequest, model: RequestModel) -> None:
         """Logs a request before it is queued, and then its responses."""
         names = "all" if request.requested is None else ", ".join(request.requested)
         log.debug(

@@ -99,7 +99,7 @@ class Servable(Protocol):
 
     @property
     def readiness(self) -> Sequence[Readiness]:
-        """The checks it makes of itself when somebody asks whether it is ready; they may take time."""
+        """The readiness checks of its instances; they may take time."""
 
     @property
     def workers(self) -> Sequence[WorkerStatus]:

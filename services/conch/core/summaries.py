@@ -11,10 +11,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from conch.core.request import InferenceRequest
+from conch.core.request import InferenceRequest
 
 SLICE_NS = 12_000_000_000
 SLICES = 5

@@ -14,6 +14,7 @@ from conch.core.execution.response_order import ResponseOrder
 from conch.core.model_version import Model
 from conch.core.request import InferenceRequest, InferenceResponse
 from conch.core.scheduling.scheduler import Batch
+from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.servable import InlineClaim
 from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching
 
@@ -107,7 +108,7 @@ def test_a_sequence_that_rests_keeps_no_tensors_of_its_last_request() -> None:
     driven.model.submit(request)
     while driven.answers.finals == 0:
         run_once(driven.model)
-    assert request.sequence is not None
+    assert isinstance(request.sequence, LiveSequence)
     assert request.sequence.inputs is None
     driven.model.fail_queued(UnavailableError("over"))
     assert driven.model.close(WAIT_S)

@@ -27,6 +27,7 @@ from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
 from conch.core.scheduling.sequence.controls import Controls
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
+from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.spec import ControlTensor, StateSpec, TensorSpec
 from conch.core.tensor import Tensor
 
@@ -157,7 +158,7 @@ class TestStartAgain:
         later = submit(batcher, 1)
         first = take(batcher)
         assert first.requests == [old[0]]
-        assert old[0].sequence is not None
+        assert isinstance(old[0].sequence, LiveSequence)
         old[0].sequence.states["STATE_IN"] = Tensor.from_array("STATE_IN", np.array([[7]]))
         batcher.complete(first, NOW)
         assert [run(batcher) for _ in range(3)] == [[old[1]], [new], [later]]
@@ -474,7 +475,7 @@ class TestIterative:
             assert [told(each, "START") for each in requests] == [step == 0] * 2
             assert [told(each, "STATE_IN") for each in requests] == [step] * 2
             for each in requests:
-                assert each.sequence is not None
+                assert isinstance(each.sequence, LiveSequence)
                 each.sequence.states["STATE_IN"] = Tensor.from_array("STATE_IN", np.array([[step + 1]]))
                 each.inputs["IN"] = each.inputs["IN"].reshaped((1, 4, 4))  # as a reshape would
                 each.rescheduled = True
@@ -651,7 +652,7 @@ class TestStates:
         )
         SequenceStates(self.SPEC).collect(request, response)
         assert [tensor.name for tensor in response.outputs] == ["OUT", "SEEN"]
-        assert request.sequence is not None
+        assert isinstance(request.sequence, LiveSequence)
         states = request.sequence.states
         assert {name: each.name for name, each in states.items()} == {name: name for name in states}
         whole[:] = 99
@@ -667,7 +668,7 @@ class TestStates:
         response = InferenceResponse([Tensor("STATE_OUT", "INT64", (1, 1), memoryview(message))])
         SequenceStates(self.SPEC).collect(request, response)
         message[:] = bytes(8)
-        assert request.sequence is not None
+        assert isinstance(request.sequence, LiveSequence)
         assert request.sequence.states["STATE_IN"].numpy().tolist() == [[8]]
 
     def test_a_visible_state_that_nobody_asked_for_is_hidden(self) -> None:
@@ -676,12 +677,12 @@ class TestStates:
         response = InferenceResponse([Tensor.from_array("SEEN", np.array([[1]]))])
         SequenceStates(self.SPEC).collect(request, response)
         assert response.outputs == []
-        assert request.sequence is not None
+        assert isinstance(request.sequence, LiveSequence)
         assert request.sequence.states["SEEN_IN"].numpy().tolist() == [[1]]
 
     def test_an_error_leaves_them_as_they_were(self) -> None:
         request = self._live()
-        assert request.sequence is not None
+        assert isinstance(request.sequence, LiveSequence)
         before = dict(request.sequence.states)
         response = InferenceResponse([Tensor.from_array("SEEN", np.array([[1]]))], InternalError("no"))
         SequenceStates(self.SPEC).collect(request, response)
@@ -697,7 +698,7 @@ class TestStates:
     )
     def test_one_that_does_not_fit_is_an_error(self, array: Any, got: str) -> None:
         request = self._live()
-        assert request.sequence is not None
+        assert isinstance(request.sequence, LiveSequence)
         before = dict(request.sequence.states)
         response = InferenceResponse(
             [Tensor.from_array("SEEN", np.array([[1]])), Tensor.from_array("STATE_OUT", array)]

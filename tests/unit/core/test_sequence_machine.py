@@ -27,6 +27,7 @@ from conch.core.errors import ConchError, InvalidArgumentError, ResourceExhauste
 from conch.core.request import InferenceRequest, RequestState
 from conch.core.scheduling.scheduler import IDLE, Batch, WaitUntil
 from conch.core.scheduling.sequence.batcher import SequenceBatcher
+from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
 
@@ -119,7 +120,7 @@ class Driver:
             if request.filler:
                 continue
             sequence = self.expected.of[request]
-            assert request.sequence is not None
+            assert isinstance(request.sequence, LiveSequence)
             sequence.state += 1
             request.sequence.states["STATE_IN"] = Tensor(
                 "STATE_IN", "INT64", (1, 1), sequence.state.to_bytes(8, "little")

@@ -53,7 +53,7 @@ class Scripted:
     def submit(self, request: InferenceRequest, may_claim: bool = False) -> None:
         if self.refusal is not None:
             raise self.refusal
-        request.model = self  # type: ignore[assignment]
+        request.model = self
         self.requests.append(request)
         thread = threading.Thread(target=self.script, args=(request,))
         self._threads.append(thread)

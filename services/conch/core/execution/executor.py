@@ -27,8 +27,8 @@ from conch.core.execution.pending_batch import PendingBatch
 from conch.core.execution.response_tracker import ExecutionRecord, ResponseTracker
 from conch.core.execution.shaping import Shaper
 from conch.core.model_statistics import QUEUE_FULL, QUEUED, RUNNING, TIMEOUT, ModelStatistics
-from conch.core.request import InferenceRequest, InferenceResponse
-from conch.core.request_log import REQUESTS, RunTimes, note_open, note_run
+from conch.core.request import InferenceRequest, InferenceResponse, RunTimes
+from conch.core.request_log import REQUESTS, complete_run, note_open, note_run
 from conch.core.scheduling.scheduler import Batch
 from conch.core.scheduling.sequence.implicit_state import SequenceStates
 from conch.core.spec import ModelSpec
@@ -198,7 +198,7 @@ class Executor:
         if not batch.compute_output_start_ns and not incomplete:
             batch.compute_output_start_ns = now
         if times is not None:
-            times.complete(batch)
+            complete_run(batch, times)
         failed = self._shape_all(requests, responses)
         if one_by_one:
             self._count_one_by_one(batch, requests, responses)

@@ -31,7 +31,7 @@ from typing import TypeVar
 from conch.core.backend import AwaitableOutcome, BackendInstance, Outcome
 from conch.core.errors import as_conch_error
 from conch.core.execution.response_tracker import ExecutionRecord
-from conch.core.request_log import RunTimes
+from conch.core.request import RunTimes
 from conch.core.scheduling.scheduler import Batch
 
 log = logging.getLogger(__name__)

@@ -65,7 +65,7 @@ class Shaper:
         return any(tensor.name not in requested for tensor in response.outputs)
 
     def shape_response(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Drops outputs nobody asked for, gives the others the shapes clients see, and classifies.
+        """Drops outputs that are not requested, gives the others the shapes clients see, and classifies.
 
         Outputs of a model with padded inputs are cut back to the request's own lengths. An output that does
         not have the shape its reshape or its cut starts from becomes the response's error, and so does one

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from conch.frontends.http.fast_path import FastPath, FastPathCall, ResponseSender
-from conch.frontends.http.http_connection import Connection
+from conch.frontends.http.fast_path import FastPath, FastPathCall, FastPathConnection, ResponseSender
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -105,7 +104,7 @@ class CrossOriginInference:
 def fast_path_without_origin(fast_path: FastPath) -> FastPath:
     """Sends requests with an `Origin` through the application, which adds CORS headers."""
 
-    def filtered(connection: Connection, sender: ResponseSender) -> FastPathCall | None:
+    def filtered(connection: FastPathConnection, sender: ResponseSender) -> FastPathCall | None:
         if any(name.lower() == b"origin" for name, _ in connection.raw_headers):
             return None
         return fast_path(connection, sender)

@@ -7,18 +7,56 @@ This module defines the connection's side; a `FastPath` accepts or declines each
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sized
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, body_size
+from conch.frontends.http.flow_control import AT_ONCE_BYTES, Body, HttpFlowControl, body_size
 from conch.frontends.http.request_body import RequestBody
 
-if TYPE_CHECKING:
-    from conch.frontends.http.http_connection import Connection
-
 _JOINED_BYTES = 64 * 1024
+
+
+class FastPathConnection(Protocol):
+    """The connection, as its fast path uses it.
+
+    Attributes:
+        url: Path and query of the request.
+        on_disconnect: Called once if the client disconnects while a request runs, or None.
+        flow: Sends large bodies.
+    """
+
+    url: bytes
+    on_disconnect: Callable[[], None] | None
+    flow: HttpFlowControl
+
+    @property
+    def parser(self) -> Any:
+        """The parser of httptools."""
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Its transport."""
+
+    @property
+    def pipeline(self) -> Sized:
+        """Requests that wait for the running one."""
+
+    @property
+    def raw_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers with names as received."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+
+    @property
+    def too_many_chunks(self) -> bool:
+        """True if the body exceeds the limit of chunks."""
+
+    def on_response_complete(self) -> None:
+        """Starts the next pipelined request, or resumes reading."""
 
 
 class FastPathCall(Protocol):
@@ -56,7 +94,7 @@ class ResponseSender(Protocol):
         """Sends the response, once; on the loop."""
 
 
-FastPath = Callable[["Connection", "ResponseSender"], FastPathCall | None]
+FastPath = Callable[[FastPathConnection, ResponseSender], FastPathCall | None]
 """Accepts or declines a request by its headers; may respond before it returns."""
 
 
@@ -80,7 +118,7 @@ class FastPathCycle:
         "response_complete",
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: FastPathConnection) -> None:
         self._connection = connection
         self._call: FastPathCall | None = None
         self._body: RequestBody | None = None

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: uvicorn's protocol with a fast path for infer requests.
 
-A request that the fast_path way takes is answered without ASGI: no task, no scope, no messages. It costs a
-third of the time. All others, and those that come while one is answered, go uvicorn's way.
+The fast path answers a request without ASGI task, scope and messages, in a third of the time. Other requests,
+and those that arrive while one is running, go through uvicorn.
 """
 
 from __future__ import annotations

@@ -14,9 +14,7 @@ from typing import TextIO
 
 from conch.core.clock import Clock, monotonic_ns, wall_seconds
 from conch.core.errors import ConchError
-from conch.core.request import InferenceRequest, InferenceResponse, Responder
-from conch.core.request_log import RunTimes
-from conch.core.servable import Servable
+from conch.core.request import InferenceRequest, InferenceResponse, RequestModel, Responder, RunTimes
 from conch.observability.logging.line_writer import LineWriter
 from conch.observability.logging.log_handler import quoted
 from conch.observability.logging.log_settings import AccessLogOptions
@@ -109,7 +107,7 @@ class AccessLog:
         )
 
     def begin(
-        self, request: InferenceRequest, model: Servable, protocol: str, client: str, bytes_in: int
+        self, request: InferenceRequest, model: RequestModel, protocol: str, client: str, bytes_in: int
     ) -> None:
         """Starts the entry of a request; see `RequestLog`."""
         model.statistics.watched = True
@@ -187,7 +185,7 @@ class _Entry:
                     code = "CANCELLED"  # the model finished, but the result was discarded
                 self._end(request, code, "" if error is None else error.message)
 
-    def step(self, request: InferenceRequest, model: Servable, kind: str = "ensemble-step") -> None:
+    def step(self, request: InferenceRequest, model: RequestModel, kind: str = "ensemble-step") -> None:
         """Starts the entry of a subrequest if those are logged; see `Watch`."""
         if self._log.steps():
             self._log.begin(request, model, kind, self._client, 0)

@@ -203,7 +203,7 @@ class SequenceBatcher(Scheduler):
         self._now_ns = now_ns
         for request in batch.requests:
             sequence = request.sequence
-            if sequence is None:
+            if not isinstance(sequence, LiveSequence):
                 continue  # a filler
             sequence.running = False
             if self._iterative:
@@ -218,7 +218,7 @@ class SequenceBatcher(Scheduler):
         if request.state is not _QUEUED:
             return ()
         sequence = request.sequence
-        assert sequence is not None
+        assert isinstance(sequence, LiveSequence)
         queue = sequence.queue
         if sequence.seats is not None and not sequence.running:
             sequence.seats.withdraw(queue[0])
@@ -346,7 +346,7 @@ class SequenceBatcher(Scheduler):
         flags = self._controls.flags
         for request in requests:
             sequence = request.sequence
-            assert sequence is not None
+            assert isinstance(sequence, LiveSequence)
             sequence.queue.popleft()
             sequence.running = sequence.begun = True
             request.state = _RUNNING
@@ -386,7 +386,7 @@ class SequenceBatcher(Scheduler):
             if self._tracks:
                 self.expiries.unwatch(request)
             sequence = request.sequence
-            assert sequence is not None
+            assert isinstance(sequence, LiveSequence)
             sequence.inputs = None
             sequence.queue.popleft()
             self._go_on(sequence, seats, now_ns)

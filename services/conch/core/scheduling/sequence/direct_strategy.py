@@ -51,14 +51,15 @@ class DirectSeats(Seats):
     def ready(self, request: InferenceRequest) -> None:
         """Makes the first request of a sequence ready."""
         sequence = request.sequence
-        assert sequence is not None
+        assert isinstance(sequence, LiveSequence)
         self._ready[sequence.slot] = request
         self._oldest_ns = min(self._oldest_ns, request.queued_ns)
 
     def withdraw(self, request: InferenceRequest) -> None:
         """Takes a ready request back."""
-        assert request.sequence is not None
-        del self._ready[request.sequence.slot]
+        sequence = request.sequence
+        assert isinstance(sequence, LiveSequence)
+        del self._ready[sequence.slot]
         if request.queued_ns == self._oldest_ns:
             self._find_oldest()
 
@@ -89,7 +90,7 @@ class DirectSeats(Seats):
         """Adds fillers in the rows between the requests."""
         requests = batch.requests
         last = requests[-1].sequence
-        assert last is not None
+        assert isinstance(last, LiveSequence)
         missing = last.slot + 1 - len(requests)
         if not missing:
             return
@@ -97,8 +98,9 @@ class DirectSeats(Seats):
         inputs = empty_inputs(like.inputs, self._controls)
         rows: list[InferenceRequest] = []
         for request in requests:
-            assert request.sequence is not None
-            while len(rows) < request.sequence.slot:
+            sequence = request.sequence
+            assert isinstance(sequence, LiveSequence)
+            while len(rows) < sequence.slot:
                 # A dict for each: the executor may put reshaped tensors into it.
                 rows.append(FillerRequest(like, dict(inputs)))
             rows.append(request)

@@ -6,6 +6,7 @@ from math import prod
 
 from conch.core.errors import ConchError, InternalError
 from conch.core.request import InferenceRequest, InferenceResponse
+from conch.core.scheduling.sequence.table import LiveSequence
 from conch.core.spec import ModelSpec, StateSpec
 from conch.core.tensor import ELEMENT_SIZES, Tensor
 from conch.core.validation import shape_text
@@ -58,7 +59,7 @@ class SequenceStates:
             return
         response.outputs = outputs
         # Warm-up requests and fillers have no sequence.
-        if sequence is not None:
+        if isinstance(sequence, LiveSequence):
             sequence.states.update(updates)
 
     def _check(self, state: StateSpec, tensor: Tensor) -> None:

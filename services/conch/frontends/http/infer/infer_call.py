@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from conch.core.request import InferenceRequest
 from conch.core.servable import Servable
 from conch.frontends.http.infer.infer_response import Answer, BinaryOutputs, Headers, Reply
 
-if TYPE_CHECKING:
-    from conch.frontends.http.infer.infer_route import InferRoute
-
 Body = Callable[[], memoryview]
 """Returns a body; may copy it."""
+
+
+class CallRoute(Protocol):
+    """The infer route, as its calls use it."""
+
+    def cancel(self, request: InferenceRequest) -> None:
+        """Cancels a request."""
+
+    def work(self, call: InferCall, what: Callable[[], Answer | InferenceRequest]) -> None:
+        """Runs slow work on the parsing pool and delivers its result to the call."""
+
+    def run(self, call: InferCall) -> None:
+        """Executes a request with its complete body; may deliver the response before it returns."""
+
+    def too_large(self, call: InferCall, size: int) -> Reply:
+        """Builds the response to a body over the limit; the rest is not read."""
+
+    def too_many_chunks(self, call: InferCall) -> Reply:
+        """Builds the response to a body with too many chunks."""
 
 
 class InferCall:
@@ -68,7 +84,7 @@ class InferCall:
 
     def __init__(
         self,
-        route: InferRoute,
+        route: CallRoute,
         model_name: str,
         version: str,
         headers: Mapping[bytes, bytes],

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from conch.frontends.http.fast_path import FastPath, ResponseSender
-from conch.frontends.http.http_connection import Connection
+from conch.frontends.http.fast_path import FastPath, FastPathConnection, ResponseSender
 from conch.frontends.http.infer.infer_call import InferCall
 from conch.frontends.http.infer.infer_response import Reply
 from conch.frontends.http.infer.infer_route import InferRoute
@@ -41,7 +40,7 @@ class InferFastPathCall(InferCall):
 def infer_fast_path(route: InferRoute) -> FastPath:
     """Returns the fast path of a route."""
 
-    def fast_path(connection: Connection, sender: ResponseSender) -> InferFastPathCall | None:
+    def fast_path(connection: FastPathConnection, sender: ResponseSender) -> InferFastPathCall | None:
         found = _INFER.fullmatch(connection.url)
         if found is None:
             return None
