@@ -114,6 +114,7 @@ _PAGES = (
     *(_ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
     *sorted(_DOCS.rglob("*.md")),
 )
+_FOLDERS = ("services", "control", "proto", "scripts", "bench", "tests", "deploy", "examples", "docs")
 _FILE = re.compile(r"(?<![\w./:<>$*-])([\w-]+(?:/[\w.-]+)*\.(?:pyi?|proto|sh|yml))(?![\w/*])")
 _FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
 
@@ -127,8 +128,7 @@ def _exists(mention: str) -> bool:
 
 @functools.cache
 def _files() -> tuple[str, ...]:
-    folders = "services control proto scripts bench tests deploy examples docs .ci".split()
-    files = [path for folder in folders for path in (_ROOT / folder).rglob("*") if path.is_file()]
+    files = [path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*") if path.is_file()]
     return tuple(str(path.relative_to(_ROOT)) for path in (*files, *_ROOT.glob("*.*")))
 
 
