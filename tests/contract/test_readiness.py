@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -88,11 +89,15 @@ def test_a_check_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
         "import time\n        while not self._state.exists(): time.sleep(0.01)\n        state = 'ready'",
     )
     write_model(tmp_path / "models", "hangs", CONFIG.format(state=go), {"model.py": model})
-    with serving(tmp_path / "models") as server, client_of(server) as client:
-        started = [client._channel.unary_unary("/inference.GRPCInferenceService/ServerReady").future(b"")]
+    with (
+        serving(tmp_path / "models") as server,
+        client_of(server) as client,
+        grpc.insecure_channel(server.url) as channel,
+    ):
+        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady").future(b"")
         assert client.is_server_live(client_timeout=5)
         assert client.get_model_config("hangs", client_timeout=5)
-        assert not started[0].done()
+        assert not ready.done()
         go.touch()
-        assert started[0].result(30) == b"\x08\x01"
+        assert ready.result(30) == b"\x08\x01"
         eventually(lambda: client.is_model_ready("hangs"), "it is ready now")

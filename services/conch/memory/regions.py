@@ -37,6 +37,9 @@ class Regions:
     Args:
         allowed: Whether clients may register and unregister.
         most: Largest number of regions; None for a quarter of the process's file descriptors.
+
+    Attributes:
+        most: Largest number of regions.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Regions:
     ) -> None:
         self._allowed = allowed
         self._open_cuda = open_cuda
-        self._most = _most_by_files() if most is None else most
+        self.most = _most_by_files() if most is None else most
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
         self._opening: set[str] = set()
@@ -142,9 +145,9 @@ class Regions:
         with self._lock:
             if name in self._regions or name in self._opening:
                 raise AlreadyExistsError(f"shared memory region '{name}' already in manager")
-            if len(self._regions) + len(self._opening) >= self._most:
+            if len(self._regions) + len(self._opening) >= self.most:
                 raise ResourceExhaustedError(
-                    f"failed to register shared memory region '{name}': there are {self._most} regions, and "
+                    f"failed to register shared memory region '{name}': there are {self.most} regions, and "
                     f"there may be no more; unregister those that are not needed"
                 )
             self._opening.add(name)

@@ -572,8 +572,8 @@ def test_one_client_s_bad_value_is_its_own(server: conch.Server) -> None:
     assert running.wait(WAIT_S)
     for thread in threads[1:]:
         thread.start()
-    core = server._server.core  # type: ignore[union-attr]
-    eventually(lambda: core.model("scaled").pending == 2, "the others wait together")
+    pending = 'nv_inference_pending_request_count{model="scaled",version="1"} 2'
+    eventually(lambda: pending in httpx.get(str(server.metrics_url)).text, "the others wait together")
     go.set()
     for thread in threads:
         thread.join()

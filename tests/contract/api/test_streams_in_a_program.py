@@ -15,7 +15,9 @@ from tests.support.servers import WAIT_S
 
 import conch
 import conch.api.function_backend
+from conch.core.admission import Admission
 from conch.core.clock import monotonic_ns
+from conch.core.request import InferenceRequest
 
 X, Y = conch.Tensor("X"), conch.Tensor("Y")
 NO_PORTS: dict[str, Any] = {"grpc_port": None, "http_port": None, "metrics_port": None}
@@ -88,14 +90,13 @@ def test_a_stream_that_the_collector_finds_is_cancelled_on_another_thread(
     endless = Endless()
     server.bind("endless", endless, [X], [Y], STREAMS)
     cancelling: list[threading.Thread] = []
-    core = server._server.core  # type: ignore[union-attr]
-    cancel = core.cancel
+    cancel = Admission.cancel
 
-    def noted(request: Any) -> None:
+    def noted(admission: Admission, request: InferenceRequest) -> None:
         cancelling.append(threading.current_thread())
-        cancel(request)
+        cancel(admission, request)
 
-    monkeypatch.setattr(core, "cancel", noted)
+    monkeypatch.setattr(Admission, "cancel", noted)
     stream = server.stream("endless", ONE)
     next(stream)
     cycle: list[Any] = [stream]

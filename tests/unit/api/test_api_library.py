@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,9 @@ def test_all_names_are_there_and_known_to_type_checkers() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert named == {(module, name) for name, module in conch._MODULE_OF.items()}  # type: ignore[attr-defined]
+    assert {"__version__", *(name for _, name in named)} == set(conch.__all__)  # type: ignore[attr-defined]
+    for module, name in named:
+        assert getattr(conch, name) is getattr(importlib.import_module(str(module)), name)
     for name in conch.__all__:  # type: ignore[attr-defined]
         assert getattr(conch, name) is not None
         assert name in dir(conch)

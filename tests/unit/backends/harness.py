@@ -20,6 +20,9 @@ from conch.core.tensor import Array, Tensor
 
 WAIT_S = 20.0
 
+opened: list[Any] = []
+"""Model objects of this process that put themselves here, of the current test."""
+
 
 def tensor_specs(**tensors: tuple[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, datatype, dims) for name, (datatype, dims) in tensors.items())
@@ -41,8 +44,8 @@ class Answer:
             self.finals += 1
             self._done.set()
 
-    def wait(self) -> list[InferenceResponse]:
-        assert self._done.wait(WAIT_S), "the request was not answered"
+    def wait(self, timeout_s: float = WAIT_S) -> list[InferenceResponse]:
+        assert self._done.wait(timeout_s), "the request was not answered"
         assert self.finals == 1
         return self.responses
 
@@ -75,6 +78,7 @@ class Harness:
         self.root = root
         self.placement = placement
         self._models: list[Model] = []
+        opened.clear()
 
     def directory(self, name: str, files: Mapping[str, str | bytes]) -> Path:
         """Writes a model directory; the paths are relative to it."""

@@ -34,13 +34,13 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "entry_points.txt").write_text(
         "[conch.backends]\n"
         "fake = fake_conch_backend:Fake\n"
+        "onnxruntime = fake_conch_backend:Fake\n"
         "wrong = fake_conch_backend:NotABackend\n"
         "broken = broken_conch_backend:Broken\n"
         "bare = broken_conch_backend:Broken\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(backends, "_loaded", {})
-    monkeypatch.setattr(backends, "_PLATFORMS", {"fake_platform": "fake"})
 
 
 @pytest.mark.usefixtures("installed")
@@ -48,7 +48,6 @@ def test_same_backend_every_time() -> None:
     backend = backends.load_backend("fake")
     assert type(backend).__name__ == "Fake"
     assert backends.load_backend("fake") is backend
-    assert backends.load_backend("fake_platform") is backend
 
 
 def test_unknown_backend_has_tritons_text() -> None:
@@ -78,5 +77,8 @@ def test_entry_that_is_no_backend() -> None:
         backends.load_backend("wrong")
 
 
+@pytest.mark.usefixtures("installed")
 def test_tritons_platform_names() -> None:
-    assert backends._PLATFORMS["onnxruntime_onnx"] == "onnxruntime"
+    fake = type(backends.load_backend("fake"))
+    assert isinstance(backends.load_backend("onnxruntime_onnx"), fake)  # found before conch's own
+    assert backends.load_backend("onnxruntime_onnx") is backends.load_backend("onnxruntime")

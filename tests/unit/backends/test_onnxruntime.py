@@ -394,7 +394,8 @@ def test_weights_in_a_file_beside_the_model(harness: Harness, backend: OnnxRunti
 
 
 def test_session_options(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    ort = backend._ort
+    import onnxruntime as ort
+
     cores = len(os.sched_getaffinity(0))
     spec = harness.spec(instance_groups=(InstanceGroup("m_0", count=2), InstanceGroup("m_1", "GPU", 1, (0,))))
     assert threads_per_instance(spec) == max(cores // 2, 1)
@@ -615,7 +616,9 @@ def test_completion_leaves_out_what_the_server_makes(harness: Harness, backend: 
 
 
 def test_what_a_gpu_needs(harness: Harness, backend: OnnxRuntimeBackend) -> None:
-    assert backend.uses_gpus is ("CUDAExecutionProvider" in backend._ort.get_available_providers())
+    import onnxruntime
+
+    assert backend.uses_gpus is ("CUDAExecutionProvider" in onnxruntime.get_available_providers())
 
     plain = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider"])
     with pytest.raises(InvalidArgumentError) as raised:

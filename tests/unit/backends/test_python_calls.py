@@ -14,22 +14,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.backends.harness import Harness
+from tests.unit.backends.test_python_utils import received_tensor
 
 from conch.backends.python.api import pb_utils
 from conch.backends.python.api.pb_errors import CallsEndedError
-from conch.backends.python.calls import deadlock_detection
 from conch.backends.python.calls.bls_call import GRACE_NS, WaitingCall
 from conch.backends.python.calls.call_context import CallContext, current_call_context
+from conch.backends.python.calls.deadlock_detection import is_deadlocked
 from conch.backends.python.runtime.module_loading import ModelCode
-from conch.core.bls import Waiter
+from conch.core.bls import Wait, Waiter
 from conch.core.clock import monotonic_ns
 from conch.core.errors import NotFoundError, ResourceExhaustedError, UnavailableError
 from conch.core.model_control import LoadParameter
 from conch.core.request import InferenceRequest as CoreRequest
 from conch.core.request import InferenceResponse as CoreResponse
-from conch.core.request import RequestState
+from conch.core.request import RequestModel, RequestState
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
+from conch.workers.tensors import ReceivedTensor
 
 MODEL = """
 import triton_python_backend_utils as pb_utils
@@ -346,11 +349,79 @@ def test_a_call_of_a_model_that_goes_meanwhile_is_not_made(calling: Calling) -> 
     assert calling.server.submitted == []
 
 
+class Leaving(CoreRequest):
+    """A request for its own caller's model that leaves the queue after its state was read a few times."""
+
+    looks = 0
+
+    @property
+    def state(self) -> RequestState:
+        self.looks -= 1
+        return RequestState.QUEUED if self.looks >= 0 else RequestState.RUNNING
+
+    @state.setter
+    def state(self, state: RequestState) -> None: ...
+
+
+@pytest.mark.parametrize(("looks", "deadlocked"), [(3, False), (4, True)])
 def test_calls_that_leave_their_queues_while_they_are_looked_at(
-    calling: Calling, monkeypatch: pytest.MonkeyPatch
+    calling: Calling, looks: int, deadlocked: bool
 ) -> None:
-    call = WaitingCall(calling.caller, calling.module.make(), False)
-    call.core.state = RequestState.QUEUED
-    monkeypatch.setattr(deadlock_detection._Look, "calls", lambda look: {call})
-    monkeypatch.setattr(deadlock_detection, "_is_queued", lambda call: False)
-    assert deadlock_detection.is_deadlocked(call, frozenset([call])) == (frozenset([call]), False)
+    core = Leaving("b", "", {}, lambda *_: None, monotonic_ns())
+    core.model = cast(RequestModel, SimpleNamespace(spec=SimpleNamespace(identifier="b", version=1)))
+    caller = cast(Any, Caller(calling.server))
+    call = cast(Wait, Call(caller, core))
+    caller.waiting = call
+    calling.server.waiters.add(caller)
+    core.looks = looks
+    assert is_deadlocked(call, frozenset([call])) == (frozenset([call]), deadlocked)
+
+
+class Caller:
+    """An instance of a model that waits for its own call."""
+
+    model = ("b", 1)
+    thread = None
+
+    def __init__(self, server: Server) -> None:
+        self.known_server = server
+        self.waiting: Wait | None = None
+
+
+class Call:
+    """A call that waits."""
+
+    since_ns = 0
+    parents = ()
+
+    def __init__(self, caller: Waiter, core: CoreRequest) -> None:
+        self.caller = caller
+        self.core = core
+
+
+def in_call(calling: Calling, tensor: pb_utils.Tensor) -> bytes:
+    """The bytes of a tensor in a call of another model."""
+    calling.server.answer = lambda request: respond(request, 1.0)
+    request = pb_utils.InferenceRequest("", 0, [tensor], ["OUT"], "b")
+    calling.module.here(request.exec)
+    return bytes(calling.server.submitted[-1].inputs[tensor.name()].data)
+
+
+def test_writes_to_floats_made_of_brain_floats_reach_no_call(harness: Harness, calling: Calling) -> None:
+    core = CoreTensor("H", "BF16", (1, 2), b"\xc0\x3f\0\xc0")
+    floats = received_tensor(harness, core, Batch([], 1))
+    floats.as_numpy()[0, 0] *= 3
+    assert in_call(calling, floats) == b"\xc0\x3f\0\xc0"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "written", "wanted"),
+    [("UINT8", b"\1\2", 3, b"\3\2"), ("BYTES", b"\1\0\0\0x\0\0\0\0", b"yz", b"\2\0\0\0yz\0\0\0\0")],
+)
+def test_writes_to_an_input_in_a_worker_reach_a_call(
+    harness: Harness, calling: Calling, datatype: str, data: bytes, written: Any, wanted: bytes
+) -> None:
+    core = ReceivedTensor("A", datatype, (2,), memoryview(bytearray(data)))
+    tensor = received_tensor(harness, core, Batch([], 1))
+    tensor.as_numpy()[0] = written
+    assert in_call(calling, tensor) == wanted

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.servers import eventually
-from tests.unit.backends.harness import Answer, Harness, one_batch, rows, tensor_specs
+from tests.unit.backends.harness import Answer, Harness, one_batch, opened, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
 from conch.backends.python.runtime.concurrency_limit import ConcurrencyLimit
@@ -22,6 +22,7 @@ START = """
 import asyncio
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from tests.unit.backends.harness import opened
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -32,9 +33,13 @@ class TritonPythonModel:
     gates = {}
     running = most = 0
 
+    def initialize(self, args):
+        opened.append(self)
+
     async def passed(self, request):
         # A gate for each value, opened by a request with its negative.
         value = float(request.inputs()[0].as_numpy()[0, 0])
+        self.loop = asyncio.get_running_loop()
         TritonPythonModel.running += 1
         TritonPythonModel.most = max(self.most, self.running)
         gate = self.gates.setdefault(abs(value), asyncio.Event())
@@ -101,38 +106,30 @@ def test_no_batch_is_taken_beyond_the_limit(harness: Harness) -> None:
     answers.pop(2)
     opener = infer(harness, model, -4)
     with pytest.raises(AssertionError, match="was not answered"):
-        _wait(opener, 0.05)
+        opener.wait(0.05)
     assert model.pending == 2
     # Room for them comes from outside, as the gates are theirs.
-    _open(harness, model, 1, 2)
+    _open(1, 2)
     assert opener.array("B").tolist() == [[-4, -4]]
     assert [answer.array("B")[0, 0] for answer in answers] == [1, 2, 4]
 
 
-def _wait(answer: Answer, seconds: float) -> None:
-    assert answer._done.wait(seconds), "the request was not answered"
-
-
-def _open(harness: Harness, model: Model, *numbers: int) -> None:
-    (instance,) = model._pool.active
-    gates = instance._model.gates  # type: ignore[attr-defined]
-    loop = instance._loop._loop  # type: ignore[attr-defined]
+def _open(*numbers: int) -> None:
     for number in numbers:
-        loop.call_soon_threadsafe(gates[float(number)].set)
+        opened[0].loop.call_soon_threadsafe(opened[0].gates[float(number)].set)
 
 
 def test_one_at_a_time_where_nothing_is_said(harness: Harness) -> None:
     model = load(harness, ONE_BY_ONE, max_batch_size=1)
     answers = [infer(harness, model, number) for number in (1, 2)]
     eventually(lambda: model.pending == 1, "reached")
-    (instance,) = model._pool.active
-    eventually(lambda: bool(instance._model.gates), "reached")  # type: ignore[attr-defined]
-    _open(harness, model, 1)
+    eventually(lambda: bool(opened[0].gates), "reached")
+    _open(1)
     answers[0].wait()
-    eventually(lambda: 2.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
-    _open(harness, model, 2)
+    eventually(lambda: 2.0 in opened[0].gates, "reached")
+    _open(2)
     assert answers[1].array("B")[0, 0] == 2
-    assert instance._model.most == 1  # type: ignore[attr-defined]
+    assert opened[0].most == 1
 
 
 def test_decoupled_batches_may_be_limited_too(harness: Harness) -> None:
@@ -145,10 +142,9 @@ def test_decoupled_batches_may_be_limited_too(harness: Harness) -> None:
     model = load(harness, body, 2, max_batch_size=1, decoupled=True)
     answers = [infer(harness, model, number) for number in (1, 2, 3)]
     eventually(lambda: model.pending == 1, "reached")
-    _open(harness, model, 1, 2)
-    (instance,) = model._pool.active
-    eventually(lambda: 3.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
-    _open(harness, model, 3)
+    _open(1, 2)
+    eventually(lambda: 3.0 in opened[0].gates, "reached")
+    _open(3)
     assert [answer.array("B")[0, 0] for answer in answers] == [1, 2, 3]
 
 
@@ -176,9 +172,8 @@ def test_errors_read_the_same_in_flight(harness: Harness, outcome: str, text: st
         outcome, text = "return [5]", "found type '<class 'int'>'"
     model = load(harness, FAILING.replace("OUTCOME", outcome), limit)
     answer = infer(harness, model, 1)
-    (instance,) = model._pool.active
-    eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
-    _open(harness, model, 1)
+    eventually(lambda: 1.0 in opened[0].gates, "reached")
+    _open(1)
     assert answer.error.startswith("Failed to process the request(s) for model 'm_0_0', message: ")
     assert text in answer.error
     eventually(lambda: model.statistics.snapshot().fail.count == 1, "reached")
@@ -194,9 +189,8 @@ def test_senders_work_in_flight_and_failures_end_what_is_left(harness: Harness) 
 """
     model = load(harness, body, 2, batching=one_batch(2))
     first, second = harness.batch(model, [{"A": rows(1)}, {"A": rows(2)}])
-    (instance,) = model._pool.active
-    eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
-    _open(harness, model, 1)
+    eventually(lambda: 1.0 in opened[0].gates, "reached")
+    _open(1)
     assert first.array("B").tolist() == [[1, 1]]
     assert "ValueError: halfway" in second.error
 
@@ -204,11 +198,10 @@ def test_senders_work_in_flight_and_failures_end_what_is_left(harness: Harness) 
 def test_execution_lasts_until_its_answers(harness: Harness) -> None:
     model = load(harness, ONE_BY_ONE, 2)
     answer = infer(harness, model, 1)
-    (instance,) = model._pool.active
-    eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
-    eventually(lambda: model._runner.running == 1, "reached")
+    eventually(lambda: 1.0 in opened[0].gates, "reached")
+    eventually(lambda: model.statistics.snapshot().running == 1, "reached")
     assert model.statistics.snapshot().execution_count == 0
-    _open(harness, model, 1)
+    _open(1)
     answer.wait()
     counted = model.statistics.snapshot()
     assert counted.execution_count == 1
@@ -219,11 +212,10 @@ def test_execution_lasts_until_its_answers(harness: Harness) -> None:
 def test_unloading_waits_for_what_is_in_flight(harness: Harness) -> None:
     model = load(harness, ONE_BY_ONE, 2)
     answer = infer(harness, model, 1)
-    (instance,) = model._pool.active
-    eventually(lambda: 1.0 in instance._model.gates, "reached")  # type: ignore[attr-defined]
+    eventually(lambda: 1.0 in opened[0].gates, "reached")
     assert not model.close(0.01)
     assert not answer.finals
-    _open(harness, model, 1)
+    _open(1)
     harness.close()
     assert answer.array("B").tolist() == [[1, 1]]
 

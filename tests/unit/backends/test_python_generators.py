@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.profiles import scaled
 from tests.support.servers import eventually
-from tests.unit.backends.harness import Answer, Harness, one_batch, rows, tensor_specs
+from tests.unit.backends.harness import Answer, Harness, one_batch, opened, rows, tensor_specs
 
 from conch.backends.python import PythonBackend
 from conch.core.model_version import Model
@@ -20,6 +20,7 @@ START = """
 import asyncio, threading
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from tests.unit.backends.harness import opened
 
 def reply(value):
     return pb_utils.InferenceResponse([pb_utils.Tensor("B", np.full((1, 2), value, np.float32))])
@@ -29,6 +30,10 @@ def number(request):
 
 class TritonPythonModel:
     ended = 0
+
+    def initialize(self, args):
+        opened.append(self)
+
     KIND execute(self, requests):
         try:
 BODY
@@ -67,8 +72,7 @@ def values(answer: Answer) -> list[float]:
 
 
 def ended(model: Model) -> int:
-    (instance,) = model._pool.active
-    return int(instance._model.ended)  # type: ignore[attr-defined]
+    return int(opened[-1].ended)
 
 
 @KINDS

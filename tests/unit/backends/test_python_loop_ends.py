@@ -108,12 +108,13 @@ def test_a_loop_that_ends_all_the_time_still_closes(caplog: pytest.LogCaptureFix
     ended = threading.Event()
 
     def end() -> None:
+        running = asyncio.get_running_loop()
         if not ended.is_set():
-            loop._loop.call_soon(end)
-        loop._loop.stop()
+            running.call_soon(end)
+        running.stop()
 
     async def waits() -> int:
-        loop._loop.call_soon(end)
+        asyncio.get_running_loop().call_soon(end)
         for _ in range(100):
             await asyncio.sleep(0)
         return 5
@@ -121,7 +122,7 @@ def test_a_loop_that_ends_all_the_time_still_closes(caplog: pytest.LogCaptureFix
     assert loop.run(waits()).result(WAIT_S) == (5, None)
     ended.set()
     loop.close(WAIT_S)
-    assert not loop._thread.is_alive()
+    assert "conch-test-loop" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_tasks_that_exit_when_they_are_cancelled_do_not_keep_a_loop_from_closing() -> None:
@@ -142,4 +143,4 @@ def test_tasks_that_exit_when_they_are_cancelled_do_not_keep_a_loop_from_closing
     kept: list[asyncio.Task[None]] = []
     loop.run(starts()).result(WAIT_S)
     loop.close(0.0)
-    assert not loop._thread.is_alive()
+    assert "conch-test-loop" not in [thread.name for thread in threading.enumerate()]

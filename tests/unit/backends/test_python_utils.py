@@ -17,28 +17,38 @@ from conch.backends.python.api.pb_response import Converter
 from conch.backends.python.api.pb_tensor import Tensor
 from conch.backends.python.api.response_sender import SenderContext
 from conch.core.execution.shaping import Shaper
+from conch.core.request import InferenceRequest
 from conch.core.scheduling.scheduler import Batch
 from conch.core.tensor import Tensor as CoreTensor
 from conch.workers.tensors import ReceivedTensor
 
 
-def received(harness: Harness, **attributes: Any) -> ReceivedRequest:
+def received(
+    harness: Harness, core: InferenceRequest | None = None, batch: Batch | None = None
+) -> ReceivedRequest:
     spec = harness.spec(inputs=tensor_specs(A=("FP32", (2,))), outputs=tensor_specs(B=("FP32", (2,))))
     context = SenderContext(Converter(spec), Shaper(spec), False, "m_0_0", ("B",))
-    request, _ = harness.request({"A": rows(1)}, **attributes)
-    return ReceivedRequest(request, Batch([request], 1), context)
+    request = core or harness.request({"A": rows(1)})[0]
+    return ReceivedRequest(request, batch or Batch([request], 1), context)
 
 
 def received_tensor(harness: Harness, core: CoreTensor, batch: Batch) -> Tensor:
-    request = received(harness)
-    request._core.inputs, request._batch = {core.name: core}, batch
-    (tensor,) = request.inputs()
+    request, _ = harness.request({})
+    request.inputs = {core.name: core}
+    (tensor,) = received(harness, request, batch).inputs()
     return tensor
 
 
+def sent(harness: Harness, tensor: Tensor, waits: bool = False) -> bytes:
+    """The bytes of a tensor in a response, which may be held before it is sent."""
+    request, _ = harness.request({}, requested=(tensor.name(),), responses_wait=waits)
+    response = Converter(harness.spec()).convert(request, pb_utils.InferenceResponse([tensor]))
+    return bytes(response.outputs[0].data)
+
+
 def test_received_request(harness: Harness) -> None:
-    request = received(
-        harness,
+    core, _ = harness.request(
+        {"A": rows(1)},
         id="7",
         correlation_id="seq",
         sequence_start=True,
@@ -46,6 +56,8 @@ def test_received_request(harness: Harness) -> None:
         timeout_us=5,
         parameters={"a": 1, "b": "x"},
     )
+    batch = Batch([core], 1)
+    request = received(harness, core, batch)
     assert request.request_id() == "7"
     assert request.correlation_id() == "seq"
     assert request.flags() == (
@@ -66,14 +78,14 @@ def test_received_request(harness: Harness) -> None:
         (pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, False),
     ):
         request.set_release_flags(flags)
-        assert request._core.rescheduled is again
-    request._batch.compute_output_start_ns = 1
+        assert core.rescheduled is again
+    batch.compute_output_start_ns = 1
     with pytest.raises(pb_utils.TritonModelException, match="after 'execute' has returned"):
         request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL)
     with pytest.raises(pb_utils.TritonModelException, match="Unknown request release flags 8"):
         request.set_release_flags(8)
     request.set_flags(0)
-    assert request.flags() == 0 and request._core.sequence_start  # as it was, for the scheduler
+    assert request.flags() == 0 and core.sequence_start  # as it was, for the scheduler
 
 
 def test_nobody_but_a_model_calls_the_server() -> None:
@@ -128,15 +140,15 @@ def test_received_tensor_copies_when_looked_at(harness: Harness) -> None:
     halves = floats.as_numpy()
     halves[0, 0] *= 3
     assert floats.as_numpy().tolist() == [[4.5, -2]] and halves.dtype == np.float32
-    assert (floats.triton_dtype(), floats._for_request().data) == ("TYPE_BF16", b"\xc0\x3f\0\xc0")
+    assert (floats.triton_dtype(), sent(harness, floats)) == ("TYPE_BF16", b"\xc0\x3f\0\xc0")
 
 
 @pytest.mark.parametrize(
-    ("datatype", "data", "written", "sent"),
+    ("datatype", "data", "written", "wanted"),
     [("UINT8", b"\1\2", 3, b"\3\2"), ("BYTES", b"\1\0\0\0x\0\0\0\0", b"yz", b"\2\0\0\0yz\0\0\0\0")],
 )
 def test_what_a_model_writes_to_its_input_in_a_worker_is_what_it_returns(
-    harness: Harness, datatype: str, data: bytes, written: Any, sent: bytes
+    harness: Harness, datatype: str, data: bytes, written: Any, wanted: bytes
 ) -> None:
     batch = Batch([], 1)
     core = ReceivedTensor("A", datatype, (2,), memoryview(bytearray(data)))
@@ -144,8 +156,7 @@ def test_what_a_model_writes_to_its_input_in_a_worker_is_what_it_returns(
     array = tensor.as_numpy()
     array[0] = written
     assert tensor.as_numpy() is array and batch.bytes_copied == 0
-    assert bytes(tensor._core.data) == sent
-    assert tensor._for_request().data == sent and tensor._kept().data == sent
+    assert sent(harness, tensor) == sent(harness, tensor, waits=True) == wanted
 
 
 def test_dlpack() -> None:
@@ -185,8 +196,8 @@ def test_brain_floats_go_through_dlpack(harness: Harness) -> None:
     assert received.__dlpack_device__() == (1, 0)
     tensor = pb_utils.Tensor.from_dlpack("I", received.to_dlpack())
     assert (tensor.name(), tensor.shape(), tensor.triton_dtype()) == ("I", [2, 1], "TYPE_BF16")
-    assert bytes(tensor._core.data) == b"abcd"
     assert batch.bytes_copied == 4
+    assert sent(harness, tensor) == b"abcd"
 
 
 @pytest.mark.parametrize(

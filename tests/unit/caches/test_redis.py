@@ -64,23 +64,35 @@ def test_several_servers_share_it(server: RedisServer, cache: RedisCache) -> Non
         assert (other.lookup(b"k"), apart.lookup(b"k")) == (b"shared", None)
 
 
-def test_settings_reach_the_client(server: RedisServer) -> None:
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the connection pool of the next cache is made with."""
+    given: dict[str, Any] = {}
+
+    def pool(**options: Any) -> redis.ConnectionPool:
+        given.update(options)
+        return made(**options)
+
+    made = redis.ConnectionPool
+    monkeypatch.setattr(redis, "ConnectionPool", pool)
+    return given
+
+
+def test_settings_reach_the_client(server: RedisServer, options: dict[str, Any]) -> None:
     settings = server.settings(
         user="u", password="p,=", db="2", connect_timeout="0", socket_timeout="1500", pool_size="7",
         wait_timeout="20", ttl="0.5",
     )  # fmt: skip
     with closing(open_redis(settings, {"TRITONCACHE_REDIS_USERNAME": "other"})) as cache:
-        options: dict[str, Any] = cache._pool.connection_kwargs
         assert (options["username"], options["password"], options["db"]) == ("u", "p,=", 2)
         assert (options["socket_connect_timeout"], options["socket_timeout"]) == (None, 1.5)
-        assert (cache.connections, cache._pool.max_connections) == (7, 7)
+        assert (cache.connections, options["max_connections"]) == (7, 7)
         assert (cache.patience_ns, cache.ttl_ns) == (20_000_000, 500_000_000)
 
 
-def test_name_and_password_from_the_environment(server: RedisServer) -> None:
+def test_name_and_password_from_the_environment(server: RedisServer, options: dict[str, Any]) -> None:
     environment = {"TRITONCACHE_REDIS_USERNAME": "u", "TRITONCACHE_REDIS_PASSWORD": "p"}
     with closing(open_redis(server.settings(), environment)) as cache:
-        options: dict[str, Any] = cache._pool.connection_kwargs
         assert (options["username"], options["password"]) == ("u", "p")
         assert (options["socket_connect_timeout"], options["socket_timeout"]) == (1.0, 0.5)
         assert (cache.connections, cache.patience_ns, cache.ttl_ns) == (4, 100_000_000, 0)

@@ -260,7 +260,7 @@ def test_there_are_only_so_many(memory: SharedObject) -> None:
         )
         regions.unregister_system("a")
         regions.register_system("c", memory.key, 0, 1)
-    assert 0 < Regions()._most <= MOST_REGIONS
+    assert 0 < Regions().most <= MOST_REGIONS
 
 
 def test_a_region_in_use_goes_with_its_last_user(regions: Regions) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.servers import eventually
+from tests.unit.backends.harness import opened
 from tests.unit.testing.test_testing import CONFIG, ROW, model
 
 import conch.testing
@@ -70,6 +73,11 @@ HANGS = """
     go_on = threading.Event()
     finalized = False
 
+    def initialize(self, args):
+        from tests.unit.backends.harness import opened
+
+        opened.append(type(self))
+
     def execute(self, requests):
         type(self).requests = requests
         self.go_on.wait()
@@ -85,16 +93,19 @@ def test_a_model_that_hangs_is_left(
 ) -> None:
     monkeypatch.setattr("conch.testing.model_repository.GRACE_S", 0.1)
     loaded = conch.testing.load(model(tmp_path, HANGS))
-    (servable,) = loaded._repository._loaded
-    kind: Any = type(servable._pool.all[0]._model)  # type: ignore[attr-defined]
+    kind = opened.pop()
     with pytest.raises(ModelError, match="Deadline Exceeded"):
         loaded.run({"A": ROW}, deadline_s=0.3)
     assert kind.requests[0].is_cancelled()
     loaded.close()
     assert "model 'm' still runs a request whose deadline has passed" in caplog.text
-    assert not kind.finalized
     kind.go_on.set()
-    assert servable.close(60) and kind.finalized
+    eventually(lambda: not model_threads(), "its thread ends with its request")
+    assert not kind.finalized
+
+
+def model_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("conch-m-")]
 
 
 @pytest.mark.parametrize(
