@@ -102,7 +102,7 @@ def test_the_cache_of_the_documentation_keeps_entries() -> None:
 
 def test_the_python_api_page_names_all_there_is() -> None:
     text = (_DOCS / "python-api.md").read_text()
-    names = [name for name in conch._MODULE_OF if not name.endswith("Error")]  # type: ignore[attr-defined]
+    names = [name for name in conch.__all__ if not name.endswith(("Error", "__"))]  # type: ignore[attr-defined]
     assert [name for name in (*names, *_public(conch.Server)) if name not in text] == []
 
 
@@ -138,6 +138,12 @@ def test_files_named_by_a_page_exist(page: Path) -> None:
     text = page.read_text()
     mentions = {*_FILE.findall(text), *_FOLDER.findall(text)} - _FOREIGN
     assert sorted(mention for mention in mentions if not _exists(mention)) == []
+
+
+def test_make_commands_of_the_pages_exist() -> None:
+    rules = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = {name for page in _PAGES for name in re.findall(r"(?:`|\$ )make ([a-z-]+)", page.read_text())}
+    assert {"test", "docs"} <= named <= set(rules)
 
 
 def _public(kind: type) -> list[str]:
