@@ -110,8 +110,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_script(
         repository, "short", 'parameters { key: "CONCH_MAX_QUEUE_SIZE" value { string_value: "1" } }'
     )
+    # Apart from the others where those run in workers.
     write_script(
-        repository, "apart", 'parameters { key: "CONCH_PLACEMENT" value { string_value: "worker" } }'
+        repository, "apart", 'parameters { key: "CONCH_PLACEMENT" value { string_value: "in_process" } }'
     )
     return repository
 
@@ -260,6 +261,7 @@ def test_calls_that_nobody_could_serve_fail(
     assert run(client, "result = 1", first) == "1"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["exec()", "exec(decoupled=True)", "async_exec()"])
 def test_a_forked_process_can_not_call(client: triton.InferenceServerClient, how: str) -> None:
     calls = {

@@ -26,7 +26,6 @@ from tests.support.servers import (
     eventually,
     probe,
     probe_inputs,
-    serving,
     serving_process,
     started,
     tensor,
@@ -203,7 +202,7 @@ def recorded(tmp_path: Path, *flags: str) -> Iterator[tuple[AnyServer, Callable[
     def lines(count: int) -> list[Any]:
         return access_lines(path, count)
 
-    with serving(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
+    with start(tmp_path / "models", flags=[f"--access-log={path}", *flags]) as server:
         yield server, lines
 
 
@@ -298,9 +297,10 @@ def test_a_decoupled_request_has_one_line(tmp_path: Path) -> None:
     assert error["responses"] == 2
 
 
+@pytest.mark.process
 def test_ensembles_have_a_line_and_their_steps_if_asked(tmp_path: Path) -> None:
     write_ensembles(tmp_path / "models")
-    with recorded(tmp_path) as (server, lines), client_of(server) as client:
+    with recorded(tmp_path, start=serving_process) as (server, lines), client_of(server) as client:
         raw = RawClient(server.address)
         raw.infer(ensemble_request("chain", [[1.0]]))
         (line,) = lines(1)
@@ -317,10 +317,14 @@ def test_ensembles_have_a_line_and_their_steps_if_asked(tmp_path: Path) -> None:
     assert all(step["batch_size"] for step in steps)
 
 
+@pytest.mark.process
 def test_calls_of_models_have_lines_if_asked(tmp_path: Path) -> None:
     write_callers(tmp_path / "models")
     code = "result = [call(name, 1, request_id=name).exec().has_error() for name in ('echo', 'fails')]"
-    with recorded(tmp_path, "--log-verbose=1") as (server, lines), client_of(server) as client:
+    with (
+        recorded(tmp_path, "--log-verbose=1", start=serving_process) as (server, lines),
+        client_of(server) as client,
+    ):
         assert run(client, code) == "[False, True]"
         code = "result = call('echo', 1, outputs=['X'], request_id='wrong').exec().has_error()"
         assert run(client, code) == "True"

@@ -352,6 +352,7 @@ def test_curl(everything: AnyServer) -> None:
     assert of_model(samples(told), "m", "nv_inference_count") is not None
 
 
+@pytest.mark.process
 def test_many_at_once_and_some_who_leave(everything: AnyServer) -> None:
     url = everything.metrics_url
     bodies: list[bytes] = []
@@ -469,6 +470,7 @@ def exported(server: AnyServer) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
+@pytest.mark.parametrize("everything", ["worker"], indirect=True)
 def test_the_documented_families_are_those_there_are(everything: AnyServer) -> None:
     table = (ROOT / "docs" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(\S+)` \| (\w+) \| ([^|]*) \|", table, re.MULTILINE)
@@ -476,6 +478,7 @@ def test_the_documented_families_are_those_there_are(everything: AnyServer) -> N
     assert documented == exported(everything)
 
 
+@pytest.mark.parametrize("everything", ["worker"], indirect=True)
 @pytest.mark.parametrize("file", ["deploy/grafana/conch.json", "deploy/prometheus/alerts.yml"])
 def test_every_query_names_metrics_that_are_exported(everything: AnyServer, file: str) -> None:
     text = (ROOT / file).read_text()

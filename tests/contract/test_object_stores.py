@@ -24,6 +24,8 @@ from conch_control.repository.layout import version_numbers
 from conch_control.repository.storage import open_repository
 from conch_control.repository.storage.options import StorageOptions
 
+pytestmark = pytest.mark.process
+
 EMULATORS: dict[str, Callable[[], AbstractContextManager[Emulator]]] = {
     "s3": s3_emulator,
     "gcs": gcs_emulator,

@@ -12,20 +12,21 @@ import grpc
 import pytest
 from tests.support.servers import (
     WAIT_S,
-    AnyServer,
     RawClient,
+    ServerProcess,
     check_simple,
     client_of,
     copy_example,
     eventually,
     probe_inputs,
-    serving,
     serving_process,
     simple_inputs,
     write_model,
 )
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.process  # logs that are no UTF-8 cannot be in reports of xdist
 
 LONG = 45_000
 HALF = b"half \xff\xed\xa0\x80 text"
@@ -61,20 +62,22 @@ raise ValueError(os.fsdecode({HALF!r}))
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose models fail with odd texts."""
     repository = tmp_path_factory.mktemp("odd")
     copy_example(repository, "simple")
     write_model(repository, "odd", _CONFIG, {"model.py": _MODEL})
     write_model(repository, "unloadable", _CONFIG, {"model.py": _UNLOADABLE})
     flags = ["--model-control-mode=explicit", "--load-model=odd", "--load-model=simple"]
-    with serving(repository, flags=flags) as server:
+    with serving_process(repository, flags=flags) as server:
         yield server
 
 
 @pytest.mark.parametrize("how", ["raise", "answer"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_half_characters_of_a_model_reach_the_client_as_text(odd: AnyServer, how: str, stream: bool) -> None:
+def test_half_characters_of_a_model_reach_the_client_as_text(
+    odd: ServerProcess, how: str, stream: bool
+) -> None:
     text = error_of(odd, {"how": how, "text": "half"}, stream)[1]
     assert ESCAPED in text
     with client_of(odd) as client:
@@ -83,7 +86,7 @@ def test_half_characters_of_a_model_reach_the_client_as_text(odd: AnyServer, how
 
 @pytest.mark.parametrize(("text", "start"), [("plain", "x" * 1000), ("long", "äöü" * 200)])
 @pytest.mark.parametrize("how", ["raise", "answer"])
-def test_a_very_long_error_is_cut(odd: AnyServer, how: str, text: str, start: str) -> None:
+def test_a_very_long_error_is_cut(odd: ServerProcess, how: str, text: str, start: str) -> None:
     """Clients refuse trailers of more than some kilobytes, and then show no status but their own."""
     status, shown = error_of(odd, {"how": how, "text": text}, stream=False)
     assert status == "StatusCode.INTERNAL"
@@ -92,11 +95,11 @@ def test_a_very_long_error_is_cut(odd: AnyServer, how: str, text: str, start: st
     assert 1200 < len(shown.encode()) < 6000
 
 
-def test_a_very_long_error_travels_whole_in_a_message(odd: AnyServer) -> None:
+def test_a_very_long_error_travels_whole_in_a_message(odd: ServerProcess) -> None:
     assert error_of(odd, {"how": "answer", "text": "plain"}, stream=True)[1] == "x" * LONG
 
 
-def test_a_very_long_error_that_closes_its_stream_is_cut(odd: AnyServer) -> None:
+def test_a_very_long_error_that_closes_its_stream_is_cut(odd: ServerProcess) -> None:
     with closing(RawClient(odd.address)) as raw:
         request = odd_request({"how": "answer", "text": "plain"})
         method = raw.channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
@@ -107,7 +110,7 @@ def test_a_very_long_error_that_closes_its_stream_is_cut(odd: AnyServer) -> None
         assert call.details().startswith("x" * 1000) and call.details().endswith(" …")
 
 
-def test_a_load_that_fails_with_half_characters_is_answered(odd: AnyServer) -> None:
+def test_a_load_that_fails_with_half_characters_is_answered(odd: ServerProcess) -> None:
     with client_of(odd) as client:
         for _ in range(2):
             with pytest.raises(InferenceServerException) as raised:
@@ -120,7 +123,6 @@ def test_a_load_that_fails_with_half_characters_is_answered(odd: AnyServer) -> N
             assert ESCAPED in line.reason
 
 
-@pytest.mark.process
 def test_a_directory_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     copy_example(repository, "simple")
@@ -176,7 +178,7 @@ def odd_request(orders: dict[str, str]) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def error_of(server: AnyServer, orders: dict[str, str], stream: bool) -> tuple[str, str]:
+def error_of(server: ServerProcess, orders: dict[str, str], stream: bool) -> tuple[str, str]:
     """Status and text of the error a request ends in; on a stream the status is empty."""
     if not stream:
         with client_of(server) as client, pytest.raises(InferenceServerException) as raised:

@@ -11,6 +11,8 @@ import pytest
 import tritonclient.grpc as triton
 from tests.support.servers import client_of, eventually, serving, tensor, write_model
 
+pytestmark = pytest.mark.process
+
 MODEL = """
 import json
 from pathlib import Path
@@ -92,7 +94,7 @@ def test_a_check_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
     with (
         serving(tmp_path / "models") as server,
         client_of(server) as client,
-        grpc.insecure_channel(server.url) as channel,
+        grpc.insecure_channel(server.address) as channel,
     ):
         ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady").future(b"")
         assert client.is_server_live(client_timeout=5)

@@ -199,7 +199,7 @@ def test_a_stop_from_elsewhere_ends_a_start(tmp_path: Path) -> None:
     eventually((here / "begun").exists, "the model is being loaded")
     stopper = threading.Thread(target=server.stop)
     stopper.start()
-    eventually(lambda: server._stage.name == "STOPPED", "it is being stopped")
+    eventually(lambda: "has been stopped" in repr(server), "it is being stopped")
     (here / "go").touch()
     stopper.join(WAIT_S)
     starter.join(WAIT_S)
@@ -328,6 +328,7 @@ def test_inputs_that_can_not_be() -> None:
         assert server.infer("add", {"X": np.ones((4, 2), np.float32)[:, ::2]})["Y"].shape == (4, 1)
 
 
+@pytest.mark.process
 def test_the_program_keeps_its_logging_and_signals(tmp_path: Path) -> None:
     def state() -> Any:
         names = (None, "conch", "conch_control", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
@@ -371,6 +372,7 @@ def script(rest: str, port: int = 0) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve_ends_with_a_signal(number: signal.Signals) -> None:
     port = free_port()
@@ -396,6 +398,7 @@ server.start()
 """
 
 
+@pytest.mark.process
 def test_a_cell_that_is_run_again_replaces_its_server() -> None:
     port = free_port()
     cells = [CELL.format(port=port, factor=factor) for factor in (2, 3)]
@@ -417,6 +420,7 @@ def test_a_cell_that_is_run_again_replaces_its_server() -> None:
     assert lines.count(shown) == 2, "a session shows what start() returns"
 
 
+@pytest.mark.process
 def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
     here = write_slow(tmp_path)
     process = script(
@@ -434,6 +438,7 @@ def test_serve_gives_up_its_start_with_a_signal(tmp_path: Path) -> None:
     assert (process.returncode, output) == (0, "over\n"), errors
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "rest",
     [

@@ -29,6 +29,7 @@ def run(name: str, *arguments: str) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.process
 def test_a_script_that_is_a_server() -> None:
     ports = [free_port() for _ in range(3)]
     flags = [f"--{kind}-port={port}" for kind, port in zip(("grpc", "http", "metrics"), ports, strict=True)]
@@ -51,6 +52,7 @@ def test_a_script_that_is_a_server() -> None:
         process.communicate()
 
 
+@pytest.mark.process
 def test_a_server_in_a_program() -> None:
     assert run("embed_server.py", str(EXAMPLES)) == [
         "simple says [0 2 4 6]",
@@ -60,6 +62,7 @@ def test_a_server_in_a_program() -> None:
     ]
 
 
+@pytest.mark.process
 def test_a_stream_of_words() -> None:
     assert run("stream_words.py") == [
         "in the program: ['A', 'B', 'C']",
@@ -74,6 +77,7 @@ def test_the_program_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_type_checkers_agree() -> None:
     pytest.importorskip("mypy")
     paths = {"MYPYPATH": os.pathsep.join(str(ROOT / part) for part in ("services", "control"))}

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from tests.support.names import new_name
-from tests.support.servers import AnyServer, client_of, serving, write_model, write_probe
+from tests.support.servers import AnyServer, client_of, serving, serving_process, write_model, write_probe
 from tritonclient.utils import InferenceServerException, shared_memory
 
 NUMBER = """
@@ -191,14 +191,22 @@ def test_cuda_regions(client: triton.InferenceServerClient) -> None:
     client.unregister_cuda_shared_memory()
 
 
-def test_log_settings(client: triton.InferenceServerClient) -> None:
-    before = client.get_log_settings()
-    changed = client.update_log_settings({"log_verbose_level": 1})
-    assert changed == {**before, "log_verbose_level": 1}
-    assert client.update_log_settings({"log_verbose_level": before["log_verbose_level"]}) == before
-    with pytest.raises(InferenceServerException, match="invalid argument for --log_format, got: x") as caught:
-        client.update_log_settings({"log_format": "x"})
-    assert caught.value.status() == "503"
+@pytest.mark.process
+def test_log_settings(tmp_path: Path) -> None:
+    write_probe(tmp_path)
+    with (
+        serving_process(tmp_path) as server,
+        closing(triton.InferenceServerClient(server.http_address)) as client,
+    ):
+        before = client.get_log_settings()
+        changed = client.update_log_settings({"log_verbose_level": 1})
+        assert changed == {**before, "log_verbose_level": 1}
+        assert client.update_log_settings({"log_verbose_level": before["log_verbose_level"]}) == before
+        with pytest.raises(
+            InferenceServerException, match="invalid argument for --log_format, got: x"
+        ) as caught:
+            client.update_log_settings({"log_format": "x"})
+        assert caught.value.status() == "503"
 
 
 def test_trace_settings(client: triton.InferenceServerClient) -> None:
@@ -234,11 +242,13 @@ def test_curl(explicit: AnyServer, path: str, more: list[str], status: int, body
     assert curl(explicit, path, *more) == (status, body)
 
 
+@pytest.mark.process
 def test_there_is_no_head(explicit: AnyServer) -> None:
     status, _ = curl(explicit, "/v2/health/live", "-I")
     assert status == 405
 
 
+@pytest.mark.process
 def test_a_large_body_is_refused_and_the_next_request_answered(tmp_path: Path, explicit: AnyServer) -> None:
     large = tmp_path / "body"
     with large.open("wb") as file:

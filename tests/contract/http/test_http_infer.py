@@ -20,7 +20,15 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 import tritonclient.http.aio as http_aio
-from tests.support.servers import WAIT_S, AnyServer, eventually, serving, write_model, write_probe
+from tests.support.servers import (
+    WAIT_S,
+    AnyServer,
+    eventually,
+    serving,
+    serving_process,
+    write_model,
+    write_probe,
+)
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 Reply = tuple[int, dict[str, str], bytes]
@@ -633,12 +641,13 @@ def test_idle_and_half_sent_connections_harm_nobody(own: AnyServer) -> None:
         assert ask(own.http_address, both())[2] == ANSWER
 
 
+@pytest.mark.process
 def test_the_loop_goes_on_while_a_large_body_is_read(tmp_path: Path) -> None:
     """How many probes are answered meanwhile depends on the machine; that some are does not."""
     write_models(tmp_path)
     body = f'{{"inputs":[{{"name":"IN","datatype":"FP32","shape":[1,4000000],"data":[{"1.5," * 3999999}2]}}],'
     body += '"outputs":[{"name":"OIN","parameters":{"binary_data":true}}]}'
-    with serving(tmp_path) as server:
+    with serving_process(tmp_path) as server:
         answers: list[Reply] = []
         sender = threading.Thread(
             target=lambda: answers.append(ask(server.http_address, body, path="batched"))

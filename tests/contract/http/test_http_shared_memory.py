@@ -17,16 +17,18 @@ from tests.support.raw_http import raw_http, request
 from tests.support.servers import (
     EXAMPLES,
     WAIT_S,
-    AnyServer,
+    ServerProcess,
     client_of,
     eventually,
-    serving,
+    serving_process,
     write_model,
     write_probe,
     write_steps,
 )
 from tests.support.sharing import SharedObject, shared_object
 from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.process
 
 SIZE = 4 << 20
 TWO = """
@@ -50,20 +52,20 @@ Client: TypeAlias = triton.InferenceServerClient
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("sharing")
     write_probe(repository)
     write_probe(repository, "cached", "response_cache { enable: true }")
     write_steps(repository)
     write_model(repository, "two", TWO_CONFIG, {"model.py": TWO})
-    with serving(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
+    with serving_process(EXAMPLES, repository, flags=["--cache-config=local,size=1000000"]) as server:
         with client_of(server) as grpc, closing(Client(server.http_address)) as client:
             assert grpc.is_server_ready() and client.is_server_ready()
         yield server
 
 
 @pytest.fixture
-def client(server: AnyServer) -> Iterator[Client]:
+def client(server: ServerProcess) -> Iterator[Client]:
     with closing(Client(server.http_address, network_timeout=WAIT_S)) as client:
         yield client
         client.unregister_system_shared_memory()
@@ -89,15 +91,15 @@ def wanted(name: str, size: int, offset: int = 0) -> Any:
     return made
 
 
-def mapped(server: AnyServer, memory: SharedObject) -> bool:
+def mapped(server: ServerProcess, memory: SharedObject) -> bool:
     """Whether the server has an object mapped or open."""
-    process = Path("/proc/self")
+    process = Path(f"/proc/{server.process.pid}")
     if memory.key in (process / "maps").read_text():
         return True
     return any(memory.key in str(link.readlink()) for link in (process / "fd").iterdir())
 
 
-def check_let_go(client: Client, server: AnyServer, memory: SharedObject) -> None:
+def check_let_go(client: Client, server: ServerProcess, memory: SharedObject) -> None:
     """Checks that no request holds the region any more."""
     client.unregister_system_shared_memory("r")
     eventually(lambda: not mapped(server, memory), "the server has let go")
@@ -165,7 +167,7 @@ def test_a_request_may_be_all_in_regions_and_compressed(client: Client, memory: 
 
 
 def test_a_region_may_go_during_inference(
-    client: Client, memory: SharedObject, server: AnyServer, tmp_path: Path
+    client: Client, memory: SharedObject, server: ServerProcess, tmp_path: Path
 ) -> None:
     started, go = tmp_path / "started", tmp_path / "go"
     memory.write(np.full(4, 6, np.float32))
@@ -242,7 +244,7 @@ REFUSED: dict[str, tuple[str, bytes]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_request_that_is_refused_holds_nothing(
-    client: Client, memory: SharedObject, server: AnyServer, what: str
+    client: Client, memory: SharedObject, server: ServerProcess, what: str
 ) -> None:
     model, message = REFUSED[what]
     with raw_http(server.http_address) as raw:
@@ -254,7 +256,7 @@ def test_a_request_that_is_refused_holds_nothing(
 
 
 def test_a_client_that_goes_away_holds_nothing(
-    client: Client, memory: SharedObject, server: AnyServer, tmp_path: Path
+    client: Client, memory: SharedObject, server: ServerProcess, tmp_path: Path
 ) -> None:
     started, cancelled = tmp_path / "started", tmp_path / "cancelled"
     message = body(lying(), parameters={"started": str(started), "until_cancelled": str(cancelled)})
@@ -269,7 +271,7 @@ def test_a_client_that_goes_away_holds_nothing(
     check_let_go(client, server, memory)
 
 
-def test_cached_answers_are_written_too(client: Client, memory: SharedObject, server: AnyServer) -> None:
+def test_cached_answers_are_written_too(client: Client, memory: SharedObject, server: ServerProcess) -> None:
     memory.write(np.full(4, 5, np.float32))
     for place in range(64, 256, 64):
         client.infer("cached", [given("IN", [1, 4], 16)], outputs=[wanted("OUT", 16, place)])
@@ -277,8 +279,8 @@ def test_cached_answers_are_written_too(client: Client, memory: SharedObject, se
     check_let_go(client, server, memory)
 
 
-def test_a_thousand_regions_come_and_go(client: Client, server: AnyServer) -> None:
-    process = Path("/proc/self")
+def test_a_thousand_regions_come_and_go(client: Client, server: ServerProcess) -> None:
+    process = Path(f"/proc/{server.process.pid}")
     with shared_object(4096) as memory:
         memory.write(np.full(4, 2, np.float32))
 
