@@ -140,6 +140,15 @@ def test_files_named_by_a_page_exist(page: Path) -> None:
     assert sorted(mention for mention in mentions if not _exists(mention)) == []
 
 
+def test_classes_named_by_the_internals_exist() -> None:
+    pages = (_ROOT / "ARCHITECTURE.md", *_DOCS.rglob("internals/*.md"))
+    names = {name for page in pages for name in re.findall(r"`([A-Z]\w*[a-z]\w*)[`.]", page.read_text())}
+    code = "".join(
+        path.read_text() for folder in ("services", "control") for path in (_ROOT / folder).rglob("*.py")
+    )
+    assert sorted(names - set(re.findall(r"^ *class (\w+)", code, re.MULTILINE))) == []
+
+
 def test_make_commands_of_the_pages_exist() -> None:
     rules = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE)
     named = {name for page in _PAGES for name in re.findall(r"(?:`|\$ )make ([a-z-]+)", page.read_text())}
