@@ -1,7 +1,7 @@
-"""From the members of a generate request to tensors and parameters; a pure function.
+"""Maps the members of a generate request to tensors and parameters; a pure function.
 
-What has the name of an input becomes that input, everything else a parameter, also among the members of the
-member `parameters`. The texts are Triton's, and most of those about types come with status 500.
+A member with the name of an input becomes that input, any other a parameter; so do the members of
+`parameters`. Error texts are Triton's; most type errors have status 500.
 """
 
 from __future__ import annotations
@@ -22,16 +22,12 @@ from conch.frontends.http.jsontext.json_values import BulkArray, text
 
 
 def parse_document(body: Buffer, quick: bool = False) -> Pairs:
-    """The members of a body; long arrays may come as `BulkArray`.
-
-    Args:
-        body: The body.
-        quick: Whether the thread must not compute for long.
+    """Returns the members of a body; long arrays may be `BulkArray`.
 
     Raises:
-        InternalError: It is no JSON, or no object.
+        InternalError: It is not a JSON object.
         InvalidArgumentError: It is nested too deep, or has too many members.
-        SlowTextError: It would take long, where it must not.
+        SlowTextError: Parsing would take long, with `quick`.
     """
     value = load_quickly(body, pairs=True) if quick else load(body, pairs=True)
     if not isinstance(value, Pairs):
@@ -42,17 +38,17 @@ def parse_document(body: Buffer, quick: bool = False) -> Pairs:
 _NESTED = "parameters"
 
 Elements = list[Any] | BulkArray
-"""What an array of JSON comes as."""
+"""A parsed JSON array."""
 
 
 @dataclass(slots=True)
 class Mapped:
-    """What a request says.
+    """A mapped request.
 
     Attributes:
-        id: Its id, or empty; it is among the parameters too.
-        inputs: Tensors by name, in the order of the document.
-        parameters: Everything else.
+        id: Its id, or empty; also among the parameters.
+        inputs: Tensors by name, in document order.
+        parameters: All other members.
     """
 
     id: str = ""
@@ -61,12 +57,7 @@ class Mapped:
 
 
 def map_request(document: Pairs, spec: ModelSpec, most_bytes: int) -> Mapped:
-    """What a request says to a model.
-
-    Args:
-        document: The members of its body.
-        spec: The model.
-        most_bytes: The most bytes that all tensors together may have.
+    """Maps the members of a body for a model, with at most `most_bytes` of tensors.
 
     Raises:
         ConchError: A member can't be mapped.
@@ -87,7 +78,7 @@ def map_request(document: Pairs, spec: ModelSpec, most_bytes: int) -> Mapped:
 
 
 def _first(document: Pairs) -> dict[str, Any]:
-    """Members by name; of several the first, also where each of them is due."""
+    """Members by name; the first of several with one name counts."""
     return dict(reversed(document.members))
 
 
@@ -100,7 +91,7 @@ class _Mapper:
         self._bytes = 0
 
     def nested(self, value: Any) -> None:
-        """Maps the members of the member that holds more of them."""
+        """Maps the members of `parameters`."""
         if _NESTED in self._inputs:
             raise InvalidArgumentError(
                 f"Keyword '{_NESTED}' for nested schema also given as input tensor name"
@@ -136,7 +127,7 @@ class _Mapper:
                 f"receiving {rule.datatype} data via JSON is not supported. Please use the binary data "
                 f"format for input {key}"
             )
-        # Before there is any tensor: it may be several times as large as its text.
+        # Before the tensor is made: it may be several times as large as its text.
         self._count(key, _string_bytes(given) if rule.datatype == "BYTES" else 0)
         self._count(key, count * ELEMENT_SIZES.get(rule.datatype, 0))
         data = tensor_bytes(key, given, rule.datatype, count)
@@ -154,7 +145,7 @@ class _Mapper:
 
 def _parameter(key: str, value: Any) -> Parameter:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        return float(value)  # as the fast parser has it
+        return float(value)  # as the fast parser does
     if isinstance(value, str):
         return text(value)
     if isinstance(value, bool | int | float):
@@ -165,7 +156,7 @@ def _parameter(key: str, value: Any) -> Parameter:
 
 
 def _string_bytes(given: Elements) -> int:
-    """The size of strings in wire form, at the least; what is no string does not count."""
+    """Smallest size of strings in wire form; other elements do not count."""
     pieces = given.pieces if isinstance(given, BulkArray) else [given]
     return sum(
         4 + len(each)
@@ -177,9 +168,9 @@ def _string_bytes(given: Elements) -> int:
 
 
 def shape_for(count: int, dims: Iterable[int]) -> tuple[int, ...] | None:
-    """The shape that so many elements have under a model's dims; None where there is none.
+    """Returns the shape of `count` elements under a model's dims, or None.
 
-    The innermost variable dimension takes what the fixed ones leave, the others are 1.
+    The innermost variable dimension takes all elements that the fixed ones leave; other variable ones are 1.
     """
     dims = tuple(dims)
     rest, over = divmod(count, prod(dim for dim in dims if dim >= 0))

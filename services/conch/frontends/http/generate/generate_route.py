@@ -1,4 +1,4 @@
-"""Generate and generate_stream: flat JSON to a model, its responses as flat JSON or as server-sent events."""
+"""Serves generate and generate_stream: requests in flat JSON, responses as JSON or server-sent events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from conch.frontends.operations import operation_table as table
 from conch.frontends.operations.operation_table import path_pattern
 
 _COMMENT = b":\n\n"
-"""An event that is none."""
+"""A comment, which clients of event streams ignore."""
 _COMMENT_CHUNK = b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT)
 EVENTS = "text/event-stream; charset=utf-8"
 _NOT_ONE = (
@@ -47,12 +47,12 @@ def generate_routes(
     clock: Clock = monotonic_ns,
     admission: Admission | None = None,
 ) -> list[ApiRoute]:
-    """The table.
+    """Returns the routes.
 
     Args:
-        core: Runs the requests.
-        pools: Where large bodies are taken apart.
-        most_bytes: The largest body, and the most bytes that its tensors may have together.
+        core: The server core.
+        pools: Pools for large bodies.
+        most_bytes: Limit of a body, and of its tensors together.
         clock: Monotonic time in nanoseconds.
         admission: Admission of the front end; None for a new one.
     """
@@ -83,14 +83,14 @@ def generate_routes(
 
 
 class GenerateCall:
-    """A request that runs, and what it has been answered.
+    """A running request and its responses.
 
     Args:
-        admission: Where it came in.
-        receive: Says when the client has gone away.
+        admission: Admission of the front end.
+        receive: ASGI receive; reports a disconnect.
 
     Attributes:
-        responses: The answers.
+        responses: The responses.
     """
 
     def __init__(self, admission: Admission, receive: Receive) -> None:
@@ -123,13 +123,13 @@ class GenerateCall:
         await asyncio.gather(self._watch, return_exceptions=True)
 
     def respond(self, request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
-        """Takes what the model says, in its thread, where also the JSON is received of it."""
+        """Encodes and queues a response, on the model's thread."""
         try:
             item = _item(request, response, final)
         except ConchError as error:
             item = _failure(error, final)
         except Exception as error:
-            # The client would miss it among the others: this is the end, as it is where a worker's fails.
+            # A missing response would go unnoticed, so the request ends, as after a worker's failure.
             item = _failure(unsendable(request.model_name, response, error), True)
         if request.watch is not None:
             request.watch.bytes_out += len(item.body or b"")
@@ -151,15 +151,7 @@ def _failure(error: ConchError, final: bool) -> Item:
 
 
 class Submission:
-    """From an HTTP request to one that runs.
-
-    Args:
-        core: The server.
-        pools: Where large bodies are taken apart.
-        most_bytes: The largest body, and the most bytes that its tensors may have together.
-        clock: Monotonic time in nanoseconds.
-        admission: The way in.
-    """
+    """Decodes and submits generate requests; for the arguments see `generate_routes`."""
 
     def __init__(
         self, core: ServerState, pools: Pools, most_bytes: int, clock: Clock, admission: Admission
@@ -223,7 +215,7 @@ class Submission:
 
 @dataclass(slots=True)
 class _GenerateBody:
-    """What has become of an HTTP request so far."""
+    """An HTTP request while it is decoded."""
 
     name: str
     version: str
@@ -263,12 +255,7 @@ def _retry_after(item: Item) -> dict[str, str] | None:
 
 
 class EventStream(Response):
-    """Responses as server-sent events, one for each that says something.
-
-    Args:
-        call: The request.
-        first: Its first answer, which decides the status.
-    """
+    """Responses as server-sent events, one per response with content; the first decides the status."""
 
     def __init__(self, call: GenerateCall, first: Item) -> None:
         self._exchange = call

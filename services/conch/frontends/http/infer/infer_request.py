@@ -1,4 +1,4 @@
-"""The JSON of an infer request, and the bytes behind it, to an `InferenceRequest`."""
+"""Decodes infer requests: JSON and binary tensors to an `InferenceRequest`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 class _RequestTemplate:
-    """What requests have in common whose JSON is the same; compared by identity."""
+    """The common part of requests with equal JSON; compared by identity."""
 
     __slots__ = ("inputs", "requested", "settings", "size", "wanted")
 
@@ -48,9 +48,7 @@ _SETTINGS = ("classes", "parameters", "priority", "timeout_us")
 
 
 class RequestDecoder:
-    """Reads infer requests.
-
-    Of a request whose tensors are all binary the JSON is remembered by its bytes.
+    """Decodes infer requests; remembers the JSON of requests with binary tensors only.
 
     Args:
         most_bytes: Largest tensor taken as JSON.
@@ -71,27 +69,27 @@ class RequestDecoder:
         now_ns: int,
         most_used: int | None = None,
     ) -> tuple[InferenceRequest, BinaryOutputs]:
-        """Reads a request.
+        """Decodes a request.
 
         Args:
             model: Name and version of the model.
-            body: The JSON and the tensors behind it, which keep views of it.
-            head: How long the JSON is; None if there is nothing else.
+            body: The JSON, followed by the binary tensors, which keep views of it.
+            head: Length of the JSON; None for the whole body.
             responder: Takes the responses.
-            now_ns: When the request arrived, in monotonic nanoseconds.
-            most_used: How many bytes of regions it may use, on a thread that must not compute for long; None
-                for any number, on another thread.
+            now_ns: Monotonic time of arrival.
+            most_used: Limit of bytes in regions, for threads that must not compute for long; None for no
+                limit.
 
         Returns:
-            The request, and how its outputs are to be sent.
+            The request, and which outputs to send as binary.
 
         Raises:
             ConchError: It is malformed or contradicts itself; texts are Triton's.
-            LargeBindingsError: It uses more of regions than it may.
-            SlowTextError: Its JSON would take long, where it must not.
+            LargeBindingsError: It uses more than `most_used`.
+            SlowTextError: Its JSON would take long, with `most_used` given.
         """
         text = _text(body, len(body) if head is None else head)
-        # Nothing longer is there, and its hash would take long.
+        # Longer texts are not remembered: hashing them would take long.
         template = None
         if isinstance(text, bytes) and len(text) <= _LONGEST_KEY:
             template = self._templates.get(text)
@@ -161,7 +159,7 @@ class RequestDecoder:
         text: bytes | memoryview,
         uses: RegionBindings,
     ) -> tuple[list[int], bool]:
-        """Reads the inputs; returns the sizes of those that are binary, and whether any lies in a region."""
+        """Reads the inputs; returns the sizes of the binary ones, and whether any lies in a region."""
         shared = False
         position = 0
         sizes: list[int] = []
@@ -224,12 +222,12 @@ class RequestDecoder:
         given = _parsed("data", access.array, data)
         count = check_size(name, datatype, shape, self._most_bytes)
         if not count or datatype not in _DATATYPES:
-            return Tensor(name, datatype, shape, b"")  # the model says what it expects
+            return Tensor(name, datatype, shape, b"")  # the model's check reports the error
         return Tensor(name, datatype, shape, tensor_bytes(name, given, datatype, count))
 
 
 _DATATYPES = frozenset(ELEMENT_SIZES.keys() - {"FP16", "BF16"} | {"BYTES"})
-"""Those that JSON carries."""
+"""Datatypes with a JSON form."""
 _SOURCES = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 
 
@@ -245,13 +243,13 @@ def _check_source(given: Any, parameters: dict[str, Any]) -> None:
 
 
 def _of_input(given: Any) -> str:
-    """Says which input is meant, where that can be told."""
+    """Suffix of an error message with the input's name, if it has one."""
     name = given.get("name") if isinstance(given, dict) else None
     return f", for input '{access.text(name)}'" if isinstance(name, str) else ""
 
 
 def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
-    """Which part of which region a tensor lies in."""
+    """Region, offset and size of a tensor in shared memory."""
     region = _parsed("shared_memory_region", access.text, parameters["shared_memory_region"])
     offset = _parsed("shared_memory_offset", access.unsigned, parameters.get("shared_memory_offset", 0))
     size = "shared_memory_byte_size"
@@ -259,7 +257,7 @@ def _region(parameters: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def _text(body: memoryview, length: int) -> bytes | memoryview:
-    """The JSON at the start of a body; not a copy where it is long."""
+    """Returns the JSON at the start of a body; a view of it if it is long."""
     text = body[:length]
     return text if length > QUICK_BYTES else bytes(text)
 
@@ -280,10 +278,10 @@ def _parsed(name: str, read: Callable[[Any], _T], value: Any, what: str = "parse
 
 
 def read_parameters(request: InferenceRequest, given: Any) -> bool:
-    """Reads a request's parameters: those of the protocol into its attributes, the others as they are.
+    """Reads the parameters: the protocol's own into attributes, others unchanged.
 
     Returns:
-        Whether all outputs are wanted in binary form.
+        True if all outputs are to be binary.
 
     Raises:
         ConchError: A value has the wrong type, or a key is reserved; texts are Triton's.
@@ -324,12 +322,12 @@ def read_parameters(request: InferenceRequest, given: Any) -> bool:
 
 
 def _read_outputs(request: InferenceRequest, given: Any, wanted: BinaryOutputs, uses: RegionBindings) -> bool:
-    """Reads what is wanted of the outputs; returns whether any goes to a region."""
+    """Reads the requested outputs; returns whether any goes to a region."""
     outputs = _parsed("outputs", access.elements, given)
     if not outputs:
         return False
     placed = False
-    wanted.binary = False  # which governs only outputs that are not listed
+    wanted.binary = False  # applies only to requests that list no outputs
     names: dict[str, None] = {}
     for output in outputs:
         name = _member(output, "name", access.text)
@@ -348,7 +346,7 @@ def _read_outputs(request: InferenceRequest, given: Any, wanted: BinaryOutputs, 
             count = _parsed("classification", access.unsigned, parameters["classification"], "set")
             if count:
                 request.classes = {**(request.classes or {}), name: count}
-        # Clients say of outputs in regions that they are not binary.
+        # Clients send binary_data=false for outputs in regions.
         if "binary_data" in parameters and _parsed(
             "binary_data", access.boolean, parameters["binary_data"], "set" if lies else "parse"
         ):
@@ -363,10 +361,10 @@ def _read_outputs(request: InferenceRequest, given: Any, wanted: BinaryOutputs, 
 
 
 def raw_tensor(request: InferenceRequest, spec: ModelSpec, body: memoryview) -> Tensor:
-    """The input of a raw request, its shape worked out from its size.
+    """Returns the input of a raw request; derives its shape from the size.
 
     Raises:
-        InvalidArgumentError: It can't be; texts are Triton's.
+        InvalidArgumentError: The model does not allow it; texts are Triton's.
     """
     if len(spec.inputs) != 1:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""The elements of a JSON ``data`` array to a tensor's bytes."""
+"""Converts the elements of a JSON ``data`` array to a tensor's bytes."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _WRONG_STRING = "Unable to parse JSON bytes array: attempt to access JSON non-st
 
 
 def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int) -> int:
-    """Checks that a tensor of some shape may come as JSON; returns how many elements it has.
+    """Checks the size of a tensor sent as JSON; returns its number of elements.
 
     Raises:
-        InvalidArgumentError: It may not; texts are Triton's.
+        InvalidArgumentError: It is too large; texts are Triton's.
     """
     if any(dim > _MOST_ELEMENTS for dim in shape):
         raise InvalidArgumentError(
@@ -66,13 +66,7 @@ def check_size(name: str, datatype: str, shape: tuple[int, ...], most_bytes: int
 
 
 class _WrongElementsError(Exception):
-    """Elements that are not those of a tensor.
-
-    Args:
-        text: What is wrong, in Triton's words.
-        expected: What belongs there.
-        got: What is there instead.
-    """
+    """The elements do not fit the tensor; `text` is Triton's."""
 
     def __init__(self, text: str, expected: str, got: str) -> None:
         super().__init__(text)
@@ -82,16 +76,10 @@ class _WrongElementsError(Exception):
 
 
 def tensor_bytes(name: str, given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
-    """The bytes of a tensor.
-
-    Args:
-        name: Its name, for the error.
-        given: Its elements, nested in any way.
-        datatype: Its datatype, one that JSON can carry.
-        count: How many elements it must have.
+    """Returns the bytes of a tensor of `count` elements, however they are nested.
 
     Raises:
-        InternalError: There are more or fewer elements, or of another type; texts begin with Triton's.
+        InternalError: The number or type of the elements is wrong; texts begin with Triton's.
         InvalidArgumentError: They are nested too deep.
     """
     try:
@@ -106,13 +94,13 @@ def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
     code = _CODES.get(datatype)
     if code is not None and isinstance(given, list) and len(given) == count:
         kinds = set(map(type, given))
-        if kinds <= _NUMBERS:  # else nested, or wrong: looked at more closely below
+        if kinds <= _NUMBERS:  # else nested or wrong, see below
             try:
                 return memoryview(array(code, given)).cast("B")
             except OverflowError:
-                pass  # an integer that only some ways of rounding can take
+                pass  # a large integer, which numpy may still round
     if isinstance(given, BulkArray):
-        # Each piece is given up once it has been read: to free all at once would hold up other threads.
+        # Each piece is freed once it is read: freeing all at once would stall other threads.
         pieces, depth = given.release(), given.depth
     else:
         flat, depth = flattened(given)
@@ -120,7 +108,7 @@ def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
     if depth > MOST_DEPTH:
         raise JsonDepthError
     if datatype == "BYTES":
-        joined = bytearray()  # which grows bit by bit, as what is joined at once does not
+        joined = bytearray()  # grows in steps; joining at once would hold the GIL
         for part in _parts(pieces):
             joined += _strings(part)
         return joined
@@ -138,7 +126,7 @@ def _bytes(given: list[Any] | BulkArray, datatype: str, count: int) -> Buffer:
 
 
 def _parts(pieces: list[list[Any] | Array]) -> Iterator[list[Any] | Array]:
-    """Takes pieces from a list, the last first, in parts small enough not to hold up other threads."""
+    """Removes pieces from a list, the last first, and yields them in parts; yields the GIL between them."""
     done = 0
     while pieces:
         piece = pieces.pop()
@@ -152,7 +140,7 @@ def _parts(pieces: list[list[Any] | Array]) -> Iterator[list[Any] | Array]:
 
 
 def _converted(part: list[Any] | Array, datatype: str) -> Array:
-    """Elements as an array of their datatype; integers are cut to its width, as Triton does."""
+    """Converts elements to an array of a datatype; integers are truncated to its width, as in Triton."""
     kinds: set[Any]
     kinds = set(map(type, part)) if isinstance(part, list) else {int if part.dtype.kind == "i" else float}
     dtype = NUMPY_DTYPES[datatype]
@@ -163,7 +151,7 @@ def _converted(part: list[Any] | Array, datatype: str) -> Array:
     if datatype in _CODES:
         if kinds - {int, float}:
             raise _WrongElementsError(_NO_NUMBER, datatype, _kind_names(kinds - {int, float}))
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
+        with np.errstate(over="ignore"):  # too large numbers become infinite
             return np.array(part, np.float64).astype(dtype)
     signed = datatype in _SIGNED
     accessed = "signed-integer" if signed else "unsigned-integer"
@@ -183,7 +171,7 @@ def _wrong_type(datatype: str, accessed: str, got: set[Any] | str) -> _WrongElem
 
 
 def _kind_names(kinds: set[Any]) -> str:
-    """What JSON calls values of some Python types."""
+    """JSON names of Python types."""
     return " and ".join(sorted({_KIND_NAMES.get(kind, "an object") for kind in kinds}))
 
 

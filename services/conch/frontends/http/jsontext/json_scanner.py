@@ -1,9 +1,9 @@
-"""An iterative JSON parser with the rules and the error texts of the parser that Triton uses.
+"""Iterative JSON parser with the rules and error texts of Triton's parser (RapidJSON).
 
-It differs from others in what it takes (``NaN``, ``Inf``, ``Infinity``, bytes that are no UTF-8, a text that
-ends at a NUL) and in what counts as an integer. Nesting costs memory, never stack. Long arrays are parsed in
-pieces by a faster parser, each small enough not to hold up other threads. What is nested too deep, or has too
-many members, is refused where that is found, so that a hostile text costs no more than a good one.
+Unlike other parsers it accepts ``NaN``, ``Inf``, ``Infinity`` and invalid UTF-8, ends a text at a NUL, and
+has its own rule for integers. Nesting uses memory, never the stack. A faster parser reads long arrays in pieces
+that are short enough to let other threads run. The limits on depth and members apply while parsing, so that a
+hostile text costs no more than a valid one.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def read_string(text: Buffer, position: int) -> tuple[str, int]:
 
     Args:
         text: A JSON text.
-        position: Where the string begins, with its quotation mark.
+        position: Position of its opening quotation mark.
 
     Returns:
-        The string, and the position behind it. Bytes that are no UTF-8 are decoded with ``surrogateescape``.
+        The string, and the position behind it. Invalid UTF-8 is decoded with ``surrogateescape``.
 
     Raises:
-        JsonSyntaxError: It is none.
+        JsonSyntaxError: It is not a valid string.
     """
     position += 1
     parts: list[str] = []
-    pending = b""  # bytes of a character that the last piece ended in
+    pending = b""  # bytes of a character that the last piece has cut
     end = len(text)
     while True:
         found = _PLAIN.match(text, position)
@@ -83,13 +83,13 @@ def read_string(text: Buffer, position: int) -> tuple[str, int]:
 
 
 def _escape(text: Buffer, start: int) -> tuple[str, int]:
-    """What begins with an escape, many of them at once if they are plain, and the position behind it."""
+    """Reads escapes, many at once if they are simple; returns their text and the position behind them."""
     run = _ESCAPED_RUN.match(text, start, start + _ESCAPED_WINDOW)
     if run is not None:
         try:
             escaped: str = orjson.loads(b'"%b"' % run.group())
         except orjson.JSONDecodeError:
-            pass  # not UTF-8, or the window ends inside of a character
+            pass  # not UTF-8, or the window cuts a character
         else:
             return escaped, run.end()
     byte = text[start + 1] if start + 1 < len(text) else 0
@@ -117,7 +117,7 @@ def _hex(text: Buffer, start: int, position: int) -> int:
 
 
 def _whole_characters(piece: bytes) -> int:
-    """Up to where a piece of UTF-8 surely ends with a whole character."""
+    """Length of a piece of UTF-8 without a cut character at its end."""
     for back in range(1, min(4, len(piece)) + 1):
         byte = piece[-back]
         if byte < 0x80:
@@ -128,29 +128,29 @@ def _whole_characters(piece: bytes) -> int:
 
 
 MOST_DEPTH: Final = 100
-"""How deep the elements of a tensor may be nested."""
+"""Deepest nesting of a tensor's elements."""
 MOST_DOCUMENT_DEPTH: Final = 1024
-"""How deep a text may be nested as a whole; the fast parser has the same limit."""
+"""Deepest nesting of a text; the fast parser has the same limit."""
 MOST_MEMBERS: Final = 65536
-"""How many objects and members of objects a text may have together, if it is not short."""
+"""Most objects and members together, of a text that is not short."""
 
 
 class JsonSyntaxError(InternalError):
-    """A text is not JSON; a client's fault with the status that Triton gives it."""
+    """A text is not JSON. A client error, with Triton's status."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(f"failed to parse the request JSON buffer: {reason} at {position}")
 
 
 class JsonDepthError(InvalidArgumentError):
-    """A text is nested too deep; the text of the error is Triton's."""
+    """A text is nested too deep; the message is Triton's."""
 
     def __init__(self) -> None:
         super().__init__(f"JSON nesting depth exceeds maximum allowed limit ({MOST_DEPTH})")
 
 
 class JsonMembersError(InvalidArgumentError):
-    """A text has too many objects, or members of objects."""
+    """A text has too many objects and members."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -179,11 +179,11 @@ _ELEMENTS_BETWEEN = 32
 _VALUES_BETWEEN_PAUSES = 1024
 _LONG_ARRAY = 4096
 _OPENED: Final = object()
-"""Stands for a value that is still to come."""
+"""Placeholder of a value that is not parsed yet."""
 
 
 class Pairs:
-    """The members of an object in the order of the document, also those whose name comes twice.
+    """The members of an object in document order, duplicate names included.
 
     Attributes:
         members: Names and values.
@@ -198,44 +198,44 @@ class Pairs:
         return iter(self.members)
 
     def setdefault(self, name: str, value: Any) -> None:
-        """Adds a member; stands for the method of a `dict`."""
+        """Adds a member; has the name of the method of `dict`."""
         self.members.append((name, value))
 
 
 def scan(text: Buffer, pairs: bool = False) -> Any:
     """Parses a text.
 
-    Strings are decoded with ``surrogateescape``. Of members with the same name the first counts. Long arrays
-    come as `BulkArray`.
+    Strings are decoded with ``surrogateescape``. The first of several members with one name counts. Long
+    arrays become `BulkArray`.
 
     Args:
         text: The text.
-        pairs: Whether objects come as `Pairs`.
+        pairs: Whether objects become `Pairs` instead of `dict`.
 
     Raises:
-        JsonSyntaxError: It is no JSON.
+        JsonSyntaxError: It is not JSON.
         JsonDepthError: It is nested too deep.
-        JsonMembersError: It has too many objects, or members of objects.
+        JsonMembersError: It has too many objects and members.
     """
     return _Scanner(text, Pairs if pairs else dict).document()
 
 
 class _Scanner:
-    """The state of one parse: the text, where it is, and the containers that are open."""
+    """State of one parse: text, position and open containers."""
 
     def __init__(self, text: Buffer, new_object: Callable[[], dict[str, Any] | Pairs]) -> None:
         self._text = text
         self._end = len(text)
         self._new_object = new_object
         self._members = 0
-        # Open containers, the innermost last; those of objects with the name of the member to come.
+        # Open containers, the innermost last; an object has the name of its next member.
         self._stack: list[tuple[dict[str, Any] | Pairs | list[Any] | BulkArray, str]] = []
         self._next_bulk = 0
         self._pause = 0
         self._position = 3 if text[:3] == b"\xef\xbb\xbf" else 0
 
     def document(self) -> Any:
-        """The only value of the text."""
+        """Parses the only value of the text."""
         self._space()
         if self._peek() == 0:
             raise JsonSyntaxError("The document is empty.", self._position)
@@ -258,7 +258,7 @@ class _Scanner:
         return value
 
     def _value(self) -> Any:
-        """The value that begins here; `_OPENED` for a container whose first value is due now."""
+        """Parses the value at the position; `_OPENED` for a container with values."""
         byte = self._peek()
         if byte == 0x7B:
             self._position += 1
@@ -284,7 +284,7 @@ class _Scanner:
         return _OPENED
 
     def _ended(self, value: Any) -> Any:
-        """Puts a value into the innermost container; gives the container if it ends, else `_OPENED`."""
+        """Adds a value to the innermost container; returns the container if it ends, else `_OPENED`."""
         container, name = self._stack[-1]
         self._space()
         byte = self._peek()
@@ -311,7 +311,7 @@ class _Scanner:
         return container
 
     def _more(self, container: list[Any] | BulkArray) -> Any:
-        """Goes on with an array behind a comma."""
+        """Continues an array behind a comma."""
         if isinstance(container, list) and len(container) % _ELEMENTS_BETWEEN:
             return _OPENED
         more = self._bulk()
@@ -332,7 +332,7 @@ class _Scanner:
         return _OPENED
 
     def _bulk(self) -> BulkArray | None:
-        """Takes as many elements as can be had at once; the position is behind a comma or a bracket then."""
+        """Parses many elements at once; leaves the position behind a comma or a bracket."""
         if self._end - self._position < _BULK_FROM or self._position < self._next_bulk:
             return None
         array = BulkArray()
@@ -342,7 +342,7 @@ class _Scanner:
             if not array.closes:
                 self._space()
             return array
-        # Looked at a whole window in vain: with arrays nested in arrays that would be so at each of them.
+        # A window without result is expensive; nested arrays would repeat it for each array.
         self._next_bulk = self._position + self._pause
         self._pause = min(self._pause * 2 + 16, WINDOW)
         return None
@@ -362,7 +362,7 @@ class _Scanner:
             yield_gil()
 
     def _count(self) -> None:
-        """Counts an object, or one more member of it."""
+        """Counts an object or a further member."""
         self._members += 1
         if self._members > MOST_MEMBERS:
             raise JsonMembersError
@@ -392,7 +392,7 @@ class _Scanner:
             if self._text[self._position : self._position + len(word)] == word:
                 self._position += len(word)
                 return word
-        # The position of the first byte that is wrong.
+        # The error has the position of the first wrong byte.
         word = words[0]
         position = self._position
         for expected in word:

@@ -1,8 +1,7 @@
-"""Long JSON arrays, parsed piece by piece.
+"""Typed access to JSON values, and long JSON arrays parsed in pieces.
 
-A fast parser is handed as many whole elements as fit into a window. It does not let other threads run while
-it parses, so the window bounds how long they wait. What the pieces hold is kept flat, and numbers in arrays:
-millions of objects would take long to free at once.
+orjson parses as many whole elements as fit into a window. It holds the GIL, so the window bounds the wait of
+other threads. Pieces are flat, and hold numbers in arrays: millions of objects would take long to free.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from conch.frontends.http.yield_gil import yield_gil
 
 
 class JsonAccessError(InternalError):
-    """A value is missing or of the wrong type; a client's fault with the status that Triton gives it."""
+    """A value is missing or of the wrong type. A client error, with Triton's status."""
 
 
 def member(value: Any, name: str) -> Any:
-    """A member of an object.
+    """Returns a member of an object.
 
     Raises:
-        JsonAccessError: There is no such member, or the value is no object.
+        JsonAccessError: There is no such member, or the value is not an object.
     """
     if not isinstance(value, dict) or name not in value:
         raise JsonAccessError(f"attempt to access non-existing object member '{name}'")
@@ -36,7 +35,7 @@ def member(value: Any, name: str) -> Any:
 
 
 def text(value: Any) -> str:
-    """A string; bytes in it that were no UTF-8 are replaced."""
+    """Returns a string; invalid UTF-8 in it is replaced."""
     if not isinstance(value, str):
         raise JsonAccessError("attempt to access JSON non-string as string")
     if value.isascii():
@@ -55,34 +54,34 @@ def _readable(value: str) -> str:
 
 
 def boolean(value: Any) -> bool:
-    """A boolean."""
+    """Returns a boolean."""
     if not isinstance(value, bool):
         raise JsonAccessError("attempt to access JSON non-boolean as boolean")
     return value
 
 
 def unsigned(value: Any) -> int:
-    """An integer from 0 on."""
+    """Returns an unsigned integer."""
     if type(value) is not int or value < 0:
         raise JsonAccessError("attempt to access JSON non-unsigned-integer as unsigned-integer")
     return value
 
 
 def array(value: Any) -> list[Any] | BulkArray:
-    """An array."""
+    """Returns an array."""
     if not isinstance(value, list | BulkArray):
         raise JsonAccessError("attempt to access JSON non-array as array")
     return value
 
 
 def elements(value: Any) -> list[Any]:
-    """An array that is not to be long."""
+    """Returns an array, which is expected to be short, as a list."""
     given = array(value)
     return given if isinstance(given, list) else flattened(given)[0]
 
 
 WINDOW = 64 * 1024
-"""Bytes that are parsed at once."""
+"""Bytes parsed at once."""
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBERS = re.compile(rb"[-+0-9.eE, \t\r\n\[\]NaInfity]+")
@@ -93,13 +92,12 @@ _WINDOWS_BETWEEN = 2
 
 
 class BulkArray:
-    """A long array: its elements in pieces, those of arrays in it one after the other.
+    """A long array: its elements in pieces, those of nested arrays flattened.
 
     Attributes:
         pieces: Lists, or arrays of 64-bit numbers.
-        depth: How deep arrays are nested in it; 1 without any.
-        taken: Whether it has any pieces.
-        closes: Whether its end was found too.
+        depth: Nesting depth; 1 without nested arrays.
+        closes: True if the pieces include the array's end.
     """
 
     __slots__ = ("_last", "closes", "depth", "pieces")
@@ -112,19 +110,19 @@ class BulkArray:
 
     @property
     def taken(self) -> bool:
-        """Whether it has any pieces."""
+        """True if it has pieces."""
         return bool(self.pieces)
 
     def __len__(self) -> int:
         return sum(len(piece) for piece in self.pieces)
 
     def release(self) -> list[list[Any] | Array]:
-        """Gives its pieces away, the last first; it is empty then."""
+        """Returns its pieces, the last first, and empties it."""
         pieces, self.pieces, self._last = self.pieces[::-1], [], None
         return pieces
 
     def append(self, value: Any) -> None:
-        """Adds one element that was parsed by itself."""
+        """Adds one element."""
         flat, depth = flattened(value)
         self.depth = max(self.depth, depth + 1)
         if self._last is None or len(self._last) > WINDOW:
@@ -133,18 +131,13 @@ class BulkArray:
         self._last += flat
 
     def extend(self, other: BulkArray) -> None:
-        """Adds what comes next."""
+        """Adds the pieces of another array."""
         self.pieces += other.pieces
         self.depth = max(self.depth, other.depth)
         self._last = None
 
     def add(self, elements: list[Any], depth: int) -> None:
-        """Adds a piece.
-
-        Args:
-            elements: Its elements.
-            depth: How deep they are nested; 1 if they are not.
-        """
+        """Adds a piece of elements nested `depth` deep; 1 if they are flat."""
         self._last = None
         self.depth = max(self.depth, depth)
         if depth > 1:
@@ -153,7 +146,7 @@ class BulkArray:
 
 
 def flattened(value: Any) -> tuple[list[Any], int]:
-    """The elements of nested arrays one after the other, and how deep they were nested; 0 for a scalar."""
+    """Flattens nested arrays; returns the elements and the depth, 0 for a scalar."""
     if isinstance(value, BulkArray):
         return [element for piece in value.pieces for element in _elements(piece)], value.depth
     if not isinstance(value, list):
@@ -171,7 +164,7 @@ def flattened(value: Any) -> tuple[list[Any], int]:
 
 
 def _walked(value: list[Any]) -> tuple[list[Any], int]:
-    """As `flattened`, for arrays and scalars side by side: each element is looked at once."""
+    """As `flattened`, for arrays mixed with scalars: visits each element once."""
     flat: list[Any] = []
     deepest = 0
     open_arrays = [iter(value)]
@@ -208,15 +201,10 @@ def _compact(elements: list[Any]) -> list[Any] | Array:
 
 
 def take_elements(text: Buffer, position: int, array: BulkArray) -> int:
-    """Moves elements of an array from a text to `array`, all that are plain, up to the array's end.
-
-    Args:
-        text: A JSON text.
-        position: Where an element begins.
-        array: Where they go.
+    """Adds the simple elements from a position of a text to `array`, at most up to the array's end.
 
     Returns:
-        Where the next element begins, or what follows the array if that `closes`.
+        The position of the next element, or behind the array if it `closes`.
     """
     windows = 0
     while True:
@@ -271,7 +259,7 @@ def _take_run(pattern: re.Pattern[bytes], text: Buffer, position: int, most: int
 
 
 def _take(part: bytes, position: int, length: int, depth: int, array: BulkArray) -> int:
-    """Parses a part that holds whole elements; where that fails another parser says why."""
+    """Parses whole elements; on failure takes none, and the scanner finds the error."""
     whole = b"[%b]" % part
     try:
         elements = orjson.loads(whole)
@@ -279,7 +267,7 @@ def _take(part: bytes, position: int, length: int, depth: int, array: BulkArray)
         if b"N" not in part and b"I" not in part:
             return position
         try:
-            elements = json.loads(whole)  # which knows what is not finite too
+            elements = json.loads(whole)  # accepts NaN and Infinity
         except (ValueError, RecursionError):
             return position
     if not elements:
