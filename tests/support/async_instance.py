@@ -11,6 +11,7 @@ from functools import partial
 from tests.support.core import WAIT_S, echo
 
 from conch.core.backend import BackendInstance, BackendModel, Outcome
+from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import CancelledError
 from conch.core.execution.placement import Placement
 from conch.core.model_version import Model
@@ -211,10 +212,10 @@ class BeginsModel(BackendModel):
         return [problem for instance in self.instances for problem in instance.problems]
 
 
-def make_beginning(spec: ModelSpec, begin: Begin) -> tuple[Model, BeginsModel]:
+def make_beginning(spec: ModelSpec, begin: Begin, clock: Clock = monotonic_ns) -> tuple[Model, BeginsModel]:
     """A model whose instances begin batches with a function."""
     loaded = BeginsModel(lambda: Begins(begin))
-    return Model.create(spec, loaded), loaded
+    return Model.create(spec, loaded, clock), loaded
 
 
 def at_once(batch: Batch, done: Done) -> None:

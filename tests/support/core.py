@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,23 @@ def make_spec(
         sequence=sequence,
         decoupled=decoupled,
     )
+
+
+class Shifted:
+    """A clock that can be put ahead.
+
+    Attributes:
+        ahead_ns: How far it is ahead.
+        readers: Names of the threads that have read it.
+    """
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+        self.readers: list[str] = []
+
+    def __call__(self) -> int:
+        self.readers.append(threading.current_thread().name)
+        return time.monotonic_ns() + self.ahead_ns
 
 
 class Answers:

@@ -92,6 +92,11 @@ class RequestValidator:
         self._check(request)
         self._remember(signature, request)
 
+    @property
+    def remembered(self) -> int:
+        """Number of signatures whose result is remembered."""
+        return len(self._passed)
+
     def _signature_of(self, request: InferenceRequest) -> object:
         """What the checks look at of a request besides its bytes; None where that is not to be remembered."""
         requested = request.requested

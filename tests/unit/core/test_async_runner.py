@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from tests.support.async_instance import Begins, BeginsModel, Done, Kept, at_onc
 from tests.support.core import WAIT_S, Answers, echo, make_request, make_spec
 from tests.unit.core.sequences import sequence_request, sequence_spec
 
+from conch.core.clock import Clock
 from conch.core.errors import CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from conch.core.execution.pending_batch import bypassing_claims
 from conch.core.execution.rate_limiter import RateLimiter
@@ -106,22 +109,23 @@ def test_a_delay_is_kept_by_the_models_own_thread() -> None:
 @pytest.mark.parametrize("instances", [1, 2])
 def test_a_claimant_keeps_to_its_budget(instances: int) -> None:
     model, loaded = make_beginning(make_spec(instances=instances), at_once)
-    for instance in loaded.instances:
+    others = loaded.instances[1:]
+    for instance in others:
         instance.go()
     answers = Answers()
-    for _ in range(4):
+    model.submit(make_request(answers))
+    assert answers.finals == 1
+    claim = led(model, answers)
+    for _ in range(3):
         model.submit(make_request(answers))
-    assert answers.finals == 0
-    runner = model._runner
-    runner._claimed = True  # as if a claimant was on its way when they come back
-    for instance in loaded.instances:
+    for instance in others:
         assert instance.set_aside
         instance.come_back()
-    for answered in (1, 2, 3):
-        assert runner.run_inline(0) is True
+    for answered in (2, 3, 4):
+        assert claim.run_inline(0) is True
         assert answers.finals == answered
-    assert runner.run_inline(0) is False
-    assert (answers.finals, model_threads()) == (4, 0)
+    assert claim.run_inline(0) is False
+    assert (answers.finals, model_threads()) == (5, 0)
     end(model, loaded)
 
 
@@ -354,7 +358,7 @@ class TestAway:
         loaded.instances[0].go()
         answers = Answers()
         request = make_request(answers)
-        request.deadline_ns = model._clock() + 5 * MS
+        request.deadline_ns = time.monotonic_ns() + 5 * MS
         model.submit(request)
         assert answers.wait(1)
         assert isinstance(answers.response(request).error, DeadlineExceededError)
@@ -784,9 +788,11 @@ def test_a_batch_that_can_not_be_finished_holds_up_no_other(
 # --- those who lead wait for outcomes -----------------------------------------------------------------------
 
 
-def quick(kept: Kept, instances: int = 1) -> tuple[Model, BeginsModel, Answers]:
+def quick(
+    kept: Kept, instances: int = 1, clock: Clock = time.monotonic_ns
+) -> tuple[Model, BeginsModel, Answers]:
     """A model that has answered a request, so that it is known to be quick."""
-    model, loaded = make_beginning(make_spec(instances=instances), kept)
+    model, loaded = make_beginning(make_spec(instances=instances), kept, clock)
     answers = Answers()
     model.submit(make_request(answers))
     kept.finish()
@@ -911,20 +917,25 @@ def test_a_close_waits_for_what_is_waited_for() -> None:
     end(model, loaded)
 
 
-def test_who_can_not_run_inline_leaves_what_it_was_to_receive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_can_not_run_inline_leaves_what_it_was_to_receive() -> None:
+    reads = math.inf
+
+    def clock() -> int:
+        nonlocal reads
+        reads -= 1
+        if reads < 0:
+            raise RuntimeError("the clock has stopped")
+        return time.monotonic_ns()
+
     kept = Kept(quick=True)
-    model, loaded, answers = quick(kept, instances=2)
+    model, loaded, answers = quick(kept, instances=2, clock=clock)
     claim = led(model, answers)
     assert claim.run_inline(MS)
     led(model, answers)
-    with monkeypatch.context() as patched:
-
-        def fails(now_ns: int) -> None:
-            raise RuntimeError("can't start new thread")
-
-        patched.setattr(model._runner, "_next_of_idle", fails)
-        with pytest.raises(RuntimeError, match="new thread"):
-            claim.run_inline(MS)
+    reads = 1  # for the budget, but not for the next batch
+    with pytest.raises(RuntimeError, match="the clock has stopped"):
+        claim.run_inline(MS)
+    reads = math.inf
     (unread,) = [one for instance in loaded.instances for one in instance.waited_for]
     assert unread.seen
     kept.finish()  # on any thread now, which begins what is left

@@ -65,8 +65,7 @@ class Storm:
             SPECS[kind], instance_groups=(InstanceGroup("g", count=instances, resources=resources),)
         )
         self.model = Model.create(spec, self.loaded, limiter=self.limiter)
-        expected = AsyncResourceLimitedRunner if limited else AsyncRunner
-        assert type(self.model._runner) is expected
+        self.runner = AsyncResourceLimitedRunner if limited else AsyncRunner
         self.answers = Answers()
         self.sent: list[InferenceRequest] = []
         self.refused = 0
@@ -86,6 +85,7 @@ class Storm:
                 continue
             self.sent.append(request)
             if claim is not None:
+                assert type(claim) is self.runner
                 if chance.random() < 0.3:
                     claim.release()
                 else:
@@ -144,9 +144,6 @@ class Storm:
         assert all(one.seen for instance in self.loaded.instances for one in instance.waited_for)
         counted = self.model.statistics.snapshot()
         assert (counted.pending, counted.running) == (0, 0)
-        runner = self.model._runner
-        assert isinstance(runner, AsyncRunner)
-        assert (runner._executing, runner._claimed, runner._retiring) == (0, False, [])
         assert counted.success.count + counted.fail.count == len(self.sent)
         assert self.limiter.held == 0
 

@@ -140,7 +140,7 @@ class Driver:
         assert not any(finals[:-1]), "something after the last answer"
         assert self.flow.over is (True in finals)
         limit = self.plan.max_inflight
-        assert not limit or all(count <= limit for count in self.flow._inflight.values())
+        assert not limit or all(count <= limit for count in self.flow.in_flight.values())
 
     def advance(self, place: int, together: bool = True) -> None:
         """Has one of the open runs say what it says next."""
@@ -155,8 +155,7 @@ class Driver:
     def check_nothing_left(self) -> None:
         assert not self.open
         assert self.flow.drained
-        assert not self.flow._top.held
-        assert not any(self.flow._waiting.values())
+        assert not self.flow.held
 
 
 def says(made: list[Values], together: bool) -> Iterator[tuple[Values | None, bool]]:

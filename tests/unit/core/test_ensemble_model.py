@@ -513,10 +513,9 @@ def test_a_sequence_goes_on_in_the_version_that_has_begun_it(house: House) -> No
     assert send(7, sequence_start=True) == [7.0] * 16
     house.registry.begin_draining("s", old)
     new = house.model("s", max_batch_size=0, sequence=settings)
+    assert not old.close(0)
     closing = threading.Thread(target=old.close)
     closing.start()
-    while not old._runner._closing:
-        pass
     assert send(8, sequence_start=True, sequence_end=True) == [8.0] * 16
     assert send(7, sequence_end=True) == [7.0] * 16
     closing.join(WAIT_S)
@@ -606,11 +605,10 @@ def test_closing_waits_for_requests_and_refuses_new_ones(house: House) -> None:
     ensemble = house.ensemble(chain("m"))
     answers = Answers()
     request = house.send(answers)
+    assert not ensemble.close(0)
     closed: list[bool] = []
     thread = threading.Thread(target=lambda: closed.append(ensemble.close()))
     thread.start()
-    while not ensemble._closing:
-        pass
     with pytest.raises(ClosedError):
         ensemble.submit(make_request(name="e"))
     assert not closed

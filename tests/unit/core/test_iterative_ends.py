@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
+from tests.support.async_instance import Done, make_beginning
+from tests.support.core import WAIT_S, Answers, LoadedModel, Shifted, make_model, make_request, make_spec
 
 from conch.core.errors import UnavailableError
 from conch.core.execution.response_order import ResponseOrder
@@ -21,7 +22,7 @@ from conch.core.spec import DynamicBatching, ModelSpec, SequenceBatching
 HOUR = 3_600_000_000_000
 
 
-def iterative(strategy: Any, decoupled: bool = True) -> ModelSpec:
+def iterative(strategy: Any, decoupled: bool) -> ModelSpec:
     sequence = SequenceBatching(strategy, HOUR, max_candidates=4, iterative=True)
     return dataclasses.replace(make_spec(4, sequence=sequence), decoupled=decoupled)
 
@@ -33,8 +34,15 @@ class Driven:
         self.again = again
         self.runs: list[InferenceRequest] = []
         self.between: Callable[[InferenceRequest], None] | None = None
-        self.model = make_model(spec, self.execute)
+        self.clock = Shifted()
+        if spec.decoupled:  # whose claims are given for instances that only begin batches
+            self.model, _ = make_beginning(spec, self.begin, self.clock)
+        else:
+            self.model = Model.create(spec, LoadedModel(self.execute), self.clock)
         self.answers = Answers()
+
+    def begin(self, batch: Batch, done: Done) -> None:
+        done(self.execute(batch))
 
     def execute(self, batch: Batch) -> list[InferenceResponse | None]:
         for request in batch.requests:
@@ -46,34 +54,33 @@ class Driven:
         return [None] * len(batch.requests)
 
 
-def run_once(model: Model) -> None:
-    """Runs what is ready, once."""
-    runner: InlineClaim = model._runner
-    runner.run_inline(0)
+def claim_of(model: Model, request: InferenceRequest) -> InlineClaim:
+    """Submits a request that no thread of the model's own runs."""
+    claim = model.submit(request, may_claim=True)
+    assert claim is not None
+    return claim
 
 
-def submitted(driven: Driven) -> InferenceRequest:
-    """A request that has run once and waits to run again."""
-    request = make_request(driven.answers, 1)
-    driven.model._runner._claimed = True  # so that no thread of its own runs it
-    driven.model.submit(request)
-    run_once(driven.model)
+def submitted(driven: Driven, **changes: Any) -> tuple[InferenceRequest, InlineClaim]:
+    """A request that has run once and waits to run again, and the claim that runs it."""
+    request = make_request(driven.answers, 1, **changes)
+    claim = claim_of(driven.model, request)
+    assert claim.run_inline(0)
     assert len(driven.runs) == 1 and driven.answers.finals == 0
-    return request
+    return request, claim
 
 
 @pytest.mark.parametrize("strategy", ["DIRECT", "OLDEST"])
 def test_an_answer_that_comes_while_it_waits_is_the_last_one(strategy: str) -> None:
-    driven = Driven(iterative(strategy), 5)
-    request = submitted(driven)
+    driven = Driven(iterative(strategy, decoupled=True), 5)
+    request, claim = submitted(driven)
     request.respond(InferenceResponse([]), True)
-    run_once(driven.model)
+    claim.run_inline(0)
     assert len(driven.runs) == 1, "it runs although it has been answered"
     assert driven.answers.finals == 1
     # The model goes on.
     driven.again = 0
-    driven.model.submit(make_request(driven.answers, 1))
-    run_once(driven.model)
+    claim_of(driven.model, make_request(driven.answers, 1)).run_inline(0)
     assert driven.answers.wait(2)
     assert driven.model.pending == 0
     seen = driven.model.statistics.snapshot()
@@ -84,16 +91,18 @@ def test_an_answer_that_comes_while_it_waits_is_the_last_one(strategy: str) -> N
 
 @pytest.mark.parametrize("strategy", ["DIRECT", "OLDEST"])
 @pytest.mark.parametrize("end", ["cancel", "fail_queued", "expire"])
-def test_one_that_is_ended_while_it_waits_counts_once(strategy: str, end: str) -> None:
-    driven = Driven(iterative(strategy), 5)
-    request = submitted(driven)
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_one_that_is_ended_while_it_waits_counts_once(strategy: str, end: str, decoupled: bool) -> None:
+    driven = Driven(iterative(strategy, decoupled), 5)
+    request, claim = submitted(driven, deadline_ns=driven.clock() + HOUR)
     if end == "cancel":
         assert driven.model.cancel(request)
     elif end == "fail_queued":
         assert driven.model.fail_queued(UnavailableError("over")) == 1
     else:
-        (taken,) = driven.model._runner.cancel(request)
-        driven.model._executor.expire(taken, "over")
+        driven.clock.ahead_ns += 2 * HOUR
+        claim.run_inline(0)
+        assert driven.answers.wait(1)
     assert driven.answers.finals == 1
     seen = driven.model.statistics.snapshot()
     assert (seen.success.count, seen.fail.count, seen.pending, seen.running) == (0, 1, 0, 0)
@@ -101,13 +110,13 @@ def test_one_that_is_ended_while_it_waits_counts_once(strategy: str, end: str) -
     assert driven.model.close(WAIT_S)
 
 
-def test_a_sequence_that_rests_keeps_no_tensors_of_its_last_request() -> None:
-    driven = Driven(iterative("OLDEST"), 2)
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_sequence_that_rests_keeps_no_tensors_of_its_last_request(decoupled: bool) -> None:
+    driven = Driven(iterative("OLDEST", decoupled), 2)
     request = make_request(driven.answers, 1, correlation_id=7, sequence_start=True)
-    driven.model._runner._claimed = True
-    driven.model.submit(request)
+    claim = claim_of(driven.model, request)
     while driven.answers.finals == 0:
-        run_once(driven.model)
+        claim.run_inline(0)
     assert isinstance(request.sequence, LiveSequence)
     assert request.sequence.inputs is None
     driven.model.fail_queued(UnavailableError("over"))
@@ -141,10 +150,9 @@ def test_a_responder_that_raises_keeps_nobody_from_an_answer(caplog: pytest.LogC
         raise ValueError("no luck")
 
     model = make_model(make_spec(4, batching=DynamicBatching()))
-    model._runner._claimed = True
-    model.submit(make_request(raising, 1))
+    claim = claim_of(model, make_request(raising, 1))
     model.submit(make_request(answers, 1))
-    assert model._runner.run_inline(None) is False
+    assert claim.run_inline(None) is False
     assert answers.finals == 1
     assert "could not be handed over" in caplog.text
     assert model.close(WAIT_S)

@@ -537,14 +537,15 @@ class TestFailures:
         assert [error and error.message for error in errors] == [None, "not this one", None]
         assert model.close()
 
-    def test_a_wrong_number_of_responses_fails_the_batch(self) -> None:
-        model = make_model(make_spec(), lambda batch: [])
+    @pytest.mark.parametrize("count", [0, 2])
+    def test_a_wrong_number_of_responses_fails_the_batch(self, count: int) -> None:
+        model = make_model(make_spec(), lambda batch: count * echo(batch))
         answers = Answers()
         request = make_request(answers)
         submit(model, request, may_claim=True)
         error = answers.response(request).error
         assert error is not None
-        assert error.message == "backend of model 'm' returned 0 responses for 1 requests"
+        assert error.message == f"backend of model 'm' returned {count} responses for 1 requests"
         assert model.close()
 
     @pytest.mark.parametrize(

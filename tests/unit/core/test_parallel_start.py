@@ -40,6 +40,7 @@ class Together(LoadedModel):
         self.barrier = threading.Barrier(count)
         self.fails = fails
         self.stopped: list[str] = []
+        self.names: dict[BackendInstance, str] = {}
 
     def create_instance(self, placement: Placement) -> BackendInstance:
         self.barrier.wait(WAIT_S)
@@ -51,14 +52,16 @@ class Together(LoadedModel):
                 threading.Event().wait(0.01)
             self.stopped.append(name)
             raise UnavailableError("its load was stopped")
-        return super().create_instance(placement)
+        instance = super().create_instance(placement)
+        self.names[instance] = name
+        return instance
 
 
 def test_all_are_made_at_the_same_time_and_keep_their_order() -> None:
     loaded = Together(4)
     made = instance_pool.InstancePool(make_spec(instances=4), loaded)
     made.create(Warmup(make_spec(), (), lambda: 0))
-    assert [member.placement.name for member in made._members] == ["m_0", "m_1", "m_2", "m_3"]
+    assert [loaded.names[instance] for instance in made.active] == ["m_0", "m_1", "m_2", "m_3"]
     made.close()
     assert loaded.closed == 1
 

@@ -28,7 +28,7 @@ from conch.core.model_version import Model
 from conch.core.request import InferenceResponse
 from conch.core.scheduling.default import DefaultScheduler
 from conch.core.scheduling.resource_scheduler import GrantState, ResourceGrant
-from conch.core.scheduling.scheduler import Batch
+from conch.core.scheduling.scheduler import Batch, Decision
 from conch.core.spec import InstanceGroup, ModelSpec, Resource, WarmupInput, WarmupSample
 
 
@@ -250,13 +250,18 @@ def test_resources_of_instances_that_come_and_go() -> None:
     assert answers.wait(3)
     assert limiter.held == 0
     assert model.close()
-    assert limiter._resources.capacity == {}
+    assert limiter.capacity == {}
 
 
 def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     asked = threading.Semaphore(0)
+    grants: list[ResourceGrant] = []
 
     class Watched(RateLimiter):
+        def add(self, added: Collection[ResourceGrant]) -> None:
+            grants.extend(added)
+            super().add(added)
+
         def ask(self, grants: Collection[ResourceGrant]) -> ResourceGrant | None:
             granted = super().ask(grants)
             asked.release()
@@ -266,6 +271,7 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     limiter = Watched()
     held = ResourceGrant("other", [Resource("R", 2)], 0)
     limiter.add([held])
+    grants.clear()
     assert limiter.ask([held]) is held
     assert asked.acquire(blocking=False)
     groups = InstanceGroup("g", count=2, resources=(Resource("R", 2),)), InstanceGroup("h", count=2)
@@ -274,7 +280,6 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
     for _ in range(3):
         model.submit(make_request(answers))
     gate.wait_entered(2)
-    grants = list(model._pool.grants.values())
     assert asked.acquire(timeout=WAIT_S)
     assert all(grant.state is GrantState.WAITING for grant in grants)
     going = resize(model, 1, 1)
@@ -290,18 +295,39 @@ def test_an_instance_that_waits_for_resources_and_goes_waits_no_more() -> None:
 
 
 def test_numbers_are_never_used_again() -> None:
+    class Named(DefaultScheduler):
+        """Its batches name their instance."""
+
+        number = 0
+
+        def next_batch(self, now_ns: int) -> Decision:
+            decision = super().next_batch(now_ns)
+            if isinstance(decision, Batch):
+                decision.instance = self.number
+            return decision
+
+    def runs(number: int) -> Instance:
+        """The instance that runs a batch for this number."""
+        scheduler.number = number
+        assert runner.submit(make_request(), True)
+        runner.run_inline()
+        (instance,) = [each for each in instances if each.batches]
+        instance.batches.clear()
+        return instance
+
     instances = [Instance() for _ in range(5)]
+    scheduler = Named()
     runner = Runner(
         "m",
-        DefaultScheduler(),
+        scheduler,
         instances[:2],
         Executor(make_spec(), ModelStatistics(), time.monotonic_ns),
         time.monotonic_ns,
     )
     assert runner.resize(instances[2:3], [(instances[:1], 1)]) == instances[:1]
-    assert runner._by_number == {1: instances[1], 2: instances[2]}
+    assert [runs(number) for number in (1, 2)] == instances[1:3]
     runner.resize(instances[3:], [])
-    assert runner._by_number == dict(enumerate(instances[1:], 1))
+    assert [runs(number) for number in (1, 2, 3, 4)] == instances[1:]
     assert runner.close()
 
 
@@ -346,7 +372,11 @@ def hammer(seed: int, limited: bool, failing: bool, requests: int, resizes: int)
     chance = random.Random(seed)
     lock = threading.Lock()
 
+    together: list[threading.Barrier] = []
+
     def execute(batch: Batch) -> Sequence[InferenceResponse | None]:
+        for barrier in together:
+            barrier.wait(WAIT_S)
         with lock:
             fails = failing and chance.random() < 0.2
         if fails:
@@ -380,10 +410,16 @@ def hammer(seed: int, limited: bool, failing: bool, requests: int, resizes: int)
         for done in [pool.submit(each) for each in work]:
             done.result(WAIT_S)
     assert answers.wait(4 * requests)
-    assert model._runner._count == len(loaded.open)
-    assert sorted(map(id, model._runner._by_number.values())) == sorted(map(id, model._pool.active))
+    # All instances run at the same time; those of "g" share one resource.
+    counts = [group.count for group in model.spec.instance_groups]
+    most = sum(counts) if not limited else 1 + counts[1]
+    assert len(loaded.open) == sum(counts)
+    together.append(threading.Barrier(most))
+    for _ in range(most):
+        model.submit(make_request(answers))
+    assert answers.wait(4 * requests + most)
     assert model.close(WAIT_S)
-    assert answers.finals == 4 * requests
+    assert answers.finals == 4 * requests + most
     assert limiter.held == 0
     assert loaded.open == []
     assert loaded.closed == 1

@@ -126,14 +126,11 @@ def test_only_who_needs_something_pays() -> None:
         make_model(limiter, group(passive=True), group("")),
         make_model(limiter, group("R1")),
     ]
-    assert [type(model._runner) for model in models] == [
-        Runner,
-        Runner,
-        Runner,
-        Runner,
-        ResourceLimitedRunner,
-    ]
-    for model in models:
+    claims = [model.submit(make_request(), may_claim=True) for model in models]
+    assert [type(claim) for claim in claims] == [Runner] * 4 + [ResourceLimitedRunner]
+    for model, claim in zip(models, claims, strict=True):
+        assert claim is not None
+        claim.run_inline()
         assert model.close()
 
 
@@ -387,9 +384,9 @@ def test_a_version_that_is_replaced_drains_and_leaves() -> None:
         gate.go.release()
         finish(answers, 3)
         assert closed.result(WAIT_S)
-    assert limiter._resources.capacity == {("R", 0): 2}
+    assert limiter.capacity == {("R", 0): 2}
     assert new.close()
-    assert limiter._resources.capacity == {}
+    assert limiter.capacity == {}
 
 
 def test_what_could_never_run_is_not_made() -> None:
@@ -414,7 +411,7 @@ def test_a_model_that_can_not_be_made_leaves_nothing_behind() -> None:
     limiter = RateLimiter()
     with pytest.raises(UnavailableError):
         Model.create(replace(make_spec(), instance_groups=(group("R3", 2),)), Failing(), limiter=limiter)
-    assert limiter._resources.capacity == {}
+    assert limiter.capacity == {}
 
 
 class Slots(Scheduler):
@@ -719,7 +716,7 @@ def hammer(meter: Meter, limiter: RateLimiter, seed: int, requests: int) -> None
     assert Counter(id(request) for request, _, final in answers.calls if final).most_common(1)[0][1] == 1
     assert meter.problems == []
     assert limiter.held == 0
-    assert limiter._resources.capacity == {}
+    assert limiter.capacity == {}
 
 
 @settings(max_examples=scaled(6), deadline=None)

@@ -306,6 +306,26 @@ def test_cancelling_what_holds_the_others_up_while_claimed_wakes_nobody() -> Non
     assert runner.close()
 
 
+def test_cancelling_what_holds_the_others_up_wakes_a_waiting_thread() -> None:
+    looked = threading.Event()
+
+    def clock() -> int:
+        if threading.current_thread().name.startswith("conch-m-"):
+            looked.set()  # it has the lock until it waits
+        return time.monotonic_ns()
+
+    runner = make_runner(scheduler=DynamicBatcher(8, (4, 8), HOUR), clock=clock)
+    answers = Answers()
+    first, second = make_request(answers, 1), make_request(answers, 4, batch_size=4)
+    runner.submit(first)
+    assert looked.wait(WAIT_S)
+    runner.submit(second)
+    assert list(runner.cancel(first)) == [first]
+    assert answers.wait(1)
+    assert answers.finals_of(second) == 1
+    assert runner.close()
+
+
 @pytest.mark.parametrize(("each_ns", "fast"), [(0, False), (50_000, True), (10 * MS, False)])
 def test_fast_says_whether_batches_have_been_short(each_ns: int, fast: bool) -> None:
     now = 1

@@ -156,9 +156,8 @@ class Driver:
     def look(self) -> None:
         assert self.batcher.pending == self.expected.pending
         assert self.batcher.held == len(self.expected.sequences)
-        seats = self.batcher._seats
-        assert [each.free for each in seats] == [len(free) for free in self.expected.free]
-        assert [each.busy for each in seats] == self.expected.busy
+        assert self.batcher.free_seats == [len(free) for free in self.expected.free]
+        assert not any(self.expected.busy[number] for number in self.batcher.instance_dues(self.now))
 
     def finish(self, drain: bool) -> None:
         """Everything has one outcome, and nothing is held in the end."""

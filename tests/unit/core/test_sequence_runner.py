@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.core import WAIT_S, Answers, FollowingInstance, Instance, LoadedModel, echo
+from tests.support.core import WAIT_S, Answers, FollowingInstance, Instance, LoadedModel, Shifted, echo
 from tests.unit.core.sequences import MS, US, sequence_request, sequence_spec
 
 from conch.core.clock import Clock
@@ -41,16 +41,6 @@ def model_of(
     settings.setdefault("max_idle_ns", HOUR_NS)
     spec = replace(sequence_spec(most, **settings), instance_groups=(InstanceGroup("m", count=instances),))
     return Model.create(spec, LoadedModel(execute, Instance if allows_inline else FollowingInstance), clock)
-
-
-class Shifted:
-    """A clock that can be put ahead."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def __call__(self) -> int:
-        return time.monotonic_ns() + self.ahead_ns
 
 
 class Gate:
@@ -127,17 +117,21 @@ def test_a_close_that_is_under_way_ends_then_too() -> None:
 def test_a_claimant_that_gives_the_last_sequence_up_ends_a_close() -> None:
     """The time comes while a thread asks for work, not while the one for timeouts sleeps."""
     clock = Shifted()
-    model, answers = model_of(clock=clock), Answers()
-    runner = model._runner
-    send(model, answers, 1, "S")
-    assert answers.wait(1)
+    model, answers = model_of(clock=clock, allows_inline=True), Answers()
+    claim = model.submit(sequence_request(1, "S", answers, received_ns=clock()), may_claim=True)
+    assert claim is not None
+    assert claim.run_inline() is False
+    send(model, answers, 1)  # from now on a thread waits until the sequence is idle for too long
+    assert answers.wait(2)
+    clock.readers.clear()
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(model.close, WAIT_S)
-        while not (runner._drained._waiters and runner._expirer_woken._waiters):  # type: ignore[attr-defined]
+        # Both read the clock under the lock that they give up when they sleep.
+        while "conch-m-timeouts" not in clock.readers or len(set(clock.readers)) < 2:
             assert not closing.done()
         clock.ahead_ns += 2 * HOUR_NS
         began = time.monotonic()
-        assert runner.run_inline() is False
+        assert claim.run_inline() is False
         assert closing.result(WAIT_S)
         assert time.monotonic() - began < WAIT_S / 2, "it was not told"
 
@@ -222,20 +216,30 @@ def test_a_delay_that_ends_before_the_one_somebody_sleeps_for() -> None:
     def execute(batch: Batch) -> list[InferenceResponse | None]:
         return gate(batch) if batch.instance else echo(batch)
 
-    model = model_of(execute, instances=2, min_slot_utilization=1.0, max_queue_delay_ns=HOUR_NS, clock=clock)
+    settings: dict[str, Any] = {
+        "min_slot_utilization": 1.0,
+        "max_queue_delay_ns": HOUR_NS,
+        "allows_inline": True,
+    }
+    model = model_of(execute, instances=2, clock=clock, **settings)
     answers = Answers()
-    for number in (1, 2, 3, 4):
+    first = sequence_request(1, "S", answers, received_ns=clock())
+    claim = model.submit(first, may_claim=True)  # so that no thread waits for a batch that is not full
+    assert claim is not None
+    for number in (2, 3, 4):
         send(model, answers, number, "S")
+    if claim.run_batch_inline():
+        claim.release()
     gate.wait_entered()
     assert answers.wait(2), "all rows are ready, so nobody waits"
     soon = send(model, answers, 2)
     clock.ahead_ns += HOUR_NS - 50 * MS
-    with model._runner._lock:
-        model._runner._wake_all()  # whoever sleeps does so by the clock as it was
+    clock.readers.clear()
     late = send(model, answers, 1)
     deadline = time.monotonic() + WAIT_S
-    while not HOUR_NS // 2 < model._runner._timed_ns - clock() < HOUR_NS:
-        assert time.monotonic() < deadline, "nobody sleeps until the late one is due"
+    # A thread reads the clock under the lock that it gives up when it sleeps until the late one is due.
+    while not {"conch-m-0", "conch-m-1"}.intersection(clock.readers):
+        assert time.monotonic() < deadline, "no thread waits for the late one"
     gate.go.set()
     assert answers.wait(5)
     assert (answers.finals_of(soon), answers.finals_of(late)) == (1, 0)

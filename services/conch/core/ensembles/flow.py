@@ -193,6 +193,16 @@ class Flow:
         """Runs in flight."""
         return list(self._running)
 
+    @property
+    def in_flight(self) -> Mapping[int, int]:
+        """Responses in flight of each decoupled step, by its number."""
+        return self._inflight
+
+    @property
+    def held(self) -> int:
+        """Number of the request's own tensors, and of responses that wait, which are held."""
+        return len(self._top.held) + sum(map(len, self._waiting.values()))
+
     def take(self) -> tuple[list[Run], list[Answer]]:
         """Takes the steps to run and the answers to send since the last call."""
         taken = self._runs, self._answers

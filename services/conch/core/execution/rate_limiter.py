@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from conch.core.execution.placement import Placement
-from conch.core.scheduling.resource_scheduler import ResourceGrant, ResourceLimit, ResourceScheduler
+from conch.core.scheduling.resource_scheduler import Pool, ResourceGrant, ResourceLimit, ResourceScheduler
 
 
 class RateLimiter:
@@ -77,6 +77,12 @@ class RateLimiter:
                 pending.popleft().on_granted()
         finally:
             self._notifying.pending = None
+
+    @property
+    def capacity(self) -> Mapping[Pool, int]:
+        """Units that exist, by pool."""
+        with self._lock:
+            return dict(self._resources.capacity)
 
     @property
     def held(self) -> int:

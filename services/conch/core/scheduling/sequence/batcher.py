@@ -100,6 +100,11 @@ class SequenceBatcher(Scheduler):
         return self._pending
 
     @property
+    def free_seats(self) -> list[int]:
+        """Number of free seats of each instance."""
+        return [seats.free for seats in self._seats]
+
+    @property
     def held(self) -> int:
         """Number of live sequences."""
         return self._table.live
