@@ -14,15 +14,13 @@ from tests.unit.control.test_model_lifecycle import drained
 
 from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.execution.placement import Devices
-from conch.core.execution.resource_runner import ResourceLimitedRunner
-from conch.core.execution.runner import Runner
 from conch.core.model_version import Model
 from conch.core.scheduling.resource_scheduler import ResourceLimit
 from conch.core.scheduling.scheduler import Batch
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import read_definition
 from conch_control.lifecycle.model_loader import ModelLoader
-from conch_control.options import ControlOptions
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site
@@ -313,19 +311,22 @@ RATED = 'instance_group { count: %d rate_limiter { resources { name: "R" count: 
 
 
 @pytest.mark.parametrize(
-    ("limits", "kind"),
-    [(None, Runner), ((), ResourceLimitedRunner), ((ResourceLimit("R", 2),), ResourceLimitedRunner)],
+    ("limits", "concurrent"), [(None, True), ((), False), ((ResourceLimit("R", 2),), False)]
 )
 def test_rate_limits_apply_where_they_are_on(
-    site: Site, limits: tuple[ResourceLimit, ...] | None, kind: type[Runner]
+    site: Site, limits: tuple[ResourceLimit, ...] | None, concurrent: bool
 ) -> None:
-    site.model("m", config=site.config(RATED % (2, 2)))
-    agent = site.agent(rate_limits=limits)
-    agent.load("m", {})
-    model = site.serving("m")[1]
-    assert isinstance(model, Model)
-    assert type(model._runner) is kind
-    assert site.send("m").error() is None
+    site.model("m", {1: "slow"}, config=site.config(RATED % (2, 2)))
+    site.agent(rate_limits=limits).load("m", {})
+    with ThreadPoolExecutor(2) as pool:
+        sent = [pool.submit(site.send, "m") for _ in range(2)]
+        try:
+            assert site.backend.waiting.acquire(timeout=WAIT_S)
+            # With limits the first execution holds all of "R" until the gate opens.
+            assert site.backend.waiting.acquire(timeout=WAIT_S if concurrent else 0.1) is concurrent
+        finally:
+            site.backend.gate.set()
+        assert [future.result(WAIT_S).error() for future in sent] == [None, None]
 
 
 def test_a_load_that_asks_for_too_much(site: Site) -> None:
