@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from tests.support.core import WAIT_S, Answers, make_model
+from tests.support.core import WAIT_S, Answers, make_model, make_request, make_spec
 from tests.unit.core.sequences import MS, sequence_request, sequence_spec
 
 from conch.core.admission import Admission
-from conch.core.errors import InvalidArgumentError, NotFoundError
+from conch.core.errors import CancelledError, InvalidArgumentError, NotFoundError
 from conch.core.model_version import Model
 from conch.core.registry import Entry, Registry, VersionState
+from conch.core.spec import DynamicBatching
 
 HOUR_NS = 3_600_000 * MS
 
@@ -103,6 +104,18 @@ def test_what_has_ended_meanwhile_goes_to_the_new_version() -> None:
         swap.admission.admit(request, model=swap.old)
     assert request.model is swap.new
     assert swap.new.close(WAIT_S)
+
+
+def test_a_request_cancelled_before_it_is_admitted_leaves_the_queue() -> None:
+    model = make_model(make_spec(8, batching=DynamicBatching((8,), HOUR_NS)))
+    registry = Registry()
+    registry.publish("m", Entry({1: model}))
+    answers = Answers()
+    request = make_request(answers, 1, cancelled=True)
+    Admission(registry).admit(request)
+    assert isinstance(answers.response(request).error, CancelledError)
+    assert model.pending == 0
+    assert model.close(WAIT_S)
 
 
 def test_other_requests_do_not_look_at_what_is_drained() -> None:

@@ -27,6 +27,24 @@ from conch.core.spec import DynamicBatching, QueuePolicy, SequenceBatching
 IN_ORDER = DynamicBatching(preserve_ordering=True)
 
 
+def test_what_a_responder_answers_comes_behind_what_waits() -> None:
+    out: list[tuple[str, bool]] = []
+
+    def respond(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        out.append((request.id, final))
+        if out[-1] == ("b", False):
+            third.respond(None)
+
+    submit_in_order = ResponseOrder().around(lambda request, now_ns: None)
+    first, second, third = requests = [make_request(respond, id=name) for name in "abc"]
+    for request in requests:
+        submit_in_order(request, 0)
+    second.respond(InferenceResponse([]), False)
+    second.respond(None)
+    first.respond(None)
+    assert out == [("a", True), ("b", False), ("b", True), ("c", True)]
+
+
 @dataclass(eq=False)
 class Line:
     """What a request has been told by its model."""

@@ -130,6 +130,20 @@ def test_handing_a_response_over_is_its_output_time() -> None:
     assert counted.queue.ns == 1_000 - 400
 
 
+def test_a_request_whose_responder_fails_is_open_no_more() -> None:
+    model = Decoupled()
+
+    def fails(request: InferenceRequest, response: InferenceResponse | None, final: bool) -> None:
+        raise OSError("no")
+
+    request = make_request(fails, rows=1, received_ns=100, queued_ns=400)
+    model.run(request)
+    assert model.executor.tracker.count == 1
+    with pytest.raises(OSError, match="no"):
+        request.respond(None, True)
+    assert model.executor.tracker.count == 0
+
+
 def test_indexes_are_bounded() -> None:
     model = Decoupled()
     request = model.request()

@@ -103,6 +103,24 @@ def test_sizes_at_which_the_length_grows_by_a_byte(size: int) -> None:
     assert [len(raw) for raw in pb.ModelInferResponse.FromString(message).raw_output_contents] == [size]
 
 
+@pytest.mark.parametrize(
+    ("name", "datatype", "shape"),
+    [("y", "INT32", (2, 3)), ("x", "FP32", (2, 3)), ("x", "INT32", (3, 2)), ("x", "INT32", (6,))],
+)
+def test_a_remembered_head_is_not_taken_for_another_output(
+    name: str, datatype: str, shape: tuple[int, ...]
+) -> None:
+    encoder = ResponseEncoder()
+    for tensor in (Tensor("x", "INT32", (2, 3), bytes(24)), Tensor(name, datatype, shape, bytes(24))):
+        message = encoder.message(request_for(), InferenceResponse([tensor]))
+        (output,) = pb.ModelInferResponse.FromString(message).outputs
+        assert (output.name, output.datatype, tuple(output.shape)) == (
+            tensor.name,
+            tensor.datatype,
+            tensor.shape,
+        )
+
+
 def test_every_output_has_its_entry_even_where_it_is_empty() -> None:
     outputs = [Tensor.from_array("a", np.zeros((0, 4), np.float32)), Tensor("b", "INT8", (1,), b"\1")]
     message = pb.ModelInferResponse.FromString(
