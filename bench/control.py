@@ -31,7 +31,7 @@ from bench.servers import REPOSITORIES, ROOT, Server, conch_command
 from conch_control.planner.plan import Plan
 from conch_control.planner.snapshot import SnapshotReader
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.options import ConnectionOptions
+from conch_control.remote_api.connection_options import ConnectionOptions
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.repositories import Repositories
 

@@ -46,11 +46,11 @@ from conch.process.forked_sockets import ListeningAddresses
 from conch.process.metrics_port import MetricsPort
 from conch.process.start_diagnostics import SlowLoads, cause_line, listener_of, repository_hint
 from conch.server_options import ServerOptions
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent, LoadFailure
-from conch_control.options import ControlOptions
 from conch_control.planner.planner_loop import Planner, PlannerOptions
-from conch_control.remote_api.options import ControlPortOptions
+from conch_control.remote_api.connection_options import ControlPortOptions
 from conch_control.remote_api.server import ControlPort
 from conch_control.repository.source import Repository
 

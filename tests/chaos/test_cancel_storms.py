@@ -30,7 +30,7 @@ from conch.core.tensor import Tensor
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.server import Server
 from conch.server_options import ServerOptions
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 
 MS = 1_000_000
 UNARY = """

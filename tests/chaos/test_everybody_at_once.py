@@ -20,7 +20,7 @@ from tritonclient.grpc import service_pb2
 from conch.core.errors import ConchError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.options import ConnectionOptions
+from conch_control.remote_api.connection_options import ConnectionOptions
 
 OUTDATED = "Newer operation has been applied to the model lifecycle, current load operation is out-dated."
 FOLLOW = ["--repository-poll-secs=0.1", "--repository-settle-secs=0.05"]

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.options import ConnectionOptions
+from conch_control.remote_api.connection_options import ConnectionOptions
 
 MODELS = ("far", "near")
 MODES = {

@@ -31,7 +31,7 @@ from conch.cli.control_command import run
 from conch.core.errors import ConchError, InvalidArgumentError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.options import ClientTls, ConnectionOptions
+from conch_control.remote_api.connection_options import ClientTls, ConnectionOptions
 
 
 @contextmanager

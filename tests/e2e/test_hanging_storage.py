@@ -22,12 +22,12 @@ from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.process.main_thread import run_until_signal
 from conch.server import Server
 from conch.server_options import ServerOptions
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError
-from conch_control.options import ControlOptions
 from conch_control.planner.plan import Outcome
 from conch_control.planner.planner_loop import outcome_of
 from conch_control.remote_api.client import ModelControlClient
-from conch_control.remote_api.options import ConnectionOptions, ControlPortOptions
+from conch_control.remote_api.connection_options import ConnectionOptions, ControlPortOptions
 from conch_control.remote_api.server import ControlPort
 from conch_control.repository.layout import Fingerprint
 from conch_control.repository.repositories import Repositories

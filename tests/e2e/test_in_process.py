@@ -35,7 +35,7 @@ from conch.frontends.grpc.stream_infer_rpc import InferStream
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server import Server
 from conch.server_options import ServerOptions
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 
 SCRIPT = """
 {first}
@@ -47,7 +47,7 @@ import tritonclient.grpc as triton
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.server_options import ServerOptions
 from conch.server import Server
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 
 server = Server(
     ServerOptions(), ControlOptions(repositories=(Path({repository!r}),)), GrpcOptions("127.0.0.1", 0)
@@ -78,7 +78,7 @@ from tritonclient.grpc import service_pb2
 from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.server_options import ServerOptions
 from conch.server import Server
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 
 running, go = Path({running!r}), Path({go!r})
 control = ControlOptions(

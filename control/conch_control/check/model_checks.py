@@ -31,7 +31,7 @@ from conch_control.config.ragged import ragged_problems
 from conch_control.config.schema import is_map, leaves, value_at
 from conch_control.config.validate import config_problems, support_problems, tensor_problems
 from conch_control.config.warmup import checked_warmup
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repository.layout import CONFIG_FILE, select_versions, split_versions, variant_path
 from conch_control.repository.source import ModelSource
 

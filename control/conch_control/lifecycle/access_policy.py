@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from conch.core.errors import PermissionDeniedError, UnavailableError
 from conch.core.model_control import IndexEntry, LoadParameter, ModelControl
+from conch_control.control_options import ControlMode
 from conch_control.lifecycle.load_overrides import uploaded_code
-from conch_control.options import ControlMode
 
 
 class ModelFacingAgent:

@@ -29,6 +29,7 @@ from conch.core.response_cache.cache_service import CacheService
 from conch.core.spec import ModelSpec
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import CONFIG_FILE, OVERRIDE, config_origins
+from conch_control.control_options import WILDCARD, ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.access_policy import GuardedAgent, ModelFacingAgent
 from conch_control.lifecycle.ensemble_dependencies import EnsembleDependencies, LoadOne
@@ -39,7 +40,6 @@ from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import GetBackend, ModelLoader
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_states import UNFINISHED, VersionStates
-from conch_control.options import WILDCARD, ControlOptions
 from conch_control.port import Index, InstanceStatus, ModelDescription, ModelStatus
 from conch_control.repository.markers import without_incomplete
 from conch_control.repository.repositories import open_repositories

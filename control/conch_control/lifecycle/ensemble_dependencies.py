@@ -23,11 +23,11 @@ from graphlib import TopologicalSorter
 from conch.core.errors import ConchError, as_conch_error
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Entry, Registry
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.ensemble_loader import EnsembleError, composing_models, cycle_text, failure_text
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_definition import NoVersionError, PollError
 from conch_control.lifecycle.model_lifecycle import ModelLifecycle
-from conch_control.options import ControlOptions
 from conch_control.repository.dependency_graph import (
     Graph,
     build_graph,

@@ -17,7 +17,7 @@ from conch_control.config.parse import normalize, read_config
 from conch_control.config.platforms import fill_backend
 from conch_control.config.problems import raise_first
 from conch_control.config.validate import validate_config, whole_problems
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repoagents import AgentChain, make_chain
 from conch_control.repoagents.chain import FindHook, find_hook
 from conch_control.repository.layout import config_file, version_numbers

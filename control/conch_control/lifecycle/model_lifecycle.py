@@ -23,6 +23,7 @@ from conch.core.errors import InvalidArgumentError, UnavailableError
 from conch.core.load_statistics import LoadStatistics
 from conch.core.registry import Entry, Registry
 from conch.core.servable import Servable
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.draining import Drainer, unload_order
 from conch_control.lifecycle.ensemble_loader import EnsembleError
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
@@ -34,7 +35,6 @@ from conch_control.lifecycle.version_builder import BuiltVersions, VersionBuilde
 from conch_control.lifecycle.version_diff import Origin, clear_stale, diff_versions, on_failure, on_success
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, UNFINISHED, UNLOADED, Change, VersionStates
-from conch_control.options import ControlOptions
 from conch_control.repository.layout import select_versions
 from conch_control.repository.namespaces import Namespaced, namespace_of
 from conch_control.repository.source import ModelSource

@@ -31,10 +31,10 @@ from conch_control.config.problems import raise_first, result_or_raise
 from conch_control.config.ragged import validate_ragged
 from conch_control.config.validate import check_supported, validate_config, validate_tensors, whole_problems
 from conch_control.config.warmup import read_warmup
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.cache_identity import cache_identity, wrap_in_cache
 from conch_control.lifecycle.ensemble_loader import EnsembleLoader
 from conch_control.lifecycle.model_definition import Definition
-from conch_control.options import ControlOptions
 
 GetBackend = Callable[[str], Backend]
 """Finds a backend by name; raises InvalidArgumentError if there is none."""

@@ -27,12 +27,12 @@ from conch.core.errors import CancelledError, ConchError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.json_format import parse_override
 from conch_control.config.parse import decode_config, normalize
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.load_queue import LoadQueue, QueuedLoad
 from conch_control.lifecycle.memory_usage import gc_frozen
 from conch_control.lifecycle.model_definition import PollError
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import UNFINISHED, Change, VersionStates
-from conch_control.options import ControlOptions
 from conch_control.repository.dependency_graph import config_content
 from conch_control.repository.layout import Fingerprint, of_configs, select_versions, versions_in
 from conch_control.repository.source import ModelSource, Progress, Staged

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 
 from conch.core.errors import ConchError
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.planner.plan import FoundModel, Snapshot
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.layout import without_editor_files

@@ -13,9 +13,9 @@ from conch.protocol import model_control_pb2 as pb
 from conch_control.events import Event
 from conch_control.port import Index, ModelDescription, ModelStatus
 from conch_control.remote_api.call_metadata import AUTHORIZATION, SCHEME, error_of
+from conch_control.remote_api.connection_options import ConnectionOptions
 from conch_control.remote_api.handlers import SERVICE
 from conch_control.remote_api.messages import description_of, event_of, index_of, load_request, status_of
-from conch_control.remote_api.options import ConnectionOptions
 
 TIMEOUT_S = 60.0
 """Timeout of calls that only hanging storage delays."""

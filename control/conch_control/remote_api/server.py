@@ -11,8 +11,8 @@ import grpc
 from conch.core.errors import UnavailableError
 from conch_control.port import AgentPort
 from conch_control.remote_api.call_metadata import TokenGuard
+from conch_control.remote_api.connection_options import ControlPortOptions, ServerTls, is_loopback
 from conch_control.remote_api.handlers import MOST_LOADS, MOST_WATCHES, QUICK_THREADS, ModelControl
-from conch_control.remote_api.options import ControlPortOptions, ServerTls, is_loopback
 
 log = logging.getLogger(__name__)
 

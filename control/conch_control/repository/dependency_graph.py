@@ -11,7 +11,7 @@ from graphlib import TopologicalSorter
 from conch.core.errors import ConchError
 from conch_control.config.json_format import parse_override
 from conch_control.config.parse import decode_config
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repository.layout import CONFIG_FILE, variant_path
 from conch_control.repository.namespaces import Namespaced
 from conch_control.repository.source import ModelSource

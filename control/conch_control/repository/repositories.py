@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from conch.core.clock import Clock, monotonic_ns
 from conch.core.errors import ConchError
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.lister import Lister, Listing, Ticket, reason_of
 from conch_control.repository.namespaces import ReadComposingModels, namespaced

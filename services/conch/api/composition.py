@@ -23,7 +23,7 @@ from conch.observability.logging.access_log import AccessLog
 from conch.process.gpu_discovery import find_gpus
 from conch.server import Server
 from conch.server_options import build_options
-from conch_control.options import WILDCARD
+from conch_control.control_options import WILDCARD
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from conch.server_options import backend_options
 from conch_control.check.model_checks import Rules
 from conch_control.check.report import as_json, as_text, is_clean
 from conch_control.check.repository_checks import UnknownModelError, check_repositories
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repository.storage import open_repository
 
 CLEAN, PROBLEMS, UNUSABLE = 0, 1, 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conch.core.errors import ConchError, InvalidArgumentError, error_text
 from conch_control.remote_api.call_metadata import UnreachableError
-from conch_control.remote_api.options import (
+from conch_control.remote_api.connection_options import (
     DEFAULT_ADDRESS,
     DEFAULT_PORT,
     ClientTls,

@@ -9,8 +9,8 @@ from conch.frontends.grpc.grpc_front_end import GrpcOptions
 from conch.frontends.http.http_server import HttpOptions
 from conch.observability.metrics.metrics_options import MetricsOptions
 from conch.server_options import ServerOptions
-from conch_control.options import ControlMode
-from conch_control.remote_api.options import ControlPortOptions
+from conch_control.control_options import ControlMode
+from conch_control.remote_api.connection_options import ControlPortOptions
 
 _ALL = "all clients"
 _LOCAL = "this machine"

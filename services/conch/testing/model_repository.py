@@ -68,9 +68,9 @@ class Repository:
         # The only place where the planes meet.
         from conch_control.config.json_format import to_json
         from conch_control.config.parse import read_config
+        from conch_control.control_options import ControlOptions
         from conch_control.lifecycle.model_definition import read_definition
         from conch_control.lifecycle.model_loader import ModelLoader
-        from conch_control.options import ControlOptions
         from conch_control.repository.layout import config_file
 
         directory = directory.resolve()

@@ -23,7 +23,7 @@ from conch.core.response_cache.base import ResponseCache
 from conch.core.response_cache.local_cache import LocalCache
 from conch.server import Server
 from conch.server_options import ServerOptions, build_options, cache_options
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 
 
 def options(*arguments: str) -> Mapping[str, Mapping[str, str]]:

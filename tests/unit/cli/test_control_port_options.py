@@ -7,7 +7,7 @@ import pytest
 from conch.cli.settings.setting import FlagError
 from conch.cli.settings.settings_reader import read_flags
 from conch.server_options import build_options
-from conch_control.remote_api.options import ControlPortOptions
+from conch_control.remote_api.connection_options import ControlPortOptions
 
 
 def options(*arguments: str) -> ControlPortOptions | None:

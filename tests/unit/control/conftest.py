@@ -22,8 +22,8 @@ from conch.core.scheduling.scheduler import Batch
 from conch.core.servable import Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.agent import Agent
-from conch_control.options import ControlOptions
 
 CONFIG = """
 backend: "echo"

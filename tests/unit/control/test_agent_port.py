@@ -15,10 +15,10 @@ from conch.core.execution.placement import Devices
 from conch.core.registry import Registry
 from conch.core.server_state import ServerState
 from conch.protocol.model_config_pb2 import ModelConfig
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.access_policy import GuardedAgent
 from conch_control.lifecycle.agent import Agent
 from conch_control.lifecycle.version_phase import Phase
-from conch_control.options import ControlOptions
 from conch_control.port import AgentPort, InstanceStatus
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from conch_control.check.findings import Finding, ModelReport, Report
 from conch_control.check.model_checks import Rules
 from conch_control.check.report import as_json, as_text, is_clean
 from conch_control.check.repository_checks import UnknownModelError, check_repositories
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repoagents import chain
 from conch_control.repository.local import LocalRepository
 

@@ -29,6 +29,7 @@ from conch.core.request import InferenceRequest
 from conch.core.servable import ClosedError, Servable
 from conch.core.spec import ModelSpec
 from conch.core.tensor import Tensor
+from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle import draining
 from conch_control.lifecycle.load_queue import SupersededError
@@ -36,7 +37,6 @@ from conch_control.lifecycle.model_lifecycle import ModelLifecycle
 from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import FORGOTTEN, StatesSnapshot, VersionStates
-from conch_control.options import ControlOptions
 
 WAIT_S = 30.0
 WAIT_A_MOMENT_S = 0.005

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conch_control.options import ControlOptions
+from conch_control.control_options import ControlOptions
 from conch_control.repository.dependency_graph import read_composing_models
 from conch_control.repository.local import LocalRepository
 from conch_control.repository.namespaces import Names

@@ -18,8 +18,8 @@ from tests.unit.control.conftest import WAIT_S, Site
 from conch.core.errors import ConchError, InternalError, InvalidArgumentError, UnsupportedError
 from conch.protocol.model_config_pb2 import ModelConfig
 from conch_control.config.parse import parse_config
+from conch_control.control_options import ControlOptions
 from conch_control.lifecycle.model_definition import PollError, read_definition
-from conch_control.options import ControlOptions
 from conch_control.repoagents import AgentChain, ModelContext, RepositoryHook, make_chain
 from conch_control.repoagents import chain as chain_module
 from conch_control.repoagents.chain import find_hook

@@ -18,6 +18,7 @@ from tests.unit.control.test_model_lifecycle import drained
 from conch.core.errors import ConchError, InvalidArgumentError, UnavailableError
 from conch.core.model_control import load_cancelled
 from conch.core.registry import VersionState
+from conch_control.control_options import ControlOptions
 from conch_control.events import EventLog
 from conch_control.lifecycle.load_queue import SupersededError
 from conch_control.lifecycle.model_definition import PollError
@@ -26,7 +27,6 @@ from conch_control.lifecycle.model_loader import ModelLoader
 from conch_control.lifecycle.version_diff import STALE
 from conch_control.lifecycle.version_phase import Phase
 from conch_control.lifecycle.version_states import VersionStates
-from conch_control.options import ControlOptions
 
 if TYPE_CHECKING:
     from tests.unit.control.conftest import Site

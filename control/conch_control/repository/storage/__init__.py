@@ -14,7 +14,7 @@ from conch_control.repository.storage.connection import Connection, StoreTimeout
 from conch_control.repository.storage.credentials import CredentialReader
 from conch_control.repository.storage.locations import Location, parse_location
 from conch_control.repository.storage.objects import ObjectRepository
-from conch_control.repository.storage.options import StorageOptions
+from conch_control.repository.storage.storage_options import StorageOptions
 from conch_control.repository.storage.stores import find_store
 
 _MOUNTS = {

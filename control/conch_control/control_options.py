@@ -9,7 +9,7 @@ from typing import Literal
 
 from conch.core.execution.placement import Devices
 from conch.core.scheduling.resource_scheduler import ResourceLimit
-from conch_control.repository.storage.options import StorageOptions
+from conch_control.repository.storage.storage_options import StorageOptions
 
 ControlMode = Literal["none", "explicit", "poll", "watch"]
 
